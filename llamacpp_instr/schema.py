@@ -1,0 +1,494 @@
+"""The log's event schema, version 1: the one home of every event name, key, unit and meaning.
+
+A msgspec tagged union that decodes, validates and describes itself. From it are generated the
+header of the C++ writer (`patches/src/llama-instrumentation-schema.h`) and `docs/log-format.md`;
+a test fails when either is stale.
+
+Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;
+layer -1 means "belongs to no layer". Ids (`model`, `ctx`, `graph`, `plan`, `step`, `compute`)
+count from 0 within one log. Columns of one event have equal lengths. In `gap`/`dur` columns the
+i-th interval begins at `t + sum(gap[:i+1]) + sum(dur[:i])`; an absent `gap` means all zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+SCHEMA_VERSION = 1
+
+Level = Literal["minimal", "detailed", "verbose"]
+LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
+
+Ns = Annotated[int, Meta(description="nanoseconds")]
+Time = Annotated[int, Meta(description="nanoseconds of CLOCK_MONOTONIC")]
+Count = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[int, Meta(ge=0, description="bytes")]
+Ref = Annotated[int, Meta(ge=0, description="a number given by an earlier event")]
+Int32Words = list[int]
+
+
+class Event(
+    Struct,
+    tag_field="event",
+    tag=lambda name: "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_"),
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    """What every event has."""
+
+    t: Time
+
+
+# --- the session -----------------------------------------------------------------------------
+
+
+class Producer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Who wrote the log."""
+
+    llama_cpp: str
+    """llama-cpp-python's version, local part included"""
+    commit: str
+    """commit of the vendored llama.cpp"""
+    patches: str
+    """digest of the patch set"""
+    abi: int
+    """version of the recorder's C API"""
+
+
+class Host(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Where it ran."""
+
+    cpu: str
+    features: list[str]
+    """instruction sets that the loaded ggml uses"""
+    cores: Count
+    """logical processors online"""
+    memory: Bytes
+    os: str
+
+
+class Process(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Which process."""
+
+    pid: int
+    argv: list[str]
+
+
+class SessionStart(Event, kw_only=True):
+    """The first line of every log. `t` and `wall` were read at the same moment."""
+
+    schema: int
+    id: str
+    """random, 16 hexadecimal digits"""
+    time: str
+    """`wall` as ISO 8601, UTC"""
+    wall: Annotated[int, Meta(description="nanoseconds since 1970-01-01 UTC")]
+    level: Level
+    clock: Literal["tsc", "cntvct", "monotonic"]
+    """what ops are timed with; always converted to CLOCK_MONOTONIC"""
+    perturbed: bool = False
+    """values were read (`--stats`): kernels may differ and times must not be compared"""
+    producer: Producer
+    host: Host
+    process: Process
+    args: dict[str, Any] = {}
+    """what the recording program was asked for"""
+
+
+class SessionEnd(Event, kw_only=True):
+    """The last line of a log that was closed; a log without it ended unclosed."""
+
+    reason: Literal["closed", "exit"]
+    events: dict[str, Count]
+    """lines written before this one, by event"""
+    bytes: Bytes
+    """bytes written before this line"""
+    dropped: Count
+    """events that could not be written (disk full, closed pipe)"""
+    dropped_ops: Count
+    """ops for which a thread's buffer had no room"""
+    decode_ns: Ns
+    """time inside decode and encode, all contexts together"""
+    overhead_ns: Ns
+    """of it, time that the recorder spent: formatting and writing, timing one op excluded"""
+
+
+class Mark(Event, kw_only=True):
+    """A span or an instant that the application named."""
+
+    mark: Ref
+    """pairs `begin` with `end`"""
+    name: str
+    phase: Literal["begin", "end", "instant"]
+    thread: int = 0
+    """operating system's thread id"""
+
+
+class Note(Event, kw_only=True):
+    """An event that the application added; its content is its own."""
+
+    name: str
+    data: Any
+
+
+class Message(Event, kw_only=True):
+    """A warning or an error of llama.cpp or of the recorder."""
+
+    level: Literal["warn", "error"]
+    text: str
+
+
+# --- static facts -----------------------------------------------------------------------------
+
+
+class Model(Event, kw_only=True):
+    """A model was loaded; `t` is when loading began."""
+
+    model: Ref
+    path: str
+    arch: str
+    name: str = ""
+    description: str = ""
+    """llama.cpp's own: architecture, size class, file type"""
+    params: Count
+    bytes: Bytes
+    """of all weights"""
+    ftype: str
+    hparams: dict[str, int | float | str]
+    dur: Ns
+    """of loading"""
+    n_tensors: Count
+
+
+class Tensor(Event, kw_only=True):
+    """A weight."""
+
+    model: Ref
+    tensor: Ref
+    """counts from 0 within the model"""
+    name: str
+    type: str
+    """ggml's name of the storage type"""
+    ne: list[int]
+    """ggml's order: the row's length first"""
+    bytes: Bytes
+    buffer: str
+    """buffer type; tells the kernel path (CPU_Mapped, CPU_REPACK, AMX)"""
+    layer: int = -1
+
+
+class Context(Event, kw_only=True):
+    """A context was created."""
+
+    ctx: Ref
+    model: Ref
+    n_ctx: Count
+    n_ctx_seq: Count
+    n_batch: Count
+    n_ubatch: Count
+    n_seq_max: Count
+    n_threads: Count
+    n_threads_batch: Count
+    type_k: str
+    type_v: str
+    flash_attn: bool
+    causal: bool
+    embeddings: bool
+    kv_unified: bool
+    offload_kqv: bool
+    backends: list[str]
+
+
+class BufferUse(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Bytes that a context holds in one buffer type."""
+
+    buffer: str
+    model: Bytes = 0
+    context: Bytes = 0
+    """KV cache or recurrent state"""
+    compute: Bytes = 0
+
+
+class Memory(Event, kw_only=True):
+    """llama.cpp's own memory breakdown; written when a context is made and when it changes."""
+
+    ctx: Ref
+    buffers: list[BufferUse]
+    rss: Bytes = 0
+    """resident memory of the whole process"""
+
+
+class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A tensor that a graph reads and does not compute: a weight, an input, a cache."""
+
+    name: str
+    type: str
+    ne: list[int]
+    bytes: Bytes
+    buffer: str = ""
+    tensor: int = -1
+    """the weight's number, -1 when it is none"""
+
+
+class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A run of nodes that the scheduler gives to one backend."""
+
+    start: Count
+    """first node"""
+    end: Count
+    """one past the last node"""
+    backend: str
+
+
+class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The nodes of a graph as columns; node i is the i-th entry of each."""
+
+    name: list[str]
+    """not unique in a graph"""
+    op: list[str]
+    layer: list[int]
+    type: list[str]
+    ne: list[list[int]]
+    """ggml's order, trailing ones left out"""
+    bytes: list[int]
+    src: list[list[int]]
+    """n >= 0 is node n, n < 0 is leaf -1-n"""
+    buffer: list[int]
+    """index into the graph's `buffers`, -1 for none"""
+    params: list[Int32Words]
+    """the op's parameters as ggml keeps them, trailing zeros left out"""
+    exec: list[int]
+    """1 when a kernel runs for it; views and nodes without the compute flag have 0"""
+    nb: list[list[int]] | None = None
+    """strides in bytes (verbose)"""
+
+
+class Graph(Event, kw_only=True):
+    """A graph was built and allocated; it is then computed any number of times."""
+
+    graph: Ref
+    ctx: Ref
+    uid: Count
+    """ggml's identity of the graph in the process"""
+    source: Literal["decode", "encode", "memory_update"]
+    why: Literal["first", "changed", "memory_update"]
+    """`changed`: its parameters (tokens, outputs, cache size) did not allow the reuse of the previous one"""
+    n_nodes: Count
+    n_exec: Count
+    """nodes for which a kernel runs"""
+    splits: list[Split]
+    buffers: list[str] = []
+    leafs: list[Leaf] = []
+    nodes: Nodes | None = None
+    """absent at `minimal`"""
+
+
+class Plan(Event, kw_only=True):
+    """The order in which the kernels of a graph run: what `ops` events refer to."""
+
+    plan: Ref
+    graph: Ref
+    node: list[Count]
+    """first node that the kernel computes"""
+    n: list[int] | None = None
+    """how many nodes it computes; more than one when fused. Absent: all one"""
+
+
+# --- measurements -----------------------------------------------------------------------------
+
+
+class StepBegin(Event, kw_only=True):
+    """A call of `llama_decode` or `llama_encode` begins."""
+
+    step: Ref
+    ctx: Ref
+    kind: Literal["decode", "encode"]
+    phase: Literal["prefill", "decode"]
+    """`decode` when no sequence has more than one token in the batch"""
+    n_tokens: Count
+    n_outputs: Count
+    n_seqs: Count
+    pos: int = -1
+    """smallest position in the batch, -1 when llama.cpp chooses it"""
+    thread: int = 0
+    """operating system's thread id of the caller"""
+
+
+class StepEnd(Event, kw_only=True):
+    """The call returned."""
+
+    step: Ref
+    status: int
+    """what it returned: 0 is success"""
+    n_ubatch: Count
+    n_reused: Count
+    """ubatches that reused the previous graph"""
+    prepare: Ns
+    """from the step's begin to the first ubatch: batch checks, cache slots, output buffers"""
+    readback: Ns
+    """after a ubatch: logits and embeddings copied out"""
+    minflt: Count = 0
+    """minor page faults of the process during the step"""
+    majflt: Count = 0
+    """major page faults of the process during the step"""
+
+
+class Compute(Event, kw_only=True):
+    """One graph compute. From `t` on: apply, build, alloc, inputs; then compute at `start`."""
+
+    compute: Ref
+    graph: Ref
+    ctx: Ref
+    step: int = -1
+    """-1 outside a step"""
+    source: Literal["decode", "encode", "memory_update"]
+    reused: bool
+    n_tokens: Count = 0
+    n_threads: Count
+    apply: Ns = 0
+    """memory (KV cache) slots taken"""
+    build: Ns = 0
+    alloc: Ns = 0
+    inputs: Ns = 0
+    start: Ns = 0
+    """offset of the compute from `t`"""
+    dur: Ns
+    """of the compute; on asynchronous backends, until it was submitted"""
+    status: int = 0
+
+
+class Layers(Event, kw_only=True):
+    """The layers of one graph compute: runs of consecutive kernels of one layer, on thread 0."""
+
+    compute: Ref
+    layer: list[int]
+    gap: list[Ns] | None = None
+    dur: list[Ns]
+
+
+class Ops(Event, kw_only=True):
+    """The kernels of one graph compute on one thread, in the order of `plan`."""
+
+    compute: Ref
+    plan: Ref
+    thread: Count = 0
+    """ggml's thread number; 0 is the caller"""
+    gap: list[Ns] | None = None
+    """before the kernel: barrier after the previous one"""
+    dur: list[Ns]
+    wait: list[Ns] | None = None
+    """of `dur`, time inside barriers (verbose)"""
+
+
+class Splits(Event, kw_only=True):
+    """The splits of one graph compute, when there is more than one or a device is involved."""
+
+    compute: Ref
+    split: list[Count]
+    """index into the graph's `splits`"""
+    gap: list[Ns] | None = None
+    """input copies and synchronization before it"""
+    dur: list[Ns]
+    asynchronous: list[int]
+    """1 when `dur` ends with the submission to a device, not with its computation"""
+
+
+class Sync(Event, kw_only=True):
+    """A wait for asynchronous backends, begun at `t`."""
+
+    ctx: Ref
+    dur: Ns
+
+
+class Kv(Event, kw_only=True):
+    """The memory (KV cache or recurrent state) of a context changed."""
+
+    ctx: Ref
+    step: int = -1
+    cache: Count = 0
+    """which cache of the context; models with sliding windows or hybrid memory have several"""
+    kind: Literal["kv", "recurrent"] = "kv"
+    op: Literal["apply", "shift", "clear", "seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div"]
+    used: Count
+    """cells in use afterwards, all streams together"""
+    size: Count
+    """cells in all"""
+    bytes: Bytes = 0
+    """of the cells in use"""
+    n_kv: Count = 0
+    """cells that attention looks at in this ubatch"""
+    seq: int | None = None
+    seq_dst: int | None = None
+    p0: int | None = None
+    p1: int | None = None
+    arg: int | None = None
+    """delta of `seq_add`, divisor of `seq_div`"""
+    cells: list[int] | None = None
+    """cells written by this ubatch (verbose)"""
+
+
+class Token(Event, kw_only=True):
+    """A token was sampled; `t` is when the sampler began."""
+
+    ctx: Ref
+    step: int = -1
+    """the step whose logits were sampled"""
+    index: Count
+    """counts the context's sampled tokens"""
+    id: int
+    text: str
+    """bytes that are no UTF-8 are replaced; `hex` then has them all"""
+    hex: str | None = None
+    p: float | None = None
+    """probability, when the sampler chain computed one"""
+    dur: Ns
+    """time in the sampler"""
+
+
+class TensorStats(Event, kw_only=True):
+    """Values of one node of one compute (`--stats`)."""
+
+    compute: Ref
+    graph: Ref
+    node: Ref
+    name: str
+    layer: int = -1
+    n: Count
+    """elements"""
+    min: float | None = None
+    """over finite elements; absent when there are none"""
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    """population standard deviation"""
+    nan: Count
+    inf: Count
+    zero: Count
+    hist: list[Count]
+    """finite elements in equal bins from `min` to `max`"""
+
+
+AnyEvent = (
+    SessionStart | SessionEnd | Mark | Note | Message
+    | Model | Tensor | Context | Memory | Graph | Plan
+    | StepBegin | StepEnd | Compute | Layers | Ops | Splits | Sync | Kv | Token | TensorStats
+)  # fmt: skip
+
+EVENTS: tuple[type[Event], ...] = AnyEvent.__args__
+"""All event types, in the order in which the documentation lists them."""
+
+
+def event_name(event: Event | type[Event]) -> str:
+    """The value of an event's `event` key."""
+    tag = event.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of one line as JSON Schema (2020-12)."""
+    return msgspec.json.schema(AnyEvent)
