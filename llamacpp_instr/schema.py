@@ -7,7 +7,8 @@ a test fails when either is stale.
 Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;
 layer -1 means "belongs to no layer". Ids (`model`, `ctx`, `graph`, `plan`, `step`, `compute`)
 count from 0 within one log. Columns of one event have equal lengths. In `gap`/`dur` columns the
-i-th interval begins at `t + sum(gap[:i+1]) + sum(dur[:i])`; an absent `gap` means all zeros.
+i-th interval begins at `t + sum(gap[:i+1]) + sum(dur[:i])`; gap[0] is 0, and an absent `gap`
+means all zeros.
 """
 
 from __future__ import annotations
@@ -331,6 +332,8 @@ class StepEnd(Event, kw_only=True):
     """from the step's begin to the first ubatch: batch checks, cache slots, output buffers"""
     readback: Ns
     """after a ubatch: logits and embeddings copied out"""
+    recorder: Ns = 0
+    """time that the recorder itself took; it is in no other span of the step"""
     minflt: Count = 0
     """minor page faults of the process during the step"""
     majflt: Count = 0

@@ -1,0 +1,150 @@
+// ggml-instrumentation.h - where a CPU graph compute leaves the time of every kernel
+//
+// The caller of a graph compute owns a sink and leaves it in a thread-local of ggml-base. The compute
+// copies the pointer into its thread pool, and every worker writes only into its own, pre-sized array:
+// nothing is allocated, formatted or locked between the first kernel and the last. The caller reads the
+// arrays after the compute has returned (ggml's last barrier orders the writes before that).
+
+#pragma once
+
+#include "ggml.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#    if defined(_MSC_VER)
+#        include <intrin.h>
+#    else
+#        include <x86intrin.h>
+#    endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ggml_cgraph;
+struct ggml_backend_sched;
+struct ggml_backend;
+
+// one kernel; times are ticks of ggml_instr_ticks()
+struct ggml_instr_op {
+    int32_t  node;  // first node of the graph that it computed
+    int32_t  n;     // how many nodes: more than one when they were fused
+    uint64_t begin;
+    uint64_t end;
+    uint64_t wait;  // of that, inside barriers (only with sink->record_wait)
+};
+
+// one worker; so large that the fields two workers write never share a cache line
+struct ggml_instr_thread {
+    struct ggml_instr_op * ops;
+    int32_t  n;
+    int32_t  capacity;
+    int64_t  dropped;  // kernels for which there was no room
+    uint64_t last;     // when the next kernel may begin
+    uint64_t wait;     // inside barriers since `last`
+    bool     use_counter;
+    uint8_t  pad[87];
+};
+
+// one compute of a split
+struct ggml_instr_split {
+    int32_t  split;
+    bool     asynchronous;  // `end` is when it was submitted, not when it was computed
+    uint64_t begin;
+    uint64_t end;
+};
+
+struct ggml_instr_sink {
+    struct ggml_instr_thread * threads;
+    int32_t n_threads;     // threads that are recorded: 1 or all
+    int32_t node_offset;   // of the sub-graph now computed within the whole graph
+    bool    record_wait;
+    bool    use_counter;   // time with the CPU's counter, not with clock_gettime
+
+    struct ggml_instr_split * splits;
+    int32_t n_splits;
+    int32_t n_splits_capacity;
+};
+
+// CLOCK_MONOTONIC in nanoseconds
+GGML_API uint64_t ggml_instr_clock_ns(void);
+
+// the CPU has a counter of constant rate that all cores share, and its name
+GGML_API bool         ggml_instr_has_counter(void);
+GGML_API const char * ggml_instr_counter_name(void);
+
+// the sink of the calling thread, NULL when nothing is recorded
+GGML_API void                     ggml_instr_set_sink(struct ggml_instr_sink * sink);
+GGML_API struct ggml_instr_sink * ggml_instr_get_sink(void);
+
+// makes room for `n_threads` times `n_ops` kernels and `n_splits` splits, and forgets what was recorded;
+// returns false when there is no memory
+GGML_API bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int32_t n_ops, int32_t n_splits);
+GGML_API void ggml_instr_sink_free (struct ggml_instr_sink * sink);
+
+// called by the scheduler around the compute of a split, or of a part of it that begins at node `i_start`
+GGML_API void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous);
+GGML_API void ggml_instr_split_end(void);
+
+// what the scheduler and the graph do not tell otherwise
+GGML_API void     ggml_instr_sched_get_split(struct ggml_backend_sched * sched, int32_t split, int32_t * i_start, int32_t * i_end, struct ggml_backend ** backend);
+GGML_API uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph);
+GGML_API bool     ggml_instr_node_runs(const struct ggml_tensor * node);  // a CPU kernel runs for it
+
+// ---- in the compute loop
+
+static inline uint64_t ggml_instr_ticks(bool use_counter) {
+#if defined(__x86_64__) || defined(_M_X64)
+    if (use_counter) {
+        return __rdtsc();
+    }
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+    if (use_counter) {
+        uint64_t ticks;
+        __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+        return ticks;
+    }
+#endif
+    (void) use_counter;
+    return ggml_instr_clock_ns();
+}
+
+// the worker's array, NULL when this worker is not recorded
+static inline struct ggml_instr_thread * ggml_instr_thread_begin(struct ggml_instr_sink * sink, int ith) {
+    if (sink == NULL || ith >= sink->n_threads) {
+        return NULL;
+    }
+    struct ggml_instr_thread * th = &sink->threads[ith];
+    th->wait = 0;
+    th->last = ggml_instr_ticks(th->use_counter);
+    return th;
+}
+
+static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node_offset, int32_t node, int32_t n) {
+    const uint64_t now = ggml_instr_ticks(th->use_counter);
+    if (th->n < th->capacity) {
+        struct ggml_instr_op * op = &th->ops[th->n++];
+        op->node  = node_offset + node;
+        op->n     = n;
+        op->begin = th->last;
+        op->end   = now;
+        op->wait  = th->wait;
+    } else {
+        th->dropped++;
+    }
+    th->wait = 0;
+    th->last = now;
+}
+
+// the barrier between two kernels belongs to neither
+static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
+    th->wait = 0;
+    th->last = ggml_instr_ticks(th->use_counter);
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,175 @@
+// ggml-instrumentation.c - the sink's memory, the clock, and the thread-local that hands it over
+
+#include "ggml-instrumentation.h"
+
+#include "ggml-backend.h"
+#include "ggml-impl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if (defined(__x86_64__) || defined(__i386__)) && !defined(_MSC_VER)
+#    include <cpuid.h>
+#endif
+
+#if defined(_MSC_VER)
+#    define GGML_INSTR_THREAD_LOCAL __declspec(thread)
+#else
+#    define GGML_INSTR_THREAD_LOCAL _Thread_local
+#endif
+
+static GGML_INSTR_THREAD_LOCAL struct ggml_instr_sink * ggml_instr_current_sink = NULL;
+
+uint64_t ggml_instr_clock_ns(void) {
+#if defined(_WIN32)
+    return (uint64_t) ggml_time_us() * 1000;
+#else
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t) ts.tv_sec * 1000000000 + (uint64_t) ts.tv_nsec;
+#endif
+}
+
+// Linux measures whether the counters of all cores agree and takes "tsc" off this list when they do not
+#if defined(__x86_64__) && defined(__linux__)
+static bool ggml_instr_kernel_trusts_tsc(void) {
+    char line[256] = "";
+    FILE * file = fopen("/sys/devices/system/clocksource/clocksource0/available_clocksource", "r");
+    if (file == NULL) {
+        return false;
+    }
+    const bool ok = fgets(line, sizeof(line), file) != NULL && strstr(line, "tsc") != NULL;
+    fclose(file);
+    return ok;
+}
+#endif
+
+bool ggml_instr_has_counter(void) {
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned eax, ebx, ecx, edx;
+    // CPUID 8000_0007h, EDX bit 8: the time stamp counter runs at a constant rate in all power states
+    const bool invariant = __get_cpuid(0x80000007, &eax, &ebx, &ecx, &edx) && (edx & (1u << 8)) != 0;
+    return invariant && ggml_instr_kernel_trusts_tsc();
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+    return true;  // the architecture's generic timer is shared by all cores
+#else
+    return false;
+#endif
+}
+
+const char * ggml_instr_counter_name(void) {
+#if defined(__aarch64__)
+    return "cntvct";
+#else
+    return "tsc";
+#endif
+}
+
+void ggml_instr_set_sink(struct ggml_instr_sink * sink) {
+    ggml_instr_current_sink = sink;
+}
+
+struct ggml_instr_sink * ggml_instr_get_sink(void) {
+    return ggml_instr_current_sink;
+}
+
+// grows only: a session that alternates between two graphs allocates once
+static bool ggml_instr_reserve_threads(struct ggml_instr_sink * sink, int32_t n_threads) {
+    if (n_threads <= sink->n_threads) {
+        return true;
+    }
+    struct ggml_instr_thread * threads = realloc(sink->threads, (size_t) n_threads * sizeof(*threads));
+    if (threads == NULL) {
+        return false;
+    }
+    memset(threads + sink->n_threads, 0, (size_t) (n_threads - sink->n_threads) * sizeof(*threads));
+    sink->threads   = threads;
+    sink->n_threads = n_threads;
+    return true;
+}
+
+static bool ggml_instr_reserve_ops(struct ggml_instr_thread * th, int32_t n_ops) {
+    if (n_ops <= th->capacity) {
+        return true;
+    }
+    struct ggml_instr_op * ops = realloc(th->ops, (size_t) n_ops * sizeof(*ops));
+    if (ops == NULL) {
+        return false;
+    }
+    // touch the pages now, not inside the compute
+    memset(ops, 0, (size_t) n_ops * sizeof(*ops));
+    th->ops      = ops;
+    th->capacity = n_ops;
+    return true;
+}
+
+bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int32_t n_ops, int32_t n_splits) {
+    if (!ggml_instr_reserve_threads(sink, n_threads)) {
+        return false;
+    }
+    for (int32_t i = 0; i < sink->n_threads; i++) {
+        struct ggml_instr_thread * th = &sink->threads[i];
+        if (!ggml_instr_reserve_ops(th, n_ops)) {
+            return false;
+        }
+        th->n           = 0;
+        th->dropped     = 0;
+        th->use_counter = sink->use_counter;
+    }
+    if (n_splits > sink->n_splits_capacity) {
+        struct ggml_instr_split * splits = realloc(sink->splits, (size_t) n_splits * sizeof(*splits));
+        if (splits == NULL) {
+            return false;
+        }
+        sink->splits            = splits;
+        sink->n_splits_capacity = n_splits;
+    }
+    sink->n_splits    = 0;
+    sink->node_offset = 0;
+    return true;
+}
+
+void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
+    for (int32_t i = 0; i < sink->n_threads; i++) {
+        free(sink->threads[i].ops);
+    }
+    free(sink->threads);
+    free(sink->splits);
+    memset(sink, 0, sizeof(*sink));
+}
+
+void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous) {
+    struct ggml_instr_sink * sink = ggml_instr_current_sink;
+    if (sink == NULL) {
+        return;
+    }
+    sink->node_offset = i_start;
+    // the parts of a split that an eval callback cuts out count as one
+    if (sink->n_splits > 0 && sink->splits[sink->n_splits - 1].split == split) {
+        return;
+    }
+    if (sink->n_splits < sink->n_splits_capacity) {
+        struct ggml_instr_split * s = &sink->splits[sink->n_splits++];
+        s->split        = split;
+        s->asynchronous = asynchronous;
+        s->begin        = ggml_instr_ticks(sink->use_counter);
+        s->end          = s->begin;
+    }
+}
+
+void ggml_instr_split_end(void) {
+    struct ggml_instr_sink * sink = ggml_instr_current_sink;
+    if (sink != NULL && sink->n_splits > 0) {
+        sink->splits[sink->n_splits - 1].end = ggml_instr_ticks(sink->use_counter);
+    }
+}
+
+uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph) {
+    return graph->uid;
+}
+
+bool ggml_instr_node_runs(const struct ggml_tensor * node) {
+    return !ggml_op_is_empty(node->op) && (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+}

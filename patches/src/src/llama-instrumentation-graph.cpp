@@ -1,0 +1,418 @@
+// llama-instrumentation-graph.cpp - graphs as columns, and what a compute left in the sink
+//
+// A graph is written once, the order of its kernels once per distinct order; after that a compute costs
+// two numbers per kernel.
+
+#include "llama-instrumentation-session.h"
+
+#include "ggml-backend.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+
+namespace llama_instr {
+
+namespace {
+
+// "ffn_out-3" -> 3, "cache_k_l12" -> 12, "blk.7.ffn_up.weight" -> 7
+int layer_of_name(const char * name) {
+    const char * at = nullptr;
+    if (const char * blk = strstr(name, "blk.")) {
+        at = blk + 4;
+    } else if (const char * cache = strstr(name, "_l")) {
+        at = strncmp(name, "cache_", 6) == 0 ? cache + 2 : nullptr;
+    }
+    if (at == nullptr) {
+        // llama.cpp's own suffix; ggml's come behind it: "Qcur-3 (reshaped)"
+        const char * dash = strrchr(name, '-');
+        at = dash ? dash + 1 : nullptr;
+    }
+    if (at == nullptr || *at < '0' || *at > '9') {
+        return -1;
+    }
+    return (int) strtol(at, nullptr, 10);
+}
+
+int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_tensor *, int> & built) {
+    const auto it = built.find(node);
+    if (it != built.end() && it->second >= 0) {
+        return it->second;
+    }
+    int layer = layer_of_name(node->name);
+    for (int i = 0; layer < 0 && i < GGML_MAX_SRC; i++) {
+        const ggml_tensor * src = node->src[i];
+        // a weight or a cache of a layer; not another node, which may be the previous layer's output
+        if (src && src->op == GGML_OP_NONE) {
+            layer = layer_of_name(src->name);
+        }
+    }
+    return layer;
+}
+
+const char * buffer_name(const ggml_tensor * t) {
+    ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    return buffer ? ggml_backend_buffer_name(buffer) : "";
+}
+
+size_t n_dims(const ggml_tensor * t) {
+    return (size_t) ggml_n_dims(t);
+}
+
+// numbers the leafs and the buffers of a graph in the order in which its nodes name them
+struct graph_index {
+    std::unordered_map<const ggml_tensor *, int> nodes;
+    std::unordered_map<const ggml_tensor *, int> leaf_ids;
+    std::vector<const ggml_tensor *> leafs;
+    std::vector<std::string> buffers;
+
+    explicit graph_index(ggml_cgraph * gf) {
+        const int n = ggml_graph_n_nodes(gf);
+        nodes.reserve((size_t) n);
+        for (int i = 0; i < n; i++) {
+            nodes.emplace(ggml_graph_node(gf, i), i);
+        }
+        for (int i = 0; i < n; i++) {
+            const ggml_tensor * node = ggml_graph_node(gf, i);
+            buffer_id(node);
+            for (const ggml_tensor * src : node->src) {
+                if (src && nodes.find(src) == nodes.end() && leaf_ids.emplace(src, (int) leafs.size()).second) {
+                    leafs.push_back(src);
+                }
+            }
+        }
+    }
+
+    int buffer_id(const ggml_tensor * t) {
+        const char * name = buffer_name(t);
+        if (name[0] == '\0') {
+            return -1;
+        }
+        const auto it = std::find(buffers.begin(), buffers.end(), name);
+        if (it == buffers.end()) {
+            buffers.push_back(name);
+            return (int) buffers.size() - 1;
+        }
+        return (int) (it - buffers.begin());
+    }
+
+    int source_id(const ggml_tensor * src) const {
+        const auto it = nodes.find(src);
+        return it != nodes.end() ? it->second : -1 - leaf_ids.at(src);
+    }
+};
+
+void write_leafs(json_line & line, const graph_index & index, const model_state & model) {
+    line.array(LLAMA_INSTR_K_LEAFS);
+    for (const ggml_tensor * leaf : index.leafs) {
+        line.object().kv(LLAMA_INSTR_K_NAME, leaf->name).kv(LLAMA_INSTR_K_TYPE, ggml_type_name(leaf->type));
+        line.column(LLAMA_INSTR_K_NE, n_dims(leaf), [leaf](size_t i) { return leaf->ne[i]; });
+        line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(leaf));
+        const char * buffer = buffer_name(leaf);
+        if (buffer[0] != '\0') {
+            line.kv(LLAMA_INSTR_K_BUFFER, buffer);
+        }
+        const auto weight = model.weights.find(leaf);
+        if (weight != model.weights.end()) {
+            line.kv(LLAMA_INSTR_K_TENSOR, weight->second);
+        }
+        line.close_object();
+    }
+    line.close_array();
+}
+
+template <typename F> void write_lists(json_line & line, const char * key, ggml_cgraph * gf, F list) {
+    line.array(key);
+    for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
+        line.inner_array();
+        list(ggml_graph_node(gf, i));
+        line.close_array();
+    }
+    line.close_array();
+}
+
+void write_nodes(json_line & line, ggml_cgraph * gf, graph_index & index, const std::vector<int32_t> & layers, bool strides) {
+    const size_t n = (size_t) ggml_graph_n_nodes(gf);
+    const auto node = [gf](size_t i) { return ggml_graph_node(gf, (int) i); };
+    line.object(LLAMA_INSTR_K_NODES);
+    line.column(LLAMA_INSTR_K_NAME,  n, [&](size_t i) { return (const char *) node(i)->name; });
+    line.column(LLAMA_INSTR_K_OP,    n, [&](size_t i) { return ggml_op_name(node(i)->op); });
+    line.column(LLAMA_INSTR_K_LAYER, n, [&](size_t i) { return layers[i]; });
+    line.column(LLAMA_INSTR_K_TYPE,  n, [&](size_t i) { return ggml_type_name(node(i)->type); });
+    write_lists(line, LLAMA_INSTR_K_NE, gf, [&](const ggml_tensor * t) {
+        for (size_t i = 0; i < n_dims(t); i++) {
+            line.item(t->ne[i]);
+        }
+    });
+    line.column(LLAMA_INSTR_K_BYTES, n, [&](size_t i) { return ggml_nbytes(node(i)); });
+    write_lists(line, LLAMA_INSTR_K_SRC, gf, [&](const ggml_tensor * t) {
+        for (const ggml_tensor * src : t->src) {
+            if (src) {
+                line.item(index.source_id(src));
+            }
+        }
+    });
+    line.column(LLAMA_INSTR_K_BUFFER, n, [&](size_t i) { return index.buffer_id(node(i)); });
+    write_lists(line, LLAMA_INSTR_K_PARAMS, gf, [&](const ggml_tensor * t) {
+        size_t last = sizeof(t->op_params) / sizeof(t->op_params[0]);
+        while (last > 0 && t->op_params[last - 1] == 0) {
+            last--;
+        }
+        for (size_t i = 0; i < last; i++) {
+            line.item(t->op_params[i]);
+        }
+    });
+    line.column(LLAMA_INSTR_K_EXEC, n, [&](size_t i) { return ggml_instr_node_runs(node(i)) ? 1 : 0; });
+    if (strides) {
+        write_lists(line, LLAMA_INSTR_K_NB, gf, [&](const ggml_tensor * t) {
+            for (size_t i = 0; i < n_dims(t); i++) {
+                line.item(t->nb[i]);
+            }
+        });
+    }
+    line.close_object();
+}
+
+void write_splits_of_graph(json_line & line, ggml_backend_sched_t sched) {
+    line.array(LLAMA_INSTR_K_SPLITS);
+    for (int i = 0; i < ggml_backend_sched_get_n_splits(sched); i++) {
+        int32_t start, end;
+        ggml_backend_t backend;
+        ggml_instr_sched_get_split(sched, i, &start, &end, &backend);
+        line.object().kv(LLAMA_INSTR_K_START, start).kv(LLAMA_INSTR_K_END, end);
+        line.kv(LLAMA_INSTR_K_BACKEND, ggml_backend_name(backend)).close_object();
+    }
+    line.close_array();
+}
+
+void write_graph(session & s, context_state & state, const graph_state & graph, ggml_cgraph * gf, const char * source, const char * why) {
+    ggml_backend_sched_t sched = state.ctx->get_sched();
+    const int n_nodes = ggml_graph_n_nodes(gf);
+    int n_exec = 0;
+    for (int i = 0; i < n_nodes; i++) {
+        n_exec += ggml_instr_node_runs(ggml_graph_node(gf, i));
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_GRAPH, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_GRAPH, graph.id).kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_UID, graph.uid);
+    line.kv(LLAMA_INSTR_K_SOURCE, source).kv(LLAMA_INSTR_K_WHY, why);
+    line.kv(LLAMA_INSTR_K_N_NODES, n_nodes).kv(LLAMA_INSTR_K_N_EXEC, n_exec);
+    write_splits_of_graph(line, sched);
+    if (s.detail != level::minimal) {
+        graph_index index(gf);
+        line.column(LLAMA_INSTR_K_BUFFERS, index.buffers.size(), [&](size_t i) { return index.buffers[i]; });
+        write_leafs(line, index, s.of(&state.ctx->get_model()));
+        write_nodes(line, gf, index, graph.layers, s.detail == level::verbose);
+    }
+    s.write(LLAMA_INSTR_EV_GRAPH, line);
+}
+
+// the order in which the sink says that the kernels ran: the one written before, or a new one
+const plan_state & plan_of(session & s, graph_state & graph, const ggml_instr_thread & th) {
+    const auto same = [&th](const plan_state & plan) {
+        if (plan.node.size() != (size_t) th.n) {
+            return false;
+        }
+        for (int32_t i = 0; i < th.n; i++) {
+            if (plan.node[(size_t) i] != th.ops[i].node || plan.n[(size_t) i] != th.ops[i].n) {
+                return false;
+            }
+        }
+        return true;
+    };
+    for (const auto & plan : graph.plans) {
+        if (same(plan)) {
+            return plan;
+        }
+    }
+    plan_state plan;
+    plan.id = s.next_plan++;
+    bool fused = false;
+    for (int32_t i = 0; i < th.n; i++) {
+        plan.node.push_back(th.ops[i].node);
+        plan.n.push_back(th.ops[i].n);
+        fused = fused || th.ops[i].n != 1;
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_PLAN, plan.id).kv(LLAMA_INSTR_K_GRAPH, graph.id);
+    line.column(LLAMA_INSTR_K_NODE, plan.node.size(), [&](size_t i) { return plan.node[i]; });
+    if (fused) {
+        line.column(LLAMA_INSTR_K_N, plan.n.size(), [&](size_t i) { return plan.n[i]; });
+    }
+    s.write(LLAMA_INSTR_EV_PLAN, line);
+    graph.plans.push_back(std::move(plan));
+    return graph.plans.back();
+}
+
+// intervals as a begin and two columns: the gap before each (none before the first), and its duration
+struct intervals {
+    uint64_t begin_ns = 0;
+    std::vector<uint64_t> gap, dur;
+    bool has_gaps = false;
+
+    void clear() {
+        gap.clear();
+        dur.clear();
+        has_gaps = false;
+    }
+
+    void add(uint64_t begin, uint64_t end) {
+        if (dur.empty()) {
+            begin_ns = at = begin;
+        }
+        // two cores' counters may disagree by some ticks: time does not run backwards here
+        begin = std::max(begin, at);
+        end   = std::max(end, begin);
+        gap.push_back(begin - at);
+        dur.push_back(end - begin);
+        has_gaps = has_gaps || begin != at;
+        at = end;
+    }
+
+    void write(json_line & line) const {
+        if (has_gaps) {
+            line.column(LLAMA_INSTR_K_GAP, gap.size(), [this](size_t i) { return gap[i]; });
+        }
+        line.column(LLAMA_INSTR_K_DUR, dur.size(), [this](size_t i) { return dur[i]; });
+    }
+
+  private:
+    uint64_t at = 0;
+};
+
+// Counter ticks become nanoseconds by the line through the compute's two ends, at which both clocks were
+// read: no calibration that could drift.
+struct tick_scale {
+    uint64_t begin_ns;
+    uint64_t begin_ticks;
+    double   ns_per_tick;
+
+    explicit tick_scale(const compute_times & times) : begin_ns(times.begin_ns), begin_ticks(times.begin_ticks) {
+        const uint64_t ticks = times.end_ticks - times.begin_ticks;
+        ns_per_tick = ticks > 0 ? (double) (times.end_ns - times.begin_ns) / (double) ticks : 0.0;
+    }
+
+    uint64_t ns(uint64_t ticks) const { return begin_ns + (ticks > begin_ticks ? duration(ticks - begin_ticks) : 0); }
+
+    uint64_t duration(uint64_t ticks) const { return (uint64_t) ((double) ticks * ns_per_tick + 0.5); }
+};
+
+// runs of consecutive kernels of one layer; their gaps inside a run belong to it
+void write_layers(session & s, const graph_state & graph, const ggml_instr_thread & th, const tick_scale & scale, const compute_times & times) {
+    thread_local std::vector<int32_t> layer;
+    thread_local intervals spans;
+    layer.clear();
+    spans.clear();
+    for (int32_t i = 0; i < th.n;) {
+        const int32_t current = graph.layers[(size_t) th.ops[i].node];
+        int32_t last = i;
+        while (last + 1 < th.n && graph.layers[(size_t) th.ops[last + 1].node] == current) {
+            last++;
+        }
+        layer.push_back(current);
+        spans.add(scale.ns(th.ops[i].begin), scale.ns(th.ops[last].end));
+        i = last + 1;
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_LAYERS, spans.begin_ns);
+    line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
+    line.column(LLAMA_INSTR_K_LAYER, layer.size(), [&](size_t i) { return layer[i]; });
+    spans.write(line);
+    s.write(LLAMA_INSTR_EV_LAYERS, line);
+}
+
+void write_ops(session & s, int thread, int plan, const ggml_instr_thread & th, const tick_scale & scale, const compute_times & times) {
+    thread_local intervals spans;
+    spans.clear();
+    for (int32_t i = 0; i < th.n; i++) {
+        spans.add(scale.ns(th.ops[i].begin), scale.ns(th.ops[i].end));
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_OPS, spans.begin_ns);
+    line.kv(LLAMA_INSTR_K_COMPUTE, times.compute).kv(LLAMA_INSTR_K_PLAN, plan);
+    if (thread != 0) {
+        line.kv(LLAMA_INSTR_K_THREAD, thread);
+    }
+    spans.write(line);
+    if (s.detail == level::verbose) {
+        line.column(LLAMA_INSTR_K_WAIT, (size_t) th.n, [&](size_t i) {
+            return std::min(scale.duration(th.ops[i].wait), spans.dur[i]);
+        });
+    }
+    s.write(LLAMA_INSTR_EV_OPS, line);
+}
+
+void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
+    intervals spans;
+    for (int32_t i = 0; i < sink.n_splits; i++) {
+        spans.add(scale.ns(sink.splits[i].begin), scale.ns(sink.splits[i].end));
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_SPLITS, spans.begin_ns);
+    line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
+    line.column(LLAMA_INSTR_K_SPLIT, (size_t) sink.n_splits, [&](size_t i) { return sink.splits[i].split; });
+    spans.write(line);
+    line.column(LLAMA_INSTR_K_ASYNCHRONOUS, (size_t) sink.n_splits, [&](size_t i) { return sink.splits[i].asynchronous ? 1 : 0; });
+    s.write(LLAMA_INSTR_EV_SPLITS, line);
+}
+
+}  // namespace
+
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> & built_layers) {
+    // llama.cpp keeps a graph or two per context; what is older than this is never computed again
+    constexpr size_t graphs_kept = 4;
+
+    const uint64_t uid = ggml_instr_graph_uid(gf);
+    auto & graphs = state.graphs;
+    const auto known = std::find_if(graphs.begin(), graphs.end(), [uid](const auto & graph) { return graph->uid == uid; });
+    if (known != graphs.end()) {
+        std::rotate(known, known + 1, graphs.end());
+        return *graphs.back();
+    }
+    auto graph = std::make_unique<graph_state>();
+    graph->uid = uid;
+    graph->id  = s.next_graph++;
+    for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
+        graph->layers.push_back(layer_of_node(ggml_graph_node(gf, i), built_layers));
+    }
+    graph->splits_matter = state.has_device || ggml_backend_sched_get_n_splits(state.ctx->get_sched()) > 1;
+
+    const char * why = is_update ? "memory_update" : state.graphs_known ? "changed" : "first";
+    write_graph(s, state, *graph, gf, source, why);
+    write_memory_if_changed(s, state);
+    if (!is_update) {
+        state.graphs_known = true;
+    }
+    if (graphs.size() >= graphs_kept) {
+        graphs.erase(graphs.begin());
+    }
+    graphs.push_back(std::move(graph));
+    return *graphs.back();
+}
+
+void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
+    const ggml_instr_sink & sink = state.sink;
+    const tick_scale scale(times);
+    for (int32_t i = 0; i < sink.n_threads; i++) {
+        const ggml_instr_thread & th = sink.threads[i];
+        s.dropped_ops += (uint64_t) th.dropped;
+        if (th.n == 0) {
+            continue;
+        }
+        if (i == 0) {
+            const int plan = s.detail == level::minimal ? -1 : plan_of(s, graph, th).id;
+            write_layers(s, graph, th, scale, times);
+            if (plan >= 0) {
+                write_ops(s, i, plan, th, scale, times);
+            }
+        } else {
+            write_ops(s, i, plan_of(s, graph, th).id, th, scale, times);
+        }
+    }
+    if (graph.splits_matter && sink.n_splits > 0) {
+        write_split_times(s, sink, scale, times);
+    }
+}
+
+}  // namespace llama_instr

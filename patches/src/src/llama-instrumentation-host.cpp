@@ -1,0 +1,171 @@
+// llama-instrumentation-host.cpp - session_start: who records, on what machine, in which process
+
+#include "llama-instrumentation-session.h"
+
+#include "llama-instrumentation.h"
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <sys/utsname.h>
+#include <unistd.h>
+#ifdef __APPLE__
+#    include <crt_externs.h>
+#    include <sys/sysctl.h>
+#endif
+#ifdef __linux__
+#    include <sys/syscall.h>
+#endif
+
+namespace llama_instr {
+
+namespace {
+
+std::string cpu_name() {
+#ifdef __APPLE__
+    char   name[256] = "";
+    size_t size      = sizeof(name);
+    sysctlbyname("machdep.cpu.brand_string", name, &size, nullptr, 0);
+    return name;
+#else
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        // x86 says "model name"; Arm says neither, its part number has to do
+        for (const char * key : { "model name", "CPU part" }) {
+            if (line.compare(0, strlen(key), key) == 0) {
+                const size_t colon = line.find(':');
+                return colon == std::string::npos || colon + 2 > line.size() ? "" : line.substr(colon + 2);
+            }
+        }
+    }
+    return "";
+#endif
+}
+
+std::vector<std::string> arguments() {
+    std::vector<std::string> argv;
+#ifdef __APPLE__
+    for (int i = 0; i < *_NSGetArgc(); i++) {
+        argv.push_back((*_NSGetArgv())[i]);
+    }
+#else
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    for (std::string arg; std::getline(file, arg, '\0');) {
+        argv.push_back(arg);
+    }
+#endif
+    return argv;
+}
+
+// "CPU : SSE3 = 1 | AVX = 1 | ..." -> the names of what is on
+std::vector<std::string> cpu_features() {
+    std::vector<std::string> names;
+    std::istringstream info(llama_print_system_info());
+    for (std::string part; std::getline(info, part, '|');) {
+        const size_t colon = part.find(" : ");
+        if (colon != std::string::npos) {
+            part = part.substr(colon + 3);
+        }
+        std::istringstream words(part);
+        std::string name, equals, value;
+        if (words >> name >> equals >> value && equals == "=" && value != "0") {
+            names.push_back(value == "1" ? name : name + "=" + value);
+        }
+    }
+    return names;
+}
+
+uint64_t physical_memory() {
+    return (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
+}
+
+std::string random_id() {
+    std::random_device random;
+    char text[17];
+    snprintf(text, sizeof(text), "%08x%08x", random(), random());
+    return text;
+}
+
+std::string iso_time(const timespec & wall) {
+    struct tm utc;
+    gmtime_r(&wall.tv_sec, &utc);
+    char text[64];
+    const size_t n = strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text + n, sizeof(text) - n, ".%09ldZ", wall.tv_nsec);
+    return text;
+}
+
+void write_host(json_line & line) {
+    struct utsname os = {};
+    uname(&os);
+    line.object(LLAMA_INSTR_K_HOST);
+    line.kv(LLAMA_INSTR_K_CPU, cpu_name());
+    line.array(LLAMA_INSTR_K_FEATURES);
+    for (const auto & name : cpu_features()) {
+        line.item(name);
+    }
+    line.close_array();
+    line.kv(LLAMA_INSTR_K_CORES, sysconf(_SC_NPROCESSORS_ONLN)).kv(LLAMA_INSTR_K_MEMORY, physical_memory());
+    line.kv(LLAMA_INSTR_K_OS, std::string(os.sysname) + " " + os.release + " " + os.machine);
+    line.close_object();
+}
+
+void write_process(json_line & line) {
+    line.object(LLAMA_INSTR_K_PROCESS).kv(LLAMA_INSTR_K_PID, getpid()).array(LLAMA_INSTR_K_ARGV);
+    for (const auto & arg : arguments()) {
+        line.item(arg);
+    }
+    line.close_array().close_object();
+}
+
+}  // namespace
+
+uint64_t resident_bytes() {
+    unsigned long long size = 0, resident = 0;
+    if (FILE * file = fopen("/proc/self/statm", "r")) {
+        if (fscanf(file, "%llu %llu", &size, &resident) != 2) {
+            resident = 0;
+        }
+        fclose(file);
+    }
+    return resident * (uint64_t) sysconf(_SC_PAGESIZE);
+}
+
+int thread_id() {
+#ifdef __linux__
+    thread_local const int id = (int) syscall(SYS_gettid);
+    return id;
+#else
+    return 0;
+#endif
+}
+
+void write_session_start(session & s, const char * args) {
+    static const char * levels[] = { "minimal", "detailed", "verbose" };
+    timespec wall;
+    const uint64_t before = ggml_instr_clock_ns();
+    clock_gettime(CLOCK_REALTIME, &wall);
+    const uint64_t t = before + (ggml_instr_clock_ns() - before) / 2;
+
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_SESSION_START, t);
+    line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, random_id());
+    line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
+    line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
+    line.kv(LLAMA_INSTR_K_LEVEL, levels[(int) s.detail]);
+    line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
+    if (s.reads_values()) {
+        line.kv(LLAMA_INSTR_K_PERTURBED, true);
+    }
+    line.kv_json(LLAMA_INSTR_K_PRODUCER, llama_instr_info());
+    write_host(line);
+    write_process(line);
+    if (args[0] != '\0') {
+        line.kv_json(LLAMA_INSTR_K_ARGS, args);
+    }
+    s.write(LLAMA_INSTR_EV_SESSION_START, line);
+}
+
+}  // namespace llama_instr

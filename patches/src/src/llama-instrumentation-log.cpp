@@ -1,0 +1,225 @@
+// llama-instrumentation-log.cpp - see the header for the invariant that it keeps
+
+#include "llama-instrumentation-log.h"
+
+#include "ggml-instrumentation.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace llama_instr {
+
+namespace {
+
+// A reader that went away must not take the program with it: SIGPIPE is kept from this thread while
+// it writes to something that is not a file, and one that this write has caused is taken back.
+class sigpipe_guard {
+  public:
+    explicit sigpipe_guard(bool enable) : active(enable) {
+        if (!active) {
+            return;
+        }
+        sigemptyset(&pipe_set);
+        sigaddset(&pipe_set, SIGPIPE);
+        sigset_t pending;
+        sigpending(&pending);
+        active = sigismember(&pending, SIGPIPE) == 0;
+        if (active) {
+            pthread_sigmask(SIG_BLOCK, &pipe_set, &previous);
+        }
+    }
+
+    ~sigpipe_guard() {
+        if (!active) {
+            return;
+        }
+#ifdef __APPLE__
+        sigset_t pending;
+        sigpending(&pending);
+        if (sigismember(&pending, SIGPIPE)) {
+            int signal_number;
+            sigwait(&pipe_set, &signal_number);
+        }
+#else
+        const struct timespec now = { 0, 0 };
+        while (sigtimedwait(&pipe_set, nullptr, &now) < 0 && errno == EINTR) {
+        }
+#endif
+        pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+    }
+
+  private:
+    bool     active;
+    sigset_t pipe_set;
+    sigset_t previous;
+};
+
+}  // namespace
+
+log_file::~log_file() {
+    if (fd >= 0) {
+        ::close(fd);
+    }
+}
+
+int log_file::open(const char * path, bool overwrite) {
+    struct stat st;
+    const bool exists  = stat(path, &st) == 0;
+    const bool special = exists && (st.st_mode & S_IFMT) != S_IFREG && (st.st_mode & S_IFMT) != S_IFDIR;
+
+    int flags = O_WRONLY | O_CLOEXEC;
+    if (!special) {
+        flags |= O_CREAT | (overwrite ? O_TRUNC : O_EXCL);
+    }
+    const int opened = ::open(path, flags, 0644);
+    if (opened < 0) {
+        return -errno;
+    }
+
+    std::lock_guard<std::mutex> lock(mutex);
+    fd         = opened;
+    regular    = !special;
+    last_flush = ggml_instr_clock_ns();
+    pending.reserve(2 * flush_bytes);
+    return 0;
+}
+
+void log_file::write(const char * event, const std::string & line) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fd < 0) {
+        return;
+    }
+    if (failed()) {
+        summary.dropped++;
+        return;
+    }
+    pending += line;
+    count_of(event, strlen(event)).lines++;
+    if (pending.size() >= flush_bytes) {
+        flush_locked();
+    }
+}
+
+void log_file::flush_if_due(uint64_t now) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fd >= 0 && now - last_flush >= flush_interval_ns) {
+        last_flush = now;
+        flush_locked();
+    }
+}
+
+void log_file::flush() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fd >= 0) {
+        flush_locked();
+    }
+}
+
+uint64_t log_file::dropped() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return summary.dropped;
+}
+
+void log_file::abandon() {
+    // the other threads of the parent do not exist here and may have held the mutex: do not take it
+    if (fd >= 0) {
+        ::close(fd);
+        fd = -1;
+    }
+}
+
+void log_file::flush_locked() {
+    if (pending.empty() || error != 0) {
+        return;
+    }
+    const size_t written = write_some(pending.data(), pending.size());
+    if (written == pending.size()) {
+        offset        += written;
+        summary.bytes += written;
+    } else {
+        give_up(written);
+    }
+    pending.clear();
+}
+
+// returns the bytes written; when fewer than asked for, `error` says why
+size_t log_file::write_some(const char * data, size_t size) {
+    sigpipe_guard guard(!regular);
+    size_t done = 0;
+    while (done < size) {
+        const auto n = ::write(fd, data + done, size - done);
+        if (n > 0) {
+            done += (size_t) n;
+        } else if (n < 0 && errno != EINTR) {
+            error = errno;
+            break;
+        }
+    }
+    return done;
+}
+
+// the disk is full, or the reader went away: cut the file back to whole lines and drop the rest
+void log_file::give_up(size_t written) {
+    size_t keep = written;
+    if (regular) {
+        keep = keep > last_line_room ? keep - last_line_room : 0;
+    }
+    keep = keep == 0 ? 0 : pending.rfind('\n', keep - 1) + 1;  // npos + 1 is 0
+    if (regular && ftruncate(fd, (off_t) (offset + keep)) == 0) {
+        (void) lseek(fd, (off_t) (offset + keep), SEEK_SET);
+    }
+    offset        += keep;
+    summary.bytes += keep;
+    drop_lines(pending.data() + keep, pending.size() - keep);
+}
+
+void log_file::drop_lines(const char * data, size_t size) {
+    static const char prefix[] = "{\"event\":\"";
+    const char * const end = data + size;
+    while (data < end) {
+        const char * newline = (const char *) memchr(data, '\n', (size_t) (end - data));
+        const char * name    = data + sizeof(prefix) - 1;
+        const char * quote   = (const char *) memchr(name, '"', (size_t) (newline - name));
+        count_of(name, (size_t) (quote - name)).lines--;
+        summary.dropped++;
+        data = newline + 1;
+    }
+}
+
+int log_file::close_locked(const std::string & last_line) {
+    const int  first_error = error;
+    const bool reader_gone = first_error != 0 && !regular;
+    if (!reader_gone) {
+        error = 0;
+        const size_t written = write_some(last_line.data(), last_line.size());
+        if (written != last_line.size() && regular) {
+            // a session_end that is cut off would look like a kill; without one it is merely unclosed
+            (void) !ftruncate(fd, (off_t) offset);
+        }
+    }
+    if (::close(fd) != 0 && error == 0) {
+        error = errno;
+    }
+    fd = -1;
+    if (error == 0) {
+        error = first_error;
+    }
+    return -error;
+}
+
+log_file::totals::event_count & log_file::count_of(const char * event, size_t length) {
+    for (auto & count : summary.events) {
+        if (strncmp(count.event, event, length) == 0 && count.event[length] == '\0') {
+            return count;
+        }
+    }
+    summary.events.push_back({ event, 0 });
+    return summary.events.back();
+}
+
+}  // namespace llama_instr

@@ -1,0 +1,192 @@
+// llama-instrumentation-session.h - the open session: its log, its numbers, and what it knows of contexts
+//
+// One session is open in a process at a time; contexts and threads share it. A step holds a reference,
+// so that a session which another thread ends lives until the step is over. A context's state is touched
+// only by the thread that uses the context, as llama.cpp demands of its contexts anyway.
+
+#pragma once
+
+#include "llama-instrumentation-json.h"
+#include "llama-instrumentation-log.h"
+#include "llama-instrumentation-schema.h"
+
+#include "ggml-instrumentation.h"
+#include "llama.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <regex>
+#include <unordered_map>
+#include <vector>
+
+namespace llama_instr {
+
+enum class level { minimal, detailed, verbose };
+
+bool parse_level(const char * text, level & out);
+
+// the order in which the kernels of a graph ran, as it was written
+struct plan_state {
+    int id;
+    std::vector<int32_t> node;
+    std::vector<int32_t> n;
+};
+
+struct graph_state {
+    uint64_t uid = 0;
+    int      id  = -1;
+    std::vector<int32_t>    layers;  // of every node
+    std::vector<plan_state> plans;
+    bool     splits_matter = false;  // more than one, or a device
+};
+
+// a memory that a context was seen to use
+struct cache_state {
+    const void * cache;
+    bool         recurrent;
+    uint64_t     bytes;  // of all cells
+};
+
+struct context_state {
+    const llama_context * ctx = nullptr;
+    int  id     = -1;
+    int  tokens = 0;   // sampled so far
+    int  last_step = -1;
+    bool graphs_known = false;  // graphs built since the session began; older ones have no layers
+    bool has_device   = false;
+    std::string memory;  // the last breakdown that was written
+    std::vector<cache_state> caches;
+    std::vector<std::unique_ptr<graph_state>> graphs;  // most recently used last
+    ggml_instr_sink sink = {};
+
+    ~context_state() { ggml_instr_sink_free(&sink); }
+};
+
+struct model_state {
+    int id = -1;
+    std::unordered_map<const ggml_tensor *, int> weights;
+};
+
+class session {
+  public:
+    // what was asked for
+    level       detail = level::detailed;
+    int32_t     flags  = 0;
+    std::string stats_pattern;
+    std::regex  stats;
+
+    log_file log;
+
+    // numbers that events refer to
+    std::atomic<int> next_graph { 0 };
+    std::atomic<int> next_plan { 0 };
+    std::atomic<int> next_step { 0 };
+    std::atomic<int> next_compute { 0 };
+    std::atomic<int> next_mark { 0 };
+
+    // totals
+    std::atomic<uint64_t> decode_ns { 0 };
+    std::atomic<uint64_t> overhead_ns { 0 };
+    std::atomic<uint64_t> dropped_ops { 0 };
+    std::atomic<bool>     nan_seen { false };
+
+    bool reads_values() const { return !stats_pattern.empty(); }
+
+    // The state of a context; on its first use here, writes it, its model and its weights to the log.
+    context_state & of(const llama_context * ctx);
+    // the same, nullptr when the session has not met the context
+    context_state * find(const llama_context * ctx);
+    model_state   & of(const llama_model * model);
+    void forget(const llama_context * ctx);
+    void forget(const llama_model * model);
+    context_state * find_by_memory(llama_memory_t mem);
+
+    void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
+
+    // steps under way keep the session open
+    void step_begins() { std::lock_guard<std::mutex> lock(steps_mutex); steps++; }
+    void step_ends()   { std::lock_guard<std::mutex> lock(steps_mutex); steps--; steps_done.notify_all(); }
+    void wait_for_steps();
+
+  private:
+    std::mutex mutex;
+    int next_ctx   = 0;
+    int next_model = 0;
+    std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
+    std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
+
+    std::mutex steps_mutex;
+    std::condition_variable steps_done;
+    int  steps = 0;
+    std::atomic<bool> told_failure { false };
+
+    model_state & model_locked(const llama_model * model);
+    void write_context(const context_state & state, int model_id);
+    void after_write();
+};
+
+// the open session; opens the one that the environment asks for when there is none yet
+std::shared_ptr<session> current_session();
+// the same, but opens none
+std::shared_ptr<session> open_session_or_null();
+
+// the calling thread's line; only one is built at a time
+json_line & line_buffer();
+
+// time that the recorder itself spent in this thread since the step began
+struct recorder_clock {
+    static uint64_t & spent();
+    recorder_clock()  : t_begin(ggml_instr_clock_ns()) {}
+    ~recorder_clock() { spent() += ggml_instr_clock_ns() - t_begin; }
+    uint64_t t_begin;
+};
+
+// process-wide facts about a model that a session opened later still needs
+struct model_load {
+    std::string path;
+    uint64_t    t_begin = 0;
+    uint64_t    dur     = 0;
+};
+model_load load_of(const llama_model * model);
+
+struct context_types {
+    ggml_type k = GGML_TYPE_F16;
+    ggml_type v = GGML_TYPE_F16;
+};
+context_types types_of(const llama_context * ctx);
+
+// llama.cpp's memory breakdown as a JSON array of buffer uses
+std::string memory_json(const llama_context * ctx);
+void write_memory_if_changed(session & s, context_state & state);
+
+// host and process, for session_start
+void write_session_start(session & s, const char * args);
+uint64_t resident_bytes();
+int      thread_id();
+
+// the graph that is about to be computed: known, or written now
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> & built_layers);
+
+// what the sink holds: layers, ops, splits of compute number `compute`
+struct compute_times {
+    int      compute;
+    uint64_t begin_ns, end_ns;
+    uint64_t begin_ticks, end_ticks;
+};
+void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times);
+
+// the scheduler's eval callback that reads the values of matching nodes
+bool stats_callback(ggml_tensor * t, bool ask, void * user_data);
+
+// where a node stands in the compute that is under way in this thread
+struct node_reference {
+    int compute, graph, node, layer;
+};
+bool find_computed_node(const ggml_tensor * t, node_reference & out);
+
+// written right behind the `compute` event, which the line refers to
+void write_after_compute(const char * event, std::string line);
+
+}  // namespace llama_instr

@@ -1,0 +1,317 @@
+// llama-instrumentation.h - what llama.cpp calls, and the C API for those who use the library
+//
+// Every hook is a call site of one or two lines in a patch. With no session open, each costs the load of
+// a flag and a branch that is always predicted.
+
+#pragma once
+
+#include "llama.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+//
+// C API
+//
+
+#define LLAMA_INSTR_ABI 1
+
+extern "C" {
+
+// flags of llama_instr_begin()
+enum {
+    LLAMA_INSTR_OVERWRITE     = 1,  // of an existing file
+    LLAMA_INSTR_STOP_ON_NAN   = 2,  // end the compute at the first tensor of `stats` that has a NaN
+    LLAMA_INSTR_STOP_ON_ERROR = 4,  // end the process, with one line, when the log cannot be written
+};
+
+// bits of llama_instr_status()
+enum {
+    LLAMA_INSTR_ACTIVE = 1,
+    LLAMA_INSTR_FAILED = 2,  // the log could not be written, events are dropped
+    LLAMA_INSTR_NAN    = 4,  // a tensor of `stats` had a NaN
+};
+
+LLAMA_API int32_t      llama_instr_abi(void);
+LLAMA_API const char * llama_instr_info(void);   // a JSON object: the log's `producer`
+LLAMA_API const char * llama_instr_error(void);  // of the last call that failed, in this thread
+
+// Opens the process's session. `args` is a JSON object or NULL; `stats` a regular expression over the names
+// of nodes whose values are to be read, or NULL. Returns 0 or -errno.
+LLAMA_API int32_t llama_instr_begin(const char * path, const char * level, const char * args, const char * stats, int32_t flags);
+
+// Waits for the steps that are under way and closes the log. Returns 0, or -errno when events were lost.
+LLAMA_API int32_t llama_instr_end(void);
+
+LLAMA_API int32_t llama_instr_status(void);
+LLAMA_API int64_t llama_instr_dropped(void);  // events that could not be written
+
+// phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session
+LLAMA_API int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name);
+
+// an event of the application's own; `json` is one JSON value. Returns 0, or -1 without a session
+LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
+
+// The memory breakdown of a context as a JSON array, one object per buffer type. Returns its length; when
+// that is not less than `size`, the text was cut.
+LLAMA_API int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size);
+
+}  // extern "C"
+
+//
+// hooks
+//
+
+struct ggml_cgraph;
+struct llama_batch_ext;
+class  llama_kv_cache;
+class  llama_memory_recurrent;
+
+// a session is open, or the environment asks for one
+extern std::atomic<bool> llama_instr_on;
+
+static inline bool llama_instr_enabled() {
+    return llama_instr_on.load(std::memory_order_relaxed);
+}
+
+// llama_decode, llama_encode, llama_process: around the call
+class llama_instr_step {
+  public:
+    explicit llama_instr_step(const llama_context * ctx) {
+        if (llama_instr_enabled()) {
+            begin(ctx);
+        }
+    }
+
+    ~llama_instr_step() {
+        if (active) {
+            finish();
+        }
+    }
+
+    int end(int status_) {
+        status = status_;
+        return status;
+    }
+
+  private:
+    bool active = false;
+    int  status = -1;  // when an exception left the call
+
+    void begin(const llama_context * ctx);
+    void finish();
+};
+
+// llama_context::decode, llama_context::encode: the batch, once it is known which of the two it is
+void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode);
+
+static inline void llama_instr_batch(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
+    if (llama_instr_enabled()) {
+        llama_instr_batch_impl(ctx, batch, encode);
+    }
+}
+
+// llama_context::process_ubatch: its phases, each ended by lap()
+class llama_instr_ubatch {
+  public:
+    enum phase { APPLY, BUILD, ALLOC, INPUTS };
+
+    llama_instr_ubatch(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
+        if (llama_instr_enabled()) {
+            begin(ctx, n_tokens, encoder);
+        }
+    }
+
+    ~llama_instr_ubatch() {
+        if (active) {
+            finish();
+        }
+    }
+
+    void lap(phase p) {
+        if (active) {
+            lap_impl(p);
+        }
+    }
+
+    // the graph at hand was built before the session knew of it: its layers are unknown
+    bool may_reuse() const { return !active || may_reuse_impl(); }
+
+    void reused() {
+        if (active) {
+            reused_impl();
+        }
+    }
+
+    // a graph is about to be built, and its scheduler's eval callback has been set
+    void build(ggml_backend_sched_t sched, bool has_eval_callback) {
+        if (active) {
+            build_impl(sched, has_eval_callback);
+        }
+    }
+
+  private:
+    bool active = false;
+
+    void begin(const llama_context * ctx, uint32_t n_tokens, bool encoder);
+    void finish();
+    void lap_impl(phase p);
+    bool may_reuse_impl() const;
+    void reused_impl();
+    void build_impl(ggml_backend_sched_t sched, bool has_eval_callback);
+};
+
+// llm_graph_context::cb: `il` is the layer of every tensor created since the previous call
+void llama_instr_graph_cb_impl(ggml_context * ctx0, int il);
+
+static inline void llama_instr_graph_cb(ggml_context * ctx0, int il) {
+    if (llama_instr_enabled()) {
+        llama_instr_graph_cb_impl(ctx0, il);
+    }
+}
+
+// llama_context::graph_compute: around ggml's compute
+class llama_instr_compute {
+  public:
+    llama_instr_compute(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
+        if (llama_instr_enabled()) {
+            begin(ctx, gf, n_threads);
+        }
+    }
+
+    ~llama_instr_compute() {
+        if (active) {
+            finish();
+        }
+    }
+
+    void end(int status_) {
+        status = status_;
+        if (active) {
+            finish();
+        }
+    }
+
+  private:
+    bool active = false;
+    int  status = -1;
+
+    void begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads);
+    void finish();
+};
+
+// llama_context::synchronize: around the wait
+class llama_instr_sync {
+  public:
+    explicit llama_instr_sync(const llama_context * ctx) {
+        if (llama_instr_enabled()) {
+            begin(ctx);
+        }
+    }
+
+    ~llama_instr_sync() {
+        if (ctx_id >= 0) {
+            finish();
+        }
+    }
+
+  private:
+    int      ctx_id  = -1;
+    uint64_t t_begin = 0;
+
+    void begin(const llama_context * ctx);
+    void finish();
+};
+
+// the apply() of a cache's context: `cells` are those that the ubatch takes, by stream; none for a shift
+void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv);
+void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem);
+
+static inline void llama_instr_kv_apply(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
+    if (llama_instr_enabled()) {
+        llama_instr_kv_apply_impl(kv, cells, n_kv);
+    }
+}
+
+static inline void llama_instr_recurrent_apply(const llama_memory_recurrent * mem) {
+    if (llama_instr_enabled()) {
+        llama_instr_recurrent_apply_impl(mem);
+    }
+}
+
+// llama_memory_*: around an operation that the application asks for
+class llama_instr_memory_op {
+  public:
+    // what the operation's arguments mean depends on the operation; those that it has not are `none`
+    static constexpr int none = INT32_MIN;
+
+    llama_instr_memory_op(llama_memory_t mem_, const char * op_, int seq_ = none, int seq_dst_ = none, int p0_ = none, int p1_ = none, int arg_ = none) :
+        mem(llama_instr_enabled() ? mem_ : nullptr), op(op_), seq(seq_), seq_dst(seq_dst_), p0(p0_), p1(p1_), arg(arg_) {
+        if (mem) {
+            begin();
+        }
+    }
+
+    ~llama_instr_memory_op() {
+        if (mem) {
+            finish();
+        }
+    }
+
+  private:
+    llama_memory_t mem;
+    const char *   op;
+    int            seq, seq_dst, p0, p1, arg;
+    uint64_t       used_before = 0;
+
+    void begin();
+    void finish();
+};
+
+// llama_model_load_from_file_impl, llama_model::~llama_model; registered even when nothing is recorded,
+// so that a session which begins later knows of what is loaded already
+class llama_instr_model_load {
+  public:
+    explicit llama_instr_model_load(const char * path);
+    void done(const llama_model * model);
+
+  private:
+    const char * path;
+    uint64_t     t_begin;
+};
+
+void llama_instr_model_free(const llama_model * model);
+
+// llama_init_from_model, llama_context::~llama_context
+void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v);
+void llama_instr_context_free(const llama_context * ctx);
+
+// llama_sampler_sample: around it
+class llama_instr_sample {
+  public:
+    explicit llama_instr_sample(llama_context * ctx_) : ctx(llama_instr_enabled() ? ctx_ : nullptr) {
+        if (ctx) {
+            begin();
+        }
+    }
+
+    // p: the probability of the token, 0 when the sampler computed none
+    llama_token end(llama_token token, float p) {
+        if (ctx) {
+            finish(token, p);
+        }
+        return token;
+    }
+
+  private:
+    llama_context * ctx;
+    uint64_t        t_begin = 0;
+
+    void begin();
+    void finish(llama_token token, float p);
+};
+
+// llama_log_internal: warnings and errors
+void llama_instr_message(enum ggml_log_level level, const char * text);
