@@ -1,0 +1,261 @@
+"""Converts the two flat dialects that an earlier fork wrote to the schema's events, on the fly.
+
+    flat-event   the key `event` names the event; durations are `metrics.execution_time_us`
+    flat-type    the key `type` names it, and names a tensor's type too: `tensor_log` lines have
+                 the key twice; durations are `duration_ms`
+
+Invariant: nothing is invented and nothing is lost. An outermost step becomes a step, a step
+inside it (the layers) a mark, and what has no place in the schema is kept word for word in a
+note. The timestamps of a log may all be equal, so that only durations carry time: steps are laid
+end to end, and timestamps only ever push them apart.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from llamacpp_instr.schema import (
+    SCHEMA_VERSION,
+    Context,
+    Event,
+    Host,
+    Mark,
+    Model,
+    Note,
+    Process,
+    Producer,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+)
+
+Name = Literal["flat-event", "flat-type"]
+_NAME_KEYS: dict[str, Name] = {"event": "flat-event", "type": "flat-type"}
+
+
+def dialect_of(first: dict[str, Any]) -> Dialect | None:
+    """The dialect whose first line decodes to `first`, None when it is none of them."""
+    for key, name in _NAME_KEYS.items():
+        if first.get(key) == "session_start" and isinstance(first.get("timestamp"), str):
+            return Dialect(name, key)
+    return None
+
+
+@dataclass
+class _Step:
+    name: str
+    begin: int
+    mark: int
+    """-1 for an outermost step, which is a step of the schema and no mark"""
+
+
+@dataclass
+class Dialect:
+    """One log's conversion; give it every line in order."""
+
+    name: Name
+    key: str
+    """names the event"""
+    closed: bool = False
+    """a `session_end` was seen"""
+    _start: int | None = None
+    """the first timestamp, as nanoseconds since 1970"""
+    _now: int = 0
+    """where the next step is laid"""
+    _open: list[_Step] = field(default_factory=list)
+    _steps: int = 0
+    _marks: int = 0
+
+    def convert(self, line: bytes) -> list[Event]:
+        """The events that `line` stands for. Raises ValueError for a line of no dialect."""
+        pairs = json.loads(line, object_pairs_hook=_Pairs)
+        if not isinstance(pairs, _Pairs):
+            raise ValueError("not an object")
+        what, data = self._untangle(pairs)
+        stamp = _nanoseconds(data.pop("timestamp", None))
+        if self._start is None:
+            self._start = stamp
+        elif what != "step_end":
+            # a step ends when its duration is over, whenever its line was written
+            self._now = max(self._now, stamp - self._start)
+        if what == "session_start":
+            return self._session_start(data, stamp)
+        data.pop("session_id", None)
+        if what == "session_end":
+            self.closed = True
+        elif what == "step_begin":
+            return self._step_begin(data)
+        elif what == "step_end":
+            return self._step_end(data, stamp)
+        return [Note(t=self._now, name=what, data=data)]
+
+    def _untangle(self, pairs: _Pairs) -> tuple[str, dict[str, Any]]:
+        """The event's name and the other keys; a second `type` becomes `tensor_type`."""
+        what = None
+        data: dict[str, Any] = {}
+        for key, value in pairs:
+            if key == self.key and what is None:
+                what = value
+            else:
+                data["tensor_type" if key == self.key else key] = _plain(value)
+        if not isinstance(what, str):
+            raise ValueError(f"no key `{self.key}`")
+        return what, data
+
+    def _session_start(self, data: dict[str, Any], stamp: int) -> list[Event]:
+        time = datetime.fromtimestamp(stamp / 1e9, timezone.utc)
+        start = SessionStart(
+            t=0,
+            schema=SCHEMA_VERSION,
+            id=str(data.pop("session_id", "")),
+            time=time.isoformat().replace("+00:00", "Z"),
+            wall=stamp,
+            level="minimal",
+            clock="monotonic",
+            producer=Producer(llama_cpp="", commit="", patches="", abi=0),
+            host=Host(cpu="", features=[], cores=0, memory=0, os=""),
+            process=Process(pid=0, argv=[]),
+            args={"dialect": self.name, **data},
+        )
+        arch = data.get("model_arch")
+        return [
+            start,
+            Model(
+                t=0,
+                model=0,
+                path="",
+                arch=arch if isinstance(arch, str) else "",
+                params=0,
+                bytes=0,
+                ftype="",
+                hparams={k: v for k, v in data.items() if _is_number(v)},
+                dur=0,
+                n_tensors=0,
+            ),
+            _UNKNOWN_CONTEXT,
+        ]
+
+    def _step_begin(self, data: dict[str, Any]) -> list[Event]:
+        name = str(data.pop("step_name", "step"))
+        events: list[Event] = []
+        if self._open:
+            step = _Step(name, self._now, self._marks)
+            self._marks += 1
+            events.append(Mark(t=self._now, mark=step.mark, name=name, phase="begin"))
+        else:
+            step = _Step(name, self._now, -1)
+            data["step_name"] = name  # a step of the schema has no name
+            events.append(
+                StepBegin(
+                    t=self._now,
+                    step=self._steps,
+                    ctx=0,
+                    kind="decode",
+                    phase="prefill" if "prefill" in name or "prompt" in name else "decode",
+                    n_tokens=0,
+                    n_outputs=0,
+                    n_seqs=0,
+                )
+            )
+        self._open.append(step)
+        if data:
+            events.append(Note(t=self._now, name="step_begin", data=data))
+        return events
+
+    def _step_end(self, data: dict[str, Any], stamp: int) -> list[Event]:
+        metrics = data.get("metrics")
+        rest = {**data, **metrics} if isinstance(metrics, dict) else data
+        if rest is not data:
+            del rest["metrics"]
+        name = str(rest.pop("step_name", self._open[-1].name if self._open else "step"))
+        events: list[Event] = []
+        if all(step.name != name for step in self._open):
+            events += self._step_begin({"step_name": name})
+        while self._open:
+            step = self._open.pop()
+            duration = _duration(rest) if step.name == name else None
+            if duration is None:
+                self._now = max(self._now, stamp - (self._start or 0))
+            else:
+                self._now = max(self._now, step.begin + duration)
+            events.append(self._end(step))
+            if step.name == name:
+                break
+        if rest:
+            events.append(Note(t=self._now, name="step_end", data={"step_name": name, **rest}))
+        return events
+
+    def _end(self, step: _Step) -> Event:
+        if step.mark >= 0:
+            return Mark(t=self._now, mark=step.mark, name=step.name, phase="end")
+        self._steps += 1
+        return StepEnd(
+            t=self._now,
+            step=self._steps - 1,
+            status=0,
+            n_ubatch=0,
+            n_reused=0,
+            prepare=0,
+            readback=0,
+        )
+
+
+_UNKNOWN_CONTEXT = Context(
+    t=0,
+    ctx=0,
+    model=0,
+    n_ctx=0,
+    n_ctx_seq=0,
+    n_batch=0,
+    n_ubatch=0,
+    n_seq_max=0,
+    n_threads=0,
+    n_threads_batch=0,
+    type_k="",
+    type_v="",
+    flash_attn=False,
+    causal=True,
+    embeddings=False,
+    kv_unified=False,
+    offload_kqv=False,
+    backends=[],
+)
+
+
+def _duration(data: dict[str, Any]) -> int | None:
+    """Nanoseconds, taken out of `data`."""
+    for key, unit in (("execution_time_us", 1_000), ("duration_ms", 1_000_000)):
+        if _is_number(data.get(key)):
+            number: float = data.pop(key)
+            return max(0, round(number * unit))
+    return None
+
+
+def _nanoseconds(timestamp: object) -> int:
+    """`2025-08-19 04:32:43.685` or `2024-01-15T10:30:00Z`, taken as UTC, since 1970."""
+    if not isinstance(timestamp, str):
+        raise ValueError("no timestamp")
+    moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+def _is_number(value: object) -> bool:
+    # the bound keeps infinities and absurd lengths out: no step takes 30,000 years
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object as it stands in the line: a key may come twice."""
+
+
+def _plain(value: Any) -> Any:
+    """A nested object back from its pairs."""
+    if isinstance(value, _Pairs):
+        return {key: _plain(inner) for key, inner in value}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
