@@ -71,19 +71,19 @@ def read_events(path: str | Path, lenient: bool = False) -> LogReader:
     reader's `end` then says so. Raises LogError at once for what is no log, and at its line for
     a line that is not as the schema says; `lenient` counts and skips such lines instead.
     """
-    return LogReader(path, (lambda _: None) if lenient else None)
+    return LogReader(path, (lambda _line, _reason: None) if lenient else None)
 
 
 class LogReader:
     """An iterable of (1-based line number, event), to be gone through once.
 
     `end` is None until the last line was read. `dialect` names the earlier fork's dialect that
-    the log is converted from, and is empty for a log of ours. `on_bad_line` is given every line
-    that cannot be decoded as a LogError; without it the first such line is raised.
+    the log is converted from, and is None for a log of ours. `on_bad_line` is given the number of
+    every line that cannot be decoded and why; without it the first such line is a LogError.
     """
 
     def __init__(
-        self, path: str | Path, on_bad_line: Callable[[LogError], None] | None = None
+        self, path: str | Path, on_bad_line: Callable[[int, str], None] | None = None
     ) -> None:
         self.path = "standard input" if str(path) == "-" else str(path)
         self.end: LogEnd | None = None
@@ -123,6 +123,7 @@ class LogReader:
             except _BAD_LINE as error:
                 number = next(numbers) - 1
                 self._bad(_explain(lines[number - first], error), number)
+                numbers = count(number + 1)
 
     def _convert(self, lines: list[bytes]) -> Iterator[tuple[int, Event]]:
         assert self.dialect is not None
@@ -136,11 +137,10 @@ class LogReader:
                 yield number, event
 
     def _bad(self, reason: str, number: int) -> None:
-        error = LogError(reason, self.path, number)
         if self._on_bad_line is None:
-            raise error from None
+            raise LogError(reason, self.path, number) from None
         self._skipped += 1
-        self._on_bad_line(error)
+        self._on_bad_line(number, reason)
 
     # --- bytes to lines ---
 
@@ -188,7 +188,9 @@ class LogReader:
             self._cut = True
             return b""
         except _BAD_STREAM as error:
-            self._bad(f"the compressed data is damaged after this line ({error})", self._lines)
+            if not self._lines:
+                raise LogError(f"the compressed data is damaged ({error})", self.path) from None
+            self._bad(f"the compressed data is damaged from here on ({error})", self._lines + 1)
             self._cut = True
             return b""
         except OSError as error:
