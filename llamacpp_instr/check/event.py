@@ -1,0 +1,225 @@
+"""What one event must fulfil by itself: equal columns, signs, ranges, sums.
+
+Invariant: a function here sees one event and nothing else; what events say of each other is
+`check`'s business. Messages have no place in front: the caller knows file and line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from llamacpp_instr.schema import (
+    Compute,
+    Event,
+    Graph,
+    Kv,
+    Layers,
+    Model,
+    Nodes,
+    Ops,
+    Plan,
+    SessionEnd,
+    Split,
+    Splits,
+    StepEnd,
+    Sync,
+    TensorStats,
+    Token,
+)
+
+
+def event_findings(event: Event) -> Iterator[str]:
+    """What is wrong with `event` alone, one message each."""
+    rule = _RULES.get(type(event))
+    return rule(event) if rule else iter(())
+
+
+def _equal_lengths(columns: dict[str, Sequence[object] | None]) -> Iterator[str]:
+    lengths = {name: len(column) for name, column in columns.items() if column is not None}
+    expected_name, expected = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != expected:
+            yield f"column `{name}` has {length} entries, `{expected_name}` has {expected}"
+
+
+def _no_negative(**values: int | list[int] | None) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, list):
+            if value and min(value) < 0:
+                at = next(i for i, entry in enumerate(value) if entry < 0)
+                yield f"`{name}[{at}]` is negative ({value[at]})"
+        elif value is not None and value < 0:
+            yield f"`{name}` is negative ({value})"
+
+
+def _session_end(event: SessionEnd) -> Iterator[str]:
+    yield from _no_negative(decode_ns=event.decode_ns, overhead_ns=event.overhead_ns)
+    if event.overhead_ns > event.decode_ns >= 0:
+        yield f"`overhead_ns` is {event.overhead_ns}, more than `decode_ns` ({event.decode_ns})"
+    if event.dropped:
+        yield f"{event.dropped} events were dropped: the log is not complete"
+    if event.dropped_ops:
+        yield f"{event.dropped_ops} ops were dropped: a thread's buffer had no room"
+
+
+def _model(event: Model) -> Iterator[str]:
+    return _no_negative(dur=event.dur)
+
+
+def _graph(event: Graph) -> Iterator[str]:
+    yield from _splits_of_graph(event.splits, event.n_nodes)
+    if event.n_exec > event.n_nodes:
+        yield f"`n_exec` is {event.n_exec}, more than `n_nodes` ({event.n_nodes})"
+    if event.nodes is None:
+        return
+    columns = {name: getattr(event.nodes, name) for name in Nodes.__struct_fields__}
+    wrong = [*_equal_lengths({"n_nodes": range(event.n_nodes), **columns})]
+    yield from wrong
+    if wrong:
+        return
+    yield from _nodes(event.nodes, len(event.leafs), len(event.buffers))
+    n_exec = sum(event.nodes.exec)
+    if n_exec != event.n_exec:
+        yield f"`n_exec` is {event.n_exec}, column `exec` has {n_exec}"
+
+
+def _nodes(nodes: Nodes, n_leafs: int, n_buffers: int) -> Iterator[str]:
+    n_nodes = len(nodes.name)
+    for i in range(n_nodes):
+        for source in nodes.src[i]:
+            if source >= n_nodes or -1 - source >= n_leafs:
+                what = f"node {source}" if source >= 0 else f"leaf {-1 - source}"
+                yield f"node {i} reads {what}, the graph has {n_nodes} nodes, {n_leafs} leafs"
+        if not -1 <= nodes.buffer[i] < n_buffers:
+            yield f"node {i} is in buffer {nodes.buffer[i]}, the graph has {n_buffers}"
+        if nodes.layer[i] < -1:
+            yield f"node {i} has layer {nodes.layer[i]}"
+        if nodes.exec[i] not in (0, 1):
+            yield f"node {i} has `exec` {nodes.exec[i]}"
+        if nodes.bytes[i] < 0:
+            yield f"node {i} has {nodes.bytes[i]} bytes"
+        if not 1 <= len(nodes.ne[i]) <= 4 or min(nodes.ne[i]) < 0:
+            yield f"node {i} has shape {nodes.ne[i]}"
+
+
+def _splits_of_graph(splits: list[Split], n_nodes: int) -> Iterator[str]:
+    at = 0
+    for i, split in enumerate(splits):
+        if split.start != at or split.end < split.start:
+            yield f"split {i} is {split.start}..{split.end}, the one before it ends at {at}"
+        at = split.end
+    if splits and at != n_nodes:
+        yield f"the splits end at node {at}, the graph at {n_nodes}"
+
+
+def _plan(event: Plan) -> Iterator[str]:
+    yield from _equal_lengths({"node": event.node, "n": event.n})
+    if event.n and min(event.n) < 1:
+        yield "column `n` has a kernel that computes no node"
+    free = 0
+    for node, n in zip(event.node, event.n or [1] * len(event.node), strict=False):
+        if node < free:
+            yield f"node {node} stands twice or out of order"
+            return
+        free = node + n
+
+
+def _step_end(event: StepEnd) -> Iterator[str]:
+    yield from _no_negative(prepare=event.prepare, readback=event.readback)
+    if event.n_reused > event.n_ubatch:
+        yield f"`n_reused` is {event.n_reused}, more than `n_ubatch` ({event.n_ubatch})"
+
+
+def _compute(event: Compute) -> Iterator[str]:
+    stages = {"apply": event.apply, "build": event.build, "alloc": event.alloc}
+    stages["inputs"] = event.inputs
+    yield from _no_negative(**stages, start=event.start, dur=event.dur)
+    if sum(stages.values()) > event.start:
+        yield f"its stages take {sum(stages.values())} ns, the compute starts at {event.start}"
+
+
+def _layers(event: Layers) -> Iterator[str]:
+    yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "layer": event.layer})
+    yield from _no_negative(dur=event.dur, gap=event.gap)
+    if event.layer and min(event.layer) < -1:
+        yield f"layer {min(event.layer)}"
+    for i, (one, next_one) in enumerate(zip(event.layer, event.layer[1:], strict=False)):
+        if one == next_one:
+            yield f"runs {i} and {i + 1} are of one layer ({one})"
+
+
+def _ops(event: Ops) -> Iterator[str]:
+    yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "wait": event.wait})
+    yield from _no_negative(dur=event.dur, gap=event.gap, wait=event.wait)
+    for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
+        if wait > dur:
+            yield f"`wait[{i}]` is {wait}, more than its `dur` ({dur})"
+
+
+def _splits(event: Splits) -> Iterator[str]:
+    columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
+    yield from _equal_lengths({"dur": event.dur, **columns})
+    yield from _no_negative(dur=event.dur, gap=event.gap)
+    if not {0, 1}.issuperset(event.asynchronous):
+        yield "column `asynchronous` has something other than 0 and 1"
+
+
+def _sync(event: Sync) -> Iterator[str]:
+    return _no_negative(dur=event.dur)
+
+
+def _kv(event: Kv) -> Iterator[str]:
+    if event.used > event.size:
+        yield f"{event.used} cells are used of {event.size}"
+    for cell in event.cells or ():
+        if not 0 <= cell < event.size:
+            yield f"cell {cell} of {event.size}"
+
+
+def _token(event: Token) -> Iterator[str]:
+    yield from _no_negative(dur=event.dur)
+    if event.p is not None and not 0 <= event.p <= 1:
+        yield f"probability {event.p}"
+    if event.hex is not None:
+        try:
+            text = bytes.fromhex(event.hex).decode(errors="replace")
+        except ValueError:
+            yield "`hex` is no hexadecimal number"
+        else:
+            # how many replacement characters stand for wrong bytes is each decoder's own
+            if text.replace("\ufffd", "") != event.text.replace("\ufffd", ""):
+                yield "`hex` and `text` are not the same bytes"
+
+
+def _tensor_stats(event: TensorStats) -> Iterator[str]:
+    n = event.nan + event.inf + sum(event.hist)
+    if n != event.n:
+        yield f"`nan`, `inf` and `hist` count {n} elements, `n` is {event.n}"
+    if event.zero > event.n:
+        yield f"{event.zero} zeros in {event.n} elements"
+    low, mean, high = event.min, event.mean, event.max
+    if low is not None and high is not None and mean is not None:
+        slack = 1e-6 * max(abs(low), abs(high))  # the mean is summed with rounding
+        if not low - slack <= mean <= high + slack:
+            yield f"the mean {mean} is not between {low} and {high}"
+    if event.std is not None and (event.std < 0 or math.isnan(event.std)):
+        yield f"the deviation is {event.std}"
+
+
+_RULES: dict[type[Event], Callable[[Any], Iterator[str]]] = {
+    SessionEnd: _session_end,
+    Model: _model,
+    Graph: _graph,
+    Plan: _plan,
+    StepEnd: _step_end,
+    Compute: _compute,
+    Layers: _layers,
+    Ops: _ops,
+    Splits: _splits,
+    Sync: _sync,
+    Kv: _kv,
+    Token: _token,
+    TensorStats: _tensor_stats,
+}

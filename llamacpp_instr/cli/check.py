@@ -1,0 +1,40 @@
+"""`instr check LOG...`: says what is wrong with logs, one line for each finding."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command(
+    "check",
+    short_help="Say what is wrong with logs.",
+    epilog="Example:  instr check session.log",
+)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
+@click.pass_context
+def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
+    """Check logs strictly: every line against the schema, references, order, spans, counts.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Prints one line for
+    each finding, with its line number. Exits with 0 when there is none, 1 when there are some,
+    2 when a file cannot be read as a log.
+    """
+    from llamacpp_instr.check import check_log
+
+    if as_json:
+        found = [finding._asdict() for log in logs for finding in check_log(log)]
+        click.echo(json.dumps(found, indent=2))
+        context.exit(1 if found else 0)
+    clean = True
+    for log in logs:
+        n_findings = 0
+        for finding in check_log(log):
+            click.echo(finding)
+            n_findings += 1
+        if not n_findings:
+            click.echo(f"{log}: clean")
+        clean = clean and not n_findings
+    context.exit(0 if clean else 1)
