@@ -1,0 +1,52 @@
+# make demo   everything from nothing to a recorded session of the demo model
+# make test   the test suite, in the same environment
+# make lint   the checks that need no model
+#
+# PYTHON is the interpreter that the environment .venv is made with.
+
+PYTHON ?= python3
+PROMPT ?= Once upon a time
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+TEST_INSTALLED := .venv/.installed-test
+
+.PHONY: demo test lint native clean
+
+demo: native
+	@mkdir -p out
+	$(BIN)/instr run demo --prompt "$(PROMPT)" -n 64 --log out/demo.log --force
+
+test: native $(TEST_INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(TEST_INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# takes a second when it was built before: the build has a cache of its own
+native: $(INSTALLED)
+	$(BIN)/instr build
+
+$(INSTALLED): pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(TEST_INSTALLED): pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[test]"
+	@touch $@ $(INSTALLED)
+
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "$(PYTHON) is missing (Debian, Ubuntu: apt install python3)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "Python 3.10 or newer is needed, $(PYTHON) is older; name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "$(PYTHON) has no venv (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+	    echo "a C++ compiler is missing (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+clean:
+	rm -rf .venv out

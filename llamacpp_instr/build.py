@@ -1,0 +1,293 @@
+"""Builds and installs llama-cpp-python with our patches; what was built once is not built again.
+
+A wheel's place in the cache is the digest of everything that its content depends on: the sdist,
+the patches, the flags, the compilers, the platform and, as the kernels are compiled for it, the
+CPU. The unpatched wheel of the same sdist, which tests and benchmarks compare with, is built in
+the very same way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.build_progress import BuildProgress, about, estimate_seconds
+from llamacpp_instr.errors import BuildError
+from llamacpp_instr.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
+from llamacpp_instr.upstream import (
+    concerns_wheel,
+    patch_digest,
+    patches_dir,
+    read_series,
+    read_upstream,
+)
+
+# No kernel is compiled for this machine's CPU alone; the best variant is loaded at run time.
+PORTABLE_ARGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON")
+
+_FLAG_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS")
+
+
+def build_wheel(
+    *,
+    patched: bool = True,
+    portable: bool = False,
+    cmake_args: Sequence[str] = (),
+    jobs: int | None = None,
+    stream: TextIO = sys.stderr,
+) -> Path:
+    """The wheel of llama-cpp-python, built unless the cache has it; progress goes to `stream`.
+
+    `cmake_args` are further arguments for CMake (`-DNAME=VALUE`), after those of the variable
+    CMAKE_ARGS; `jobs` defaults to the number of usable CPUs. With `patched` false llama.cpp is
+    as it came, only the wheel is made in the same way. Raises BuildError, whose one line names the
+    log of the build.
+    """
+    patches = patches_dir()
+    upstream = read_upstream(patches)
+    flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
+    require_tools()
+    inputs = wheel_inputs(patches, flags, patched=patched, native=not portable)
+    key = wheel_key(inputs)
+    cache = cache_dir()
+    kept = cache / "wheels" / key
+    name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
+    with _locked(cache / "wheels" / f"{key}.lock", name, stream):
+        for wheel in kept.glob("*.whl"):
+            return wheel
+        log = BuildLog(cache / "logs" / f"build-{key}.log")
+        jobs = jobs or usable_cpus()
+        progress = BuildProgress(stream, jobs)
+        progress.say(
+            f"building {name} (llama.cpp {upstream.commit[:8]}) with {jobs} "
+            f"{'job' if jobs == 1 else 'jobs'}: {about(estimate_seconds(jobs))}; log: {log.path}"
+        )
+        work = cache / "work" / key
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            work.mkdir(parents=True)
+            sdist = fetch_sdist(patches, cache, log)
+            tree = make_tree(sdist, work, patches, log, patched=patched)
+            wheel = _compile(tree, work, flags, jobs, log, progress)
+            kept.mkdir(parents=True, exist_ok=True)
+            return wheel.replace(kept / wheel.name)
+        except OSError as error:
+            raise BuildError(f"{error.filename}: {error.strerror}; see {log.path}") from None
+        finally:
+            progress.clear()
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
+    """Make `wheel` the llama_cpp of this environment; False when it already is, untouched.
+
+    Raises BuildError when pip cannot.
+    """
+    require_tools(compiler=False)
+    if is_installed(wheel):
+        return False
+    print(f"installing {wheel.name}", file=stream, flush=True)
+    log = BuildLog(cache_dir() / "logs" / f"install-{wheel.parent.name}.log")
+    pip = [sys.executable, "-m", "pip", "install"]
+    # what it depends on comes first: an interrupted installation is then seen as none
+    for options in ([], ["--no-deps", "--force-reinstall"]):
+        status, output = log.run([*pip, *options, str(wheel)])
+        if status != 0:
+            raise log.failure(f"pip could not install {wheel.name}", output)
+    return True
+
+
+def copy_wheel(wheel: Path, directory: Path) -> Path:
+    """Put a copy of `wheel` into `directory`, made when missing; the copy's path."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copyfile(wheel, directory / wheel.name))
+    except OSError as error:
+        raise BuildError(f"{error.filename}: {error.strerror}") from None
+
+
+def is_installed(wheel: Path) -> bool:
+    """Whether this environment's llama_cpp came from exactly this wheel and is whole."""
+    importlib.invalidate_caches()
+    try:
+        dist = importlib.metadata.distribution("llama_cpp_python")
+        origin = json.loads(dist.read_text("direct_url.json") or "{}")
+        if origin.get("archive_info", {}).get("hash") != f"sha256={sha256_of(wheel)}":
+            return False
+        sized = [file for file in dist.files or () if file.size is not None]
+        return all(Path(str(file.locate())).stat().st_size == file.size for file in sized)
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return False
+
+
+def check_patches() -> str:
+    """Fetch the pinned sdist and apply the patches to it, building nothing; returns what was found.
+
+    Raises BuildError when the checksum, the commit or a patch does not fit.
+    """
+    patches = patches_dir()
+    upstream = read_upstream(patches)
+    require_tools(compiler=False)
+    cache = cache_dir()
+    log = BuildLog(cache / "logs" / "check.log")
+    sdist = fetch_sdist(patches, cache, log)
+    with tempfile.TemporaryDirectory(prefix="check-", dir=cache) as work:
+        make_tree(sdist, Path(work).resolve(), patches, log, patched=True)
+    return (
+        f"patch set {patch_digest(patches)} applies cleanly to llama-cpp-python "
+        f"{upstream.version} (llama.cpp {upstream.commit[:8]})"
+    )
+
+
+def cache_dir() -> Path:
+    """Where sdists, wheels and logs are kept: LLAMACPP_INSTR_CACHE, else the user's cache."""
+    own = os.environ.get("LLAMACPP_INSTR_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache").absolute() / "llamacpp-instr"
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def find_compiler(variable: str, candidates: Sequence[str]) -> str | None:
+    """The compiler that CMake will take: that of the environment variable, else the first found."""
+    named = shlex.split(os.environ.get(variable, ""))
+    return next((path for name in named[:1] or candidates if (path := shutil.which(name))), None)
+
+
+def compilers() -> tuple[str | None, str | None]:
+    """The C and the C++ compiler, None where there is none."""
+    return (
+        find_compiler("CC", ("cc", "gcc", "clang")),
+        find_compiler("CXX", ("c++", "g++", "clang++")),
+    )
+
+
+def require_tools(*, compiler: bool = True) -> None:
+    """Raises BuildError naming the package that brings a part that is missing.
+
+    CMake and ninja are not asked for: the isolated build fetches them when they are missing.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise BuildError(
+            f"{sys.executable} has no pip; run: {sys.executable} -m ensurepip "
+            "(Debian, Ubuntu: apt install python3-venv)"
+        )
+    if compiler and None in compilers():
+        named = [f"{v}={os.environ[v]}" for v in ("CC", "CXX") if os.environ.get(v)]
+        raise BuildError(
+            "no C++ compiler found" + (f" with {' '.join(named)}" if named else "")
+            + "; install one (Debian, Ubuntu: apt install g++)"
+        )  # fmt: skip
+
+
+def wheel_inputs(
+    patches: Path, flags: Sequence[str], *, patched: bool, native: bool
+) -> dict[str, object]:
+    """Everything that a wheel's content depends on, as JSON values."""
+    upstream = read_upstream(patches)
+    wheel_patches = [sha256_of(patches / n) for n in read_series(patches) if concerns_wheel(n)]
+    return {
+        "sdist": upstream.sha256,
+        "patches": patch_digest(patches) if patched else wheel_patches,
+        "flags": list(flags),
+        "environment": {name: os.environ.get(name, "") for name in _FLAG_VARIABLES},
+        "compilers": [_compiler_version(path) for path in compilers()],
+        "platform": [sysconfig.get_platform(), *platform.libc_ver()],
+        "cpu": cpu_identity() if native else None,
+    }
+
+
+def wheel_key(inputs: dict[str, object]) -> str:
+    """16 hexadecimal digits over `wheel_inputs`."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cpu_identity() -> list[str]:
+    """Model and features of this CPU: what `-march=native` depends on."""
+    found: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    names = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    return [platform.machine(), *(found[name] for name in names if name in found)]
+
+
+def _compile(
+    tree: Path, work: Path, flags: Sequence[str], jobs: int, log: BuildLog, progress: BuildProgress
+) -> Path:
+    """Build the wheel of a source tree below `work`; the path of the wheel."""
+    commit = read_upstream(patches_dir()).commit[:12]
+    arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
+    env = {
+        **no_repository(tree),
+        "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        # through the environment, as pip before 22.1 has no --config-settings
+        "SKBUILD_BUILD_DIR": str(work / "build"),
+        # ggml uses ccache where there is one; a new tree must not look new to it
+        "CCACHE_BASEDIR": str(work),
+        "CCACHE_NOHASHDIR": "1",
+    }
+    command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(work / "wheel")]
+    status, output = log.run([*command, str(tree)], env=env, on_line=progress.see)
+    wheels = list((work / "wheel").glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise log.failure("the build failed", output)
+    return wheels[0]
+
+
+def _compiler_version(path: str | None) -> str:
+    """First line of what the compiler says of itself."""
+    if path is None:
+        return ""
+    try:
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the compiler {path} does not answer: {error}") from None
+    return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]
+
+
+@contextmanager
+def _locked(path: Path, name: str, stream: TextIO) -> Iterator[None]:
+    """One build of a wheel at a time; a second process waits for the first one's result."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise BuildError(
+            f"{error.filename}: {error.strerror}; set LLAMACPP_INSTR_CACHE to a directory that "
+            "can be written"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another process builds {name}", file=stream, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,102 @@
+"""Shows how far a build is, from the lines that ninja or make print.
+
+A figure is shown only once something has been measured or with the word "about" before it; on a
+terminal one line is redrawn, elsewhere a line is added every ten seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+COMPILE_CPU_SECONDS = 380.0
+"""CPU time of a whole build, measured on a server of 2023; the first estimate is made of it."""
+_SECONDS_BEFORE_COMPILING = 15.0
+"""fetching, unpacking, the isolated build environment, CMake's configuration"""
+_PLAIN_INTERVAL = 10.0
+
+_NINJA = re.compile(r"\s*\[(\d+)/(\d+)\]")
+_MAKE = re.compile(r"\s*\[\s*(\d+)%\]")
+
+
+def parse_progress(line: str) -> float | None:
+    """The share that is done, 0 to 1, from a line of ninja (`[3/193] …`) or make (`[ 12%] …`)."""
+    match = _NINJA.match(line)
+    if match:
+        done, total = int(match[1]), int(match[2])
+        return done / total if 0 < done <= total else None
+    match = _MAKE.match(line)
+    return min(int(match[1]), 100) / 100 if match else None
+
+
+def estimate_seconds(jobs: int) -> float:
+    """Wall time of a build before anything is known of this machine but its number of jobs."""
+    return _SECONDS_BEFORE_COMPILING + COMPILE_CPU_SECONDS / jobs
+
+
+def about(seconds: float) -> str:
+    """A duration as rough as an estimate is: `about 40 s`, `about 6 min`."""
+    if seconds < 90:
+        return f"about {max(10, round(seconds / 10) * 10)} s"
+    return f"about {round(seconds / 60)} min"
+
+
+class BuildProgress:
+    """The progress line of one build."""
+
+    def __init__(
+        self, stream: TextIO, jobs: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._prior = COMPILE_CPU_SECONDS / jobs
+        self._tty = stream.isatty()
+        self._compiling_since: float | None = None
+        self._shown_at = float("-inf")
+        self._drawn = False
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.clear()
+        print(text, file=self._stream, flush=True)
+
+    def see(self, line: str) -> None:
+        """A line of the build's output."""
+        share = parse_progress(line)
+        if share is None:
+            return
+        now = self._clock()
+        if self._compiling_since is None:
+            self._compiling_since = now
+        if not self._tty and now - self._shown_at < _PLAIN_INTERVAL:
+            return
+        self._shown_at = now
+        left = remaining_seconds(share, now - self._compiling_since, self._prior)
+        text = f"compiling: {share:4.0%}, {about(left)} left"
+        if self._tty:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._drawn = True
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        """Take the redrawn line away."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = False
+
+
+def remaining_seconds(share: float, elapsed: float, prior: float) -> float:
+    """What is left of a build of which `share` took `elapsed` seconds.
+
+    The whole is the prior estimate at first and what was measured in the end, weighted by the
+    share that is done: the steps are too uneven for the first few to be believed.
+    """
+    if share <= 0:
+        return prior
+    measured = elapsed / share
+    return (1 - share) * ((1 - share) * prior + share * measured)

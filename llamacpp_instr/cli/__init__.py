@@ -1,0 +1,117 @@
+"""The command `instr`: a table of commands, and the one place where an error becomes an exit code.
+
+A command's module is imported when it is used, so that `instr --help` costs nothing. Exit codes:
+0 done, 1 failed, 2 wrong input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from llamacpp_instr import __version__
+from llamacpp_instr.errors import InstrError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build": ("llamacpp_instr.cli.build:build", "Build and install the instrumented llama.cpp."),
+    "doctor": ("llamacpp_instr.cli.doctor:doctor", "Say what is installed and what is missing."),
+    "run": ("llamacpp_instr.cli.run:run", "Run a model and record the session as a log."),
+    "exec": ("llamacpp_instr.cli.exec:exec_", "Record any program that uses llama-cpp-python."),
+    "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
+    "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
+    "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
+}
+"""Name -> ("module:function", one line of help), in the order in which the help lists them."""
+
+_EPILOG = """\b
+Begin with:
+  instr build
+  instr run demo --prompt "Once upon a time"
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), function)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {name!r} ({hint})", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the command line and leave with its exit code; an error is one line."""
+        extra["standalone_mode"] = False
+        try:
+            status = super().main(args, prog_name or "instr", **extra)
+        except click.Abort:
+            # click makes this of Ctrl-C and of the end of input in a prompt
+            _leave("Interrupted", 130)
+        except click.UsageError as error:
+            ctx = error.ctx
+            see = f"; see {ctx.command_path} --help" if ctx is not None else ""
+            _leave(f"Error: {error.format_message().rstrip('.')}{see}", 2)
+        except click.ClickException as error:
+            _leave(f"Error: {error.format_message()}", error.exit_code)
+        except InstrError as error:
+            _leave(f"Error: {error}", error.exit_code)
+        except BrokenPipeError:
+            # who read us has enough; without this the interpreter complains once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        # only `ctx.exit(status)` gives a number: commands return nothing
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave(line: str, status: int) -> NoReturn:
+    click.echo(line, err=True)
+    sys.exit(status)
+
+
+@click.command(
+    cls=LazyGroup,
+    epilog=_EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="instr", message="%(prog)s %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Show what llama.cpp does while it thinks.
+
+    Records a session of a real model as a log: every decode, layer and op with its compute time.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(2)

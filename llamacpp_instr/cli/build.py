@@ -1,0 +1,56 @@
+"""`instr build`: build the instrumented llama-cpp-python and install it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  instr build                                  install into this environment
+  instr build --cmake-args "-DGGML_CUDA=ON"    with a device backend
+  instr build --portable --wheel-dir dist      a wheel for other machines
+"""
+)
+@click.option("--cmake-args", default="", metavar="ARGS", help="Further arguments for CMake.")
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Compilers at once.  [default: CPUs]")
+@click.option(
+    "--wheel-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Put the wheel here instead of installing it.",
+)
+@click.option(
+    "--portable",
+    is_flag=True,
+    help="For any CPU of this architecture: kernels for the CPU are chosen at run time.",
+)
+@click.option("--check", is_flag=True, help="Only see whether the patches apply; build nothing.")
+def build(
+    cmake_args: str, jobs: int | None, wheel_dir: Path | None, portable: bool, check: bool
+) -> None:
+    """Build the instrumented llama.cpp and install it into this environment.
+
+    The source is llama-cpp-python's own, fetched through pip from the index that pip is set to,
+    checked, patched and compiled. A second build with the same inputs comes from the cache
+    ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr) in seconds.
+    """
+    from llamacpp_instr.build import build_wheel, check_patches, copy_wheel, install_wheel
+
+    if check:
+        click.echo(check_patches())
+        return
+    try:
+        arguments = shlex.split(cmake_args)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}: {cmake_args!r}", param_hint="--cmake-args") from None
+    wheel = build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
+    if wheel_dir is not None:
+        click.echo(copy_wheel(wheel, wheel_dir))
+        return
+    new = install_wheel(wheel)
+    click.echo(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")

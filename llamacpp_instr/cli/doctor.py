@@ -1,0 +1,52 @@
+"""`instr doctor`: what is installed, which library loads, and what is missing."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  instr doctor
+  instr doctor --json | jq .library.version
+"""
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Say what is installed, which llama.cpp loads, and what is missing.
+
+    The exit code is 0 when recording works, else 1.
+    """
+    from llamacpp_instr.doctor import diagnose
+
+    found = diagnose()
+    if as_json:
+        click.echo(found.as_json())
+        ctx.exit(0 if found.ok else 1)
+    library = found.library
+    rows = [
+        ("llamacpp-instr", f"{found.package}, patch set {found.patches or 'not found'}"),
+        ("python", found.python),
+        ("environment", found.prefix),
+        ("llama_cpp", library.version or "cannot be loaded"),
+        ("  library", library.path),
+        (
+            "  recorder",
+            f"ABI {library.abi}, patch set {library.patches}" if library.abi else "none",
+        ),
+        ("  llama.cpp", library.commit),
+        ("  features", " | ".join(library.features)),
+        ("cpu", f"{found.cpu}, {found.cpus} usable"),
+        ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
+        *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),
+    ]
+    for label, text in rows:
+        if text:
+            click.echo(f"{label:16}{text}")
+    click.echo()
+    for problem in found.problems:
+        click.echo(f"problem: {problem}")
+    click.echo("recording works" if found.ok else "recording does not work")
+    ctx.exit(0 if found.ok else 1)
