@@ -100,6 +100,7 @@ def _leave(line: str, status: int) -> NoReturn:
 
 
 @click.command(
+    "instr",
     cls=LazyGroup,
     epilog=_EPILOG,
     invoke_without_command=True,

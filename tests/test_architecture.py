@@ -1,0 +1,119 @@
+"""Who may import whom, over every import statement; and rooms that stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+OURS = ("llamacpp_instr", "converters")
+
+# The floor knows nobody; then log -> session -> converters on one side ...
+FLOOR = {"llamacpp_instr", "llamacpp_instr.errors", "llamacpp_instr.schema"}
+BELOW_READING: dict[str, set[str]] = {
+    "llamacpp_instr.errors": set(),
+    "llamacpp_instr.schema": set(),
+    "llamacpp_instr.ops": FLOOR,
+    "llamacpp_instr.log": FLOOR | {"llamacpp_instr.ops"},
+    "llamacpp_instr.session": FLOOR | {"llamacpp_instr.ops", "llamacpp_instr.log"},
+}
+READING = set(BELOW_READING) - FLOOR
+# ... and everything that needs the native library on the other; only the cli sees both.
+
+MAX_LINES = 400
+LONG: dict[str, str] = {
+    "llamacpp_instr/schema.py": "the one table of every event: splitting it would hide a half",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of both packages."""
+    found: dict[str, Path] = {}
+    for package in OURS:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(name: str) -> set[str]:
+    """Modules of ours that a module imports, anywhere in it."""
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        found |= {n for n in names if n in MODULES or n.partition(".")[0] == "llama_cpp"}
+    return found - {name}
+
+
+def allowed(name: str, other: str) -> bool:
+    """Whether a module may import another one."""
+    if name == "llamacpp_instr.__main__":
+        return other in {"llamacpp_instr", "llamacpp_instr.cli"}
+    if name.startswith("llamacpp_instr.cli"):
+        # the only place where both sides meet; its modules share nothing but the frame
+        return not other.startswith("llamacpp_instr.cli.")
+    if name in BELOW_READING:
+        return other in BELOW_READING[name]
+    if name == "converters":
+        return other.startswith("converters.") or other in FLOOR | READING
+    if name.startswith("converters."):
+        return other in FLOOR | READING
+    if name == "llamacpp_instr":
+        # `llamacpp_instr.record` is the package's Python interface
+        return other in {"llamacpp_instr.errors", "llamacpp_instr.record"}
+    # recording: no reading side, no command line
+    return not other.startswith(("converters", "llamacpp_instr.cli")) and other not in READING
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_stands_below_it(name: str) -> None:
+    wrong = sorted(other for other in imported(name) if not allowed(name, other))
+    assert wrong == [], f"{name} must not import {', '.join(wrong)}"
+
+
+def test_the_rule_sees_what_it_has_to_see() -> None:
+    assert "llamacpp_instr.errors" in imported("llamacpp_instr.build")
+    assert "llamacpp_instr.build" in imported("llamacpp_instr.cli.build"), "inside of a function"
+    assert not allowed("converters.chrome", "converters.perfetto")
+    assert not allowed("converters.chrome", "llamacpp_instr.native")
+    assert not allowed("converters.chrome", "llama_cpp")
+    assert not allowed("llamacpp_instr.log", "llamacpp_instr.session")
+    assert not allowed("llamacpp_instr.session", "llama_cpp")
+    assert not allowed("llamacpp_instr.record", "llamacpp_instr.log")
+    assert not allowed("llamacpp_instr.run", "llamacpp_instr.cli")
+    assert allowed("llamacpp_instr.record", "llamacpp_instr.native")
+    assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.session")
+
+
+def test_files_fit_in_a_readers_head() -> None:
+    long = {}
+    for directory in (*OURS, "tests", "tools", "benchmarks", "patches/src"):
+        for path in sorted((REPOSITORY / directory).rglob("*")):
+            if path.suffix not in {".py", ".c", ".cpp", ".h"}:
+                continue
+            name = path.relative_to(REPOSITORY).as_posix()
+            lines = path.read_text(encoding="utf-8").count("\n")
+            if lines > MAX_LINES and name not in LONG:
+                long[name] = lines
+    assert long == {}, f"files of more than {MAX_LINES} lines; split them by idea"
+
+
+def test_the_exceptions_are_still_needed() -> None:
+    for name in LONG:
+        lines = (REPOSITORY / name).read_text(encoding="utf-8").count("\n")
+        assert lines > MAX_LINES, f"{name} has become short: it needs no exception"

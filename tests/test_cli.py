@@ -1,0 +1,180 @@
+"""The command line as a whole: help, laziness, and every error as one line with its exit code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import types
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from llamacpp_instr import __version__, cli
+from llamacpp_instr.errors import BuildError, LogError
+
+
+def instr(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, args)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_and_an_example(name: str) -> None:
+    result = instr(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert f"Usage: instr {name}" in result.output
+    assert "Example" in result.output
+    assert f"\n  instr {name}" in result.output or f"\n    instr {name}" in result.output
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_of_a_command_has_help(name: str) -> None:
+    command = cli.main.get_command(click.Context(cli.main), name)
+    assert command is not None
+    silent = [
+        option.opts[0]
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert silent == []
+
+
+def test_the_help_lists_every_command_and_what_to_begin_with() -> None:
+    result = instr("--help")
+    assert result.exit_code == 0
+    for name, (_, text) in cli.COMMANDS.items():
+        assert f"\n  {name} " in result.output
+        assert text in result.output
+    assert "instr run demo" in result.output
+
+
+def test_no_command_is_the_help_and_wrong_input() -> None:
+    assert instr().output == instr("--help").output
+    assert instr().exit_code == 2
+
+
+def test_the_version() -> None:
+    assert instr("--version").output == f"instr {__version__}\n"
+    run = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "--version"], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (0, f"instr {__version__}\n")
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    run = python(
+        "import sys\n"
+        "from llamacpp_instr.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('MODULES', *sys.modules)"
+    )
+    modules = set(run.stdout.partition("MODULES ")[2].split())
+    heavy = {"numpy", "pandas", "perfetto", "llama_cpp", "msgspec", "orjson", "rich", "gguf"}
+    assert "click" in modules
+    assert modules & heavy == set()
+    ours = {name for name in modules if name.startswith(("llamacpp_instr", "converters"))}
+    assert ours == {"llamacpp_instr", "llamacpp_instr.cli", "llamacpp_instr.errors"}
+
+
+def test_help_is_quick() -> None:
+    def cpu_seconds() -> float:
+        code = (
+            "import time\n"
+            "from llamacpp_instr.cli import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: print('CPU', time.process_time())"
+        )
+        return float(python(code).stdout.rpartition("CPU ")[2])
+
+    assert min(cpu_seconds() for _ in range(5)) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["buidl"], r"no command 'buidl' \(did you mean 'build'\?\); see instr --help"),
+        (["zzz"], r"no command 'zzz' \(there are build, .*\); see instr --help"),
+        # click's own words differ between its versions
+        (["--foo"], r"No such option:? '?--foo'?; see instr --help"),
+        (["build", "--foo"], r"No such option:? '?--foo'?; see instr build --help"),
+        (["build", "--jobs", "0"], r"Invalid value for '--jobs' / '-j': 0 .*; see instr build .*"),
+        (["build", "--cmake-args", "'"], r"Invalid value for --cmake-args: No closing .*"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(args: list[str], line: str) -> None:
+    result = instr(*args)
+    assert result.exit_code == 2
+    assert re.fullmatch(f"Error: {line}\n", result.stderr), result.stderr
+    assert result.stdout == ""
+
+
+def give(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int = 0) -> None:
+    """Add a command `try` that raises `error`, or leaves with `status`."""
+
+    @click.command()
+    @click.pass_context
+    def attempt(ctx: click.Context) -> None:
+        if error is not None:
+            raise error
+        ctx.exit(status)
+
+    module = types.ModuleType("attempt")
+    module.attempt = attempt  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "attempt", module)
+    monkeypatch.setitem(cli.COMMANDS, "try", ("attempt:attempt", "Try."))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (BuildError("no tea; boil water"), 1, "Error: no tea; boil water\n"),
+        (LogError("not a log", "a.log", 3), 2, "Error: a.log:3: not a log\n"),
+        (KeyboardInterrupt(), 130, "\nInterrupted\n"),
+        (click.ClickException("no"), 1, "Error: no\n"),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    error: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, error)
+    result = instr("try")
+    assert (result.exit_code, result.stderr) == (status, line)
+
+
+@pytest.mark.parametrize("status", [0, 1, 77])
+def test_a_command_may_choose_its_exit_code(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, None, status)
+    assert instr("try").exit_code == status
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, ZeroDivisionError("a bug"))
+    assert isinstance(instr("try").exception, ZeroDivisionError)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    code = (
+        "import sys, types, click\n"
+        "from llamacpp_instr import cli\n"
+        "@click.command()\n"
+        "def lines():\n"
+        "    for i in range(100000): click.echo(i)\n"
+        "sys.modules['m'] = types.SimpleNamespace(lines=lines)\n"
+        "cli.COMMANDS['lines'] = ('m:lines', '')\n"
+        "cli.main(['lines'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

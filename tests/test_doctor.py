@@ -1,0 +1,101 @@
+"""`instr doctor` names what is wrong and what to do, whatever state llama_cpp is in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from llamacpp_instr import cli, doctor
+from llamacpp_instr.doctor import Library, library_problems
+
+
+@pytest.fixture
+def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama_cpp that comes before any installed one; the test writes its `__init__.py`."""
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return package / "__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import os; os.abort()", "loading it ends with SIGABRT"),
+        ("import os; os.kill(os.getpid(), 4)", "SIGILL (it was built for another CPU)"),
+        ("raise RuntimeError('no\\nlibrary')", "library"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "it prints nothing"),
+        ("import time; time.sleep(60)", "takes more than"),
+    ],
+)
+def test_a_broken_llama_cpp_is_a_finding(
+    code: str, error: str, llama_cpp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_cpp.write_text(code)
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", 5)
+    found = doctor.diagnose()
+    assert error in found.library.error
+    assert any(p.startswith("llama_cpp cannot be loaded: ") for p in found.problems)
+    assert not found.ok
+
+
+def test_a_broken_llama_cpp_is_told_without_a_traceback(llama_cpp: Path) -> None:
+    llama_cpp.write_text("raise OSError('libllama.so: cannot open shared object file')")
+    result = CliRunner().invoke(cli.main, ["doctor"])
+    assert result.exit_code == 1
+    assert "problem: llama_cpp cannot be loaded: OSError: libllama.so: cannot open" in result.output
+    assert "run: instr build" in result.output
+    assert "Traceback" not in result.output
+    result = CliRunner().invoke(cli.main, ["doctor", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["ok"] is False
+
+
+def test_an_uninstrumented_llama_cpp_is_recognized(llama_cpp: Path) -> None:
+    llama_cpp.write_text(
+        "import ctypes\n"
+        "from llama_cpp import llama_cpp\n"
+        "__version__ = '0.3.36'\n"
+        "llama_print_system_info = lambda: b'CPU : AVX2 = 1 | OPENMP = 1 | '\n"
+    )
+    llama_cpp.with_name("llama_cpp.py").write_text("import ctypes\n_lib = ctypes.CDLL(None)\n")
+    found = doctor.diagnose()
+    assert found.library.features == ["CPU : AVX2 = 1", "OPENMP = 1"]
+    assert found.library.abi is None
+    assert any("(llama-cpp-python 0.3.36) is not the instrumented" in p for p in found.problems)
+
+
+GOOD = Library(version="0.3.36+instr.1", path="/l/libllama.so", abi=doctor.ABI, patches="abc")
+
+
+def test_the_patched_library_of_this_patch_set_is_no_problem() -> None:
+    assert library_problems(GOOD, "abc") == []
+
+
+def test_a_stale_library_is_to_be_built_again() -> None:
+    (problem,) = library_problems(GOOD, "def")
+    assert problem == (
+        "the library was built from patch set abc, this package has def; run: instr build"
+    )
+
+
+def test_another_abi_is_to_be_built_again() -> None:
+    other = Library(version="0.3.36+instr.1", path="/l", abi=doctor.ABI + 1, patches="abc")
+    assert "speaks ABI 2, this package 1; run: instr build" in library_problems(other, "abc")[0]
+
+
+def test_a_foreign_library_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/other")
+    (problem,) = library_problems(Library(version="0.3.36", path="/other/libllama.so"), "abc")
+    assert problem.endswith("unset LLAMA_CPP_LIB_PATH")
+
+
+def test_what_is_missing_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.NEEDS, "no_such_module", ("instr nothing",))
+    found = doctor.diagnose()
+    assert found.missing == {"no_such_module": ["instr nothing"]}
+    assert "missing: no_such_module; run: pip install llamacpp-instr" in found.problems
