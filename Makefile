@@ -22,7 +22,6 @@ test: native $(TEST_INSTALLED)
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # takes a second when it was built before: the build has a cache of its own

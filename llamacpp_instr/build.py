@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,19 +78,15 @@ def build_wheel(
             f"{'job' if jobs == 1 else 'jobs'}: {about(estimate_seconds(jobs))}; log: {log.path}"
         )
         work = cache / "work" / key
-        shutil.rmtree(work, ignore_errors=True)
         try:
-            work.mkdir(parents=True)
-            sdist = fetch_sdist(patches, cache, log)
-            tree = make_tree(sdist, work, patches, log, patched=patched)
-            wheel = _compile(tree, work, flags, jobs, log, progress)
-            kept.mkdir(parents=True, exist_ok=True)
-            return wheel.replace(kept / wheel.name)
-        except OSError as error:
-            raise BuildError(f"{error.filename}: {error.strerror}; see {log.path}") from None
+            with _workplace(work, log):
+                sdist = fetch_sdist(patches, cache, log)
+                tree = make_tree(sdist, work, patches, log, patched=patched)
+                wheel = _compile(tree, work, flags, jobs, log, progress)
+                kept.mkdir(parents=True, exist_ok=True)
+                return wheel.replace(kept / wheel.name)
         finally:
             progress.clear()
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
@@ -127,8 +122,10 @@ def is_installed(wheel: Path) -> bool:
     importlib.invalidate_caches()
     try:
         dist = importlib.metadata.distribution("llama_cpp_python")
-        origin = json.loads(dist.read_text("direct_url.json") or "{}")
-        if origin.get("archive_info", {}).get("hash") != f"sha256={sha256_of(wheel)}":
+        archive = json.loads(dist.read_text("direct_url.json") or "{}").get("archive_info", {})
+        # `hash` is the older key (PEP 610), `hashes` the newer one
+        known = archive.get("hashes", {}).get("sha256") or archive.get("hash", "")[len("sha256=") :]
+        if known != sha256_of(wheel):
             return False
         sized = [file for file in dist.files or () if file.size is not None]
         return all(Path(str(file.locate())).stat().st_size == file.size for file in sized)
@@ -146,9 +143,9 @@ def check_patches() -> str:
     require_tools(compiler=False)
     cache = cache_dir()
     log = BuildLog(cache / "logs" / "check.log")
-    sdist = fetch_sdist(patches, cache, log)
-    with tempfile.TemporaryDirectory(prefix="check-", dir=cache) as work:
-        make_tree(sdist, Path(work).resolve(), patches, log, patched=True)
+    work = cache / "work" / f"check-{os.getpid()}"
+    with _workplace(work, log):
+        make_tree(fetch_sdist(patches, cache, log), work, patches, log, patched=True)
     return (
         f"patch set {patch_digest(patches)} applies cleanly to llama-cpp-python "
         f"{upstream.version} (llama.cpp {upstream.commit[:8]})"
@@ -271,6 +268,19 @@ def _compiler_version(path: str | None) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the compiler {path} does not answer: {error}") from None
     return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]
+
+
+@contextmanager
+def _workplace(path: Path, log: BuildLog) -> Iterator[None]:
+    """An empty directory to build in, gone afterwards; a full disk is one line."""
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(parents=True)
+        yield
+    except OSError as error:
+        raise BuildError(f"{error.filename or path}: {error.strerror}; see {log.path}") from None
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
