@@ -1,0 +1,357 @@
+"""A model and a context of llama.cpp, checked before every call that would abort the process.
+
+ggml ends the process on misuse (`GGML_ASSERT`). Whatever a user can get wrong is refused here first,
+as a `UsageError`; C objects are freed on every way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import native
+from .errors import InstrError, UsageError
+from .llama_log import LlamaFailed, LlamaLog
+
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+}  # fmt: skip
+"""Storage types that llama.cpp's own tools allow for a KV cache, with ggml's numbers."""
+
+FLASH_ATTN = {"auto": -1, "on": 1, "off": 0}
+
+DEFAULT_CTX = 4096
+"""Tokens of a context when the model was trained on more and the user asks for nothing."""
+
+MAX_THREADS = 512  # GGML_MAX_N_THREADS
+_MAX_TOKENS = 2**31 - 256
+_CACHE_BLOCK = 32  # elements in a block of every quantized cache type
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """What a user may choose about a context; None leaves it to us."""
+
+    ctx: int | None = None
+    batch: int | None = None
+    ubatch: int | None = None
+    threads: int | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+
+    def check(self) -> None:
+        """Raise `UsageError` for a value that no model could be run with."""
+        for name in ("ctx", "batch", "ubatch"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _MAX_TOKENS:
+                raise UsageError(f"--{name} is {value}; it must be from 1 to {_MAX_TOKENS}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"--threads is {self.threads}; it must be from 1 to {MAX_THREADS}")
+        for name, allowed in (
+            ("cache_type_k", CACHE_TYPES),
+            ("cache_type_v", CACHE_TYPES),
+            ("flash_attn", FLASH_ATTN),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {value!r} is none of {', '.join(allowed)}")
+        if self.flash_attn == "off" and is_quantized(self.cache_type_v):
+            raise UsageError(
+                f"--cache-type-v {self.cache_type_v} needs flash attention: llama.cpp keeps a "
+                "quantized V cache only with it; leave out --flash-attn off"
+            )
+
+
+class Model:
+    """A loaded model and its vocabulary."""
+
+    def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
+        """Load `path`, a file that `models.resolve_model` has passed."""
+        self.path = path
+        self.api: Any = native.import_llama_cpp().llama_cpp
+        self.log = log
+        self.api.llama_backend_init()
+        params = self.api.llama_model_default_params()
+        if not mmap:
+            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
+        with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
+            self.handle: int | None = self.api.llama_model_load_from_file(os.fsencode(path), params)
+            if not self.handle:
+                raise LlamaFailed
+        self.vocab = self.api.llama_model_get_vocab(self.handle)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.handle:
+            self.api.llama_model_free(self.handle)
+            self.handle = None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be turned into tokens."""
+        return bool(self.api.llama_vocab_type(self.vocab) != self.api.LLAMA_VOCAB_TYPE_NONE)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether `llama_encode` runs before, or instead of, `llama_decode`."""
+        return bool(self.api.llama_model_has_encoder(self.handle))
+
+    @property
+    def has_decoder(self) -> bool:
+        return bool(self.api.llama_model_has_decoder(self.handle))
+
+    @property
+    def is_diffusion(self) -> bool:
+        return bool(self.api.llama_model_is_diffusion(self.handle))
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.api.llama_vocab_n_tokens(self.vocab))
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(self.api.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def start_token(self) -> int:
+        """What the decoder of an encoder-decoder model begins with; -1 when the model has none."""
+        token = int(self.api.llama_model_decoder_start_token(self.handle))
+        return token if token >= 0 else int(self.api.llama_vocab_bos(self.vocab))
+
+    def metadata(self, key: str) -> str | None:
+        """A value of the model's metadata as text."""
+        size = self.api.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
+        if size < 0:
+            return None
+        buffer = ctypes.create_string_buffer(size + 1)
+        self.api.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
+        return buffer.value.decode(errors="replace")
+
+    def chat_template(self) -> str | None:
+        """The model's own chat template (Jinja)."""
+        template: bytes | None = self.api.llama_model_chat_template(self.handle, None)
+        return template.decode(errors="replace") if template else None
+
+    def token_text(self, token: int) -> str:
+        """A token as it stands in the vocabulary; empty for -1, "there is no such token"."""
+        if not 0 <= token < self.n_vocab:
+            return ""
+        text: bytes = self.api.llama_vocab_get_text(self.vocab, token)
+        return text.decode(errors="replace")
+
+    @property
+    def bos(self) -> str:
+        return self.token_text(self.api.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos(self) -> str:
+        return self.token_text(self.api.llama_vocab_eos(self.vocab))
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `tokenize` puts the beginning-of-sequence token first."""
+        return bool(self.api.llama_vocab_get_add_bos(self.vocab))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a prompt, with the special tokens that the model wants around it."""
+        if not self.has_tokenizer:
+            raise UsageError(f"{self.path} has no tokenizer; a text prompt cannot be given to it")
+        data = text.encode()
+        needed = self.api.llama_tokenize(self.vocab, data, len(data), None, 0, True, True)
+        count = -needed if needed < 0 else needed
+        tokens = (ctypes.c_int32 * count)()
+        got = self.api.llama_tokenize(self.vocab, data, len(data), tokens, count, True, True)
+        if got < 0:
+            raise InstrError(f"{self.path}: llama.cpp could not tokenize the prompt")
+        return list(tokens[:got])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; a character may be spread over several tokens."""
+        buffer = ctypes.create_string_buffer(64)
+        size = self.api.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = self.api.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+        return buffer.raw[: max(size, 0)]
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model says with this token that it is done."""
+        return bool(self.api.llama_vocab_is_eog(self.vocab, token))
+
+
+class Context:
+    """A context of a model: its memory and the batches that it computes."""
+
+    def __init__(self, model: Model, options: ContextOptions, embed_tokens: int = 0) -> None:
+        """`embed_tokens` > 0 makes a context for embeddings of prompts of up to so many tokens."""
+        options.check()
+        self.model = model
+        self.api = model.api
+        self._check_cache_types(options)
+        params = self.api.llama_context_default_params()
+        params.n_ctx = self.size = options.ctx or self._default_size(model, embed_tokens)
+        params.n_batch = options.batch or params.n_batch
+        params.n_ubatch = options.ubatch or params.n_ubatch
+        params.n_threads = params.n_threads_batch = options.threads or default_threads()
+        params.type_k = CACHE_TYPES[options.cache_type_k]
+        params.type_v = CACHE_TYPES[options.cache_type_v]
+        params.flash_attn_type = FLASH_ATTN[options.flash_attn]
+        params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
+        if embed_tokens:
+            # pooling looks at one ubatch, so a prompt has to fit into it
+            params.n_batch = options.batch or max(params.n_batch, embed_tokens)
+            params.n_ubatch = options.ubatch or params.n_batch
+            params.embeddings = True
+        self._open(params)
+        if embed_tokens and self.pooling == self.api.LLAMA_POOLING_TYPE_NONE:
+            # the model does not say how its tokens make one vector: their mean, as is usual
+            self._free()
+            params.pooling_type = self.api.LLAMA_POOLING_TYPE_MEAN
+            self._open(params)
+
+    def _open(self, params: Any) -> None:
+        path = self.model.path
+        with self.model.log.trying(
+            lambda why: UsageError(f"{path}: llama.cpp cannot make a context for it: {why}")
+        ):
+            self.handle: int | None = self.api.llama_init_from_model(self.model.handle, params)
+            if not self.handle:
+                raise LlamaFailed
+        self.memory = self.api.llama_get_memory(self.handle)
+
+    def _free(self) -> None:
+        if self.handle:
+            self.api.llama_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._free()
+
+    @property
+    def pooling(self) -> int:
+        return int(self.api.llama_pooling_type(self.handle))
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens that one call may compute."""
+        n_batch = int(self.api.llama_n_batch(self.handle))
+        if self.model.has_encoder or not self.memory:
+            # not causal: llama.cpp cannot split these into ubatches
+            return min(n_batch, int(self.api.llama_n_ubatch(self.handle)))
+        return n_batch
+
+    def clear(self) -> None:
+        """Forget every token."""
+        if self.memory:
+            self.api.llama_memory_clear(self.memory, True)
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        """Compute tokens that follow those already in memory; the last one gets logits."""
+        self._compute(self.api.llama_decode, tokens, "decode")
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Compute tokens with the encoder."""
+        self._compute(self.api.llama_encode, tokens, "encode")
+
+    def _compute(self, function: Any, tokens: Sequence[int], verb: str) -> None:
+        if not 0 < len(tokens) <= self.n_batch:
+            raise UsageError(
+                f"{len(tokens)} tokens at once; this context takes from 1 to {self.n_batch} "
+                "(--batch, --ubatch)"
+            )
+        outside = next((token for token in tokens if not 0 <= token < self.model.n_vocab), None)
+        if outside is not None:
+            raise UsageError(f"token {outside} is not in the vocabulary of {self.model.n_vocab}")
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        with self.model.log.trying(
+            lambda why: ComputeError(f"{self.model.path}: {verb} failed with status {status}: {why}")
+        ):
+            status = function(self.handle, self.api.llama_batch_get_one(array, len(tokens)))
+            if status != 0:
+                raise LlamaFailed
+
+    def embedding(self) -> list[float] | None:
+        """The pooled embedding of what was computed last; None when the model gives none."""
+        values = self.api.llama_get_embeddings_seq(self.handle, 0)
+        if not values:
+            return None
+        ranks = self.pooling == self.api.LLAMA_POOLING_TYPE_RANK
+        size = (self.api.llama_model_n_cls_out if ranks else self.api.llama_model_n_embd_out)(
+            self.model.handle
+        )
+        return list(values[:size])
+
+    def _check_cache_types(self, options: ContextOptions) -> None:
+        arch = self.model.metadata("general.architecture")
+        for side, part in (("k", "key"), ("v", "value")):
+            type_ = getattr(options, f"cache_type_{side}")
+            if not is_quantized(type_):
+                continue
+            for key in (f"{part}_length", f"{part}_length_swa", f"{part}_length_mla"):
+                length = self._head_length(f"{arch}.attention.{key}")
+                if length % _CACHE_BLOCK:
+                    raise UsageError(
+                        f"{self.model.path}: --cache-type-{side} {type_} needs heads that "
+                        f"{_CACHE_BLOCK} divides; this model's have {length} values"
+                    )
+
+    def _head_length(self, key: str) -> int:
+        text = self.model.metadata(key)
+        if text and text.isdigit():
+            return int(text)
+        if not key.endswith("_length"):
+            return 0
+        heads = int(self.api.llama_model_n_head(self.model.handle))
+        return int(self.api.llama_model_n_embd(self.model.handle)) // heads if heads else 0
+
+    @staticmethod
+    def _default_size(model: Model, embed_tokens: int) -> int:
+        trained = model.n_ctx_train or DEFAULT_CTX
+        return max(min(trained, DEFAULT_CTX), embed_tokens)
+
+
+class ComputeError(InstrError):
+    """`llama_decode` or `llama_encode` did not succeed."""
+
+
+def is_quantized(cache_type: str) -> bool:
+    """Whether a cache of this type is kept in blocks."""
+    return "q" in cache_type
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use: more threads than these slow ggml down."""
+    try:
+        usable = os.sched_getaffinity(0)
+    except AttributeError:  # not on this operating system
+        return min(os.cpu_count() or 1, MAX_THREADS)
+    cores = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return min(len(cores), MAX_THREADS)

@@ -1,0 +1,168 @@
+"""Records any use of `llama_cpp` from Python: `with record("session.log") as session:`.
+
+A session is open from the `with` to its end and is closed on every way out; a log that could not be
+written whole is never closed silently.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+from . import native
+from .errors import InstrError, UsageError
+from .schema import LEVELS, Level
+
+OnLogError = Literal["continue", "stop"]
+"""What happens to the process when the log cannot be written any more."""
+
+
+class Session:
+    """A session that is being recorded; made by `record`."""
+
+    def __init__(self, library: native.Native, path: Path) -> None:
+        self._native = library
+        self._open = True
+        self.path = path
+        """the log"""
+        self.problem: str | None = None
+        """one line, known after `close`: what is missing in the log, and why"""
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """A named span around what is done inside the `with`."""
+        self._require_open()
+        number = self._native.mark(native.BEGIN, -1, name)
+        try:
+            yield
+        finally:
+            if self._open:
+                self._native.mark(native.END, number, name)
+
+    def instant(self, name: str) -> None:
+        """A named point in time."""
+        self._require_open()
+        self._native.mark(native.INSTANT, -1, name)
+
+    def note(self, name: str, data: Any) -> None:
+        """An event of the application's own; raises `UsageError` when `data` is no JSON value."""
+        self._require_open()
+        try:
+            text = json.dumps(data, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"note {name!r}: the data cannot be written as JSON: {error}") from None
+        if self._native.note(name, text) != 0:
+            raise InstrError(f"note {name!r}: {self._native.error()}")
+
+    @property
+    def dropped(self) -> int:
+        """Events that could not be written, so far."""
+        return self._native.dropped()
+
+    @property
+    def nan_seen(self) -> bool:
+        """Whether a tensor chosen with `stats` held a NaN, so far."""
+        return bool(self._native.status() & native.NAN_SEEN)
+
+    def close(self) -> None:
+        """Write the end of the log; `problem` then says what is missing. Twice does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        dropped = self._native.dropped()
+        if self._native.end() != 0:
+            dropped = max(dropped, self._native.dropped())
+            self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        if self.problem:
+            # the application's work is done, or fails for a reason of its own: do not take its place
+            warnings.warn(self.problem, RuntimeWarning, stacklevel=2)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise UsageError(f"the session of {self.path} is closed")
+
+
+def record(
+    path: str | os.PathLike[str] = "session.log",
+    level: str = "detailed",
+    stats: str | None = None,
+    args: Mapping[str, Any] | None = None,
+    force: bool = False,
+    stop_on_nan: bool = False,
+    on_log_error: OnLogError = "continue",
+) -> Session:
+    """Begin a session that records every use of `llama_cpp` in this process until it is closed.
+
+    `level` is how much is recorded (`schema.LEVELS`), `stats` a regular expression: the values of
+    the nodes whose names it finds are summarized. `args` is kept in the log's first line. `force`
+    overwrites an existing log. `stop_on_nan` makes a decode fail once a `stats` tensor holds a NaN.
+    `on_log_error="stop"` ends the process with one line when the log cannot be written any more;
+    with `"continue"` the dropped events are counted.
+
+    Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
+    the patched library. One session at a time in a process.
+    """
+    check_choice("level", level, LEVELS)
+    check_choice("on_log_error", on_log_error, get_args(OnLogError))
+    if stop_on_nan and not stats:
+        raise UsageError("stopping on NaN needs the tensors to look at (stats)")
+    log = Path(path)
+    library = native.load()
+    if library.status() & native.ACTIVE:
+        raise UsageError(
+            f"{log}: a session is already being recorded in this process; close it first"
+        )
+    check_log_path(log, force)
+    flags = native.OVERWRITE if force else 0
+    flags |= native.STOP_ON_NAN if stop_on_nan else 0
+    flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
+    arguments = json.dumps(dict(args or {}), default=str)
+    if library.begin(os.fsencode(log), level, arguments, stats or None, flags) != 0:
+        raise UsageError(_with_path(library.error(), log))
+    return Session(library, log)
+
+
+def check_log_path(path: Path, force: bool) -> None:
+    """Raise `UsageError` when a log cannot be opened at `path`."""
+    parent = path.parent
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the path of a file for the log")
+    if path.exists():
+        if not force and path.is_file():
+            raise UsageError(f"{path} exists; use --force to overwrite it")
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{path} cannot be written: permission denied")
+    elif not parent.is_dir():
+        reason = "is not a directory" if parent.exists() else "does not exist"
+        raise UsageError(f"{path} cannot be written: {parent} {reason}")
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: no permission to write in {parent}")
+
+
+def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `UsageError` when `value` is none of `choices`."""
+    if value not in choices:
+        raise UsageError(f"{what} {value!r} is none of {', '.join(choices)}")
+
+
+def _with_path(reason: str, path: Path) -> str:
+    reason = re.sub(r"\s+", " ", reason).strip() or "the log cannot be opened"
+    return reason if str(path) in reason else f"{path}: {reason}"
