@@ -1,7 +1,7 @@
 """A model and a context of llama.cpp, checked before every call that would abort the process.
 
-ggml ends the process on misuse (`GGML_ASSERT`). Whatever a user can get wrong is refused here first,
-as a `UsageError`; C objects are freed on every way out.
+ggml ends the process on misuse (`GGML_ASSERT`). Whatever a user can get wrong is refused here
+first, as a `UsageError`; C objects are freed on every way out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 
 from . import native
 from .errors import InstrError, UsageError
+from .gguf_header import read_header
 from .llama_log import LlamaFailed, LlamaLog
 
 CACHE_TYPES = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+    "f32": 0, "f16": 1, "bf16": 30,
+    "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
 }  # fmt: skip
 """Storage types that llama.cpp's own tools allow for a KV cache, with ggml's numbers."""
 
@@ -30,6 +32,7 @@ DEFAULT_CTX = 4096
 
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
 _MAX_TOKENS = 2**31 - 256
+_POSITIONS = "position_embd.weight"
 _CACHE_BLOCK = 32  # elements in a block of every quantized cache type
 
 
@@ -86,6 +89,10 @@ class Model:
             if not self.handle:
                 raise LlamaFailed
         self.vocab = self.api.llama_model_get_vocab(self.handle)
+        self.n_positions = next(
+            (t.ne[1] for t in read_header(path).tensors if t.name == _POSITIONS), None
+        )
+        """rows of the learned position embedding, None without one; ggml aborts beyond them"""
 
     def __enter__(self) -> Model:
         return self
@@ -203,40 +210,23 @@ class Context:
         self.api = model.api
         self._check_cache_types(options)
         params = self.api.llama_context_default_params()
-        params.n_ctx = self.size = options.ctx or self._default_size(model, embed_tokens)
-        params.n_batch = options.batch or params.n_batch
-        params.n_ubatch = options.ubatch or params.n_ubatch
+        params.n_ctx = self.size = self._choose_size(options.ctx, embed_tokens)
+        params.n_batch = options.batch or max(params.n_batch, embed_tokens)
+        # pooling looks at one ubatch, so a prompt has to fit into it
+        params.n_ubatch = options.ubatch or max(params.n_ubatch, embed_tokens)
         params.n_threads = params.n_threads_batch = options.threads or default_threads()
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
         params.flash_attn_type = FLASH_ATTN[options.flash_attn]
         params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
-        if embed_tokens:
-            # pooling looks at one ubatch, so a prompt has to fit into it
-            params.n_batch = options.batch or max(params.n_batch, embed_tokens)
-            params.n_ubatch = options.ubatch or params.n_batch
-            params.embeddings = True
-        self._open(params)
-        if embed_tokens and self.pooling == self.api.LLAMA_POOLING_TYPE_NONE:
-            # the model does not say how its tokens make one vector: their mean, as is usual
-            self._free()
-            params.pooling_type = self.api.LLAMA_POOLING_TYPE_MEAN
-            self._open(params)
-
-    def _open(self, params: Any) -> None:
-        path = self.model.path
-        with self.model.log.trying(
-            lambda why: UsageError(f"{path}: llama.cpp cannot make a context for it: {why}")
+        params.embeddings = self.embeds = embed_tokens > 0
+        with model.log.trying(
+            lambda why: UsageError(f"{model.path}: llama.cpp cannot make a context for it: {why}")
         ):
-            self.handle: int | None = self.api.llama_init_from_model(self.model.handle, params)
+            self.handle: int | None = self.api.llama_init_from_model(model.handle, params)
             if not self.handle:
                 raise LlamaFailed
         self.memory = self.api.llama_get_memory(self.handle)
-
-    def _free(self) -> None:
-        if self.handle:
-            self.api.llama_free(self.handle)
-            self.handle = None
 
     def __enter__(self) -> Context:
         return self
@@ -247,18 +237,26 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._free()
+        if self.handle:
+            self.api.llama_free(self.handle)
+            self.handle = None
 
     @property
     def pooling(self) -> int:
         return int(self.api.llama_pooling_type(self.handle))
 
     @property
+    def takes_whole_prompts(self) -> bool:
+        """Whether a prompt has to be computed in one batch."""
+        return self.embeds or self.model.has_encoder or not self.memory
+
+    @property
     def n_batch(self) -> int:
         """Tokens that one call may compute."""
         n_batch = int(self.api.llama_n_batch(self.handle))
-        if self.model.has_encoder or not self.memory:
-            # not causal: llama.cpp cannot split these into ubatches
+        pools = self.embeds and self.pooling != self.api.LLAMA_POOLING_TYPE_NONE
+        if pools or self.model.has_encoder or not self.memory:
+            # llama.cpp cannot split these into ubatches
             return min(n_batch, int(self.api.llama_n_ubatch(self.handle)))
         return n_batch
 
@@ -284,24 +282,45 @@ class Context:
         outside = next((token for token in tokens if not 0 <= token < self.model.n_vocab), None)
         if outside is not None:
             raise UsageError(f"token {outside} is not in the vocabulary of {self.model.n_vocab}")
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        array = (ctypes.c_int32 * len(tokens))(*tokens)  # the batch points into it
+        batch = self.api.llama_batch_get_one(array, len(tokens))
+        if self.takes_whole_prompts:
+            batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         with self.model.log.trying(
-            lambda why: ComputeError(f"{self.model.path}: {verb} failed with status {status}: {why}")
+            lambda why: ComputeError(f"{self.model.path}: {verb} failed ({status}): {why}")
         ):
-            status = function(self.handle, self.api.llama_batch_get_one(array, len(tokens)))
+            status = function(self.handle, batch)
             if status != 0:
                 raise LlamaFailed
 
-    def embedding(self) -> list[float] | None:
-        """The pooled embedding of what was computed last; None when the model gives none."""
+    def embedding(self, n_tokens: int) -> list[float] | None:
+        """One vector for the `n_tokens` computed last; None when the model gives none.
+
+        The model's own pooling makes it, or the mean where the model does not say how.
+        """
+        width = int(self.api.llama_model_n_embd_out(self.model.handle))
+        if self.pooling == self.api.LLAMA_POOLING_TYPE_NONE:
+            rows = self.api.llama_get_embeddings(self.handle)
+            if not rows:
+                return None
+            import numpy as np
+
+            mean = np.ctypeslib.as_array(rows, (n_tokens, width)).mean(axis=0, dtype=np.float64)
+            return [float(value) for value in mean]
         values = self.api.llama_get_embeddings_seq(self.handle, 0)
-        if not values:
-            return None
-        ranks = self.pooling == self.api.LLAMA_POOLING_TYPE_RANK
-        size = (self.api.llama_model_n_cls_out if ranks else self.api.llama_model_n_embd_out)(
-            self.model.handle
-        )
-        return list(values[:size])
+        if self.pooling == self.api.LLAMA_POOLING_TYPE_RANK:
+            width = int(self.api.llama_model_n_cls_out(self.model.handle))
+        return list(values[:width]) if values else None
+
+    def _choose_size(self, ctx: int | None, embed_tokens: int) -> int:
+        rows = self.model.n_positions
+        if ctx and rows and ctx > rows:
+            raise UsageError(
+                f"{self.model.path}: --ctx {ctx} is more than the {rows} positions that the model "
+                "has learned"
+            )
+        trained = rows or self.model.n_ctx_train or DEFAULT_CTX
+        return ctx or min(trained, max(DEFAULT_CTX, embed_tokens))
 
     def _check_cache_types(self, options: ContextOptions) -> None:
         arch = self.model.metadata("general.architecture")
@@ -325,11 +344,6 @@ class Context:
             return 0
         heads = int(self.api.llama_model_n_head(self.model.handle))
         return int(self.api.llama_model_n_embd(self.model.handle)) // heads if heads else 0
-
-    @staticmethod
-    def _default_size(model: Model, embed_tokens: int) -> int:
-        trained = model.n_ctx_train or DEFAULT_CTX
-        return max(min(trained, DEFAULT_CTX), embed_tokens)
 
 
 class ComputeError(InstrError):

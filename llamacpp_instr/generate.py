@@ -52,7 +52,7 @@ def embed(context: Context, prompt: Sequence[int]) -> list[float]:
         context.encode(prompt)
     else:
         context.decode(prompt)
-    values = context.embedding()
+    values = context.embedding(len(prompt))
     if values is None:
         raise UsageError(f"{context.model.path}: the model gives no embeddings")
     return values
@@ -90,8 +90,7 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
             f"the prompt has {len(prompt)} tokens, the context holds {context.size}; "
             "use --ctx for a larger one"
         )
-    splits = context.memory and not context.model.has_encoder and context.pooling == 0
-    if not splits and len(prompt) > context.n_batch:
+    if context.takes_whole_prompts and len(prompt) > context.n_batch:
         raise UsageError(
             f"the prompt has {len(prompt)} tokens, which this model computes in one batch of at "
             f"most {context.n_batch}; use larger --batch and --ubatch"

@@ -57,7 +57,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the GGUF file at `path`; raises `UsageError` when it is not one, or not whole."""
+    """The header of the GGUF file at `path`; raises `UsageError` when it is none, or not whole."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -72,12 +72,16 @@ def _check_start(path: Path, start: bytes) -> None:
     if not start:
         raise UsageError(f"{path} is empty; it is no GGUF model")
     if start.startswith(b"version https://git-lfs"):
-        raise UsageError(f"{path} is a Git LFS pointer, not the model; fetch it with `git lfs pull`")
+        raise UsageError(
+            f"{path} is a Git LFS pointer, not the model; fetch it with `git lfs pull`"
+        )
     if start[:4] != b"GGUF":
         shown = "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in start[:4])
         raise UsageError(f"{path} is no GGUF model: it starts with {shown!r} instead of 'GGUF'")
     if len(start) < 24:
-        raise UsageError(f"{path} is truncated: it ends inside the header, after {len(start)} bytes")
+        raise UsageError(
+            f"{path} is truncated: it ends inside the header, after {len(start)} bytes"
+        )
     version = int.from_bytes(start[4:8], "little")
     if version & 0xFFFF == 0:
         raise UsageError(
@@ -139,7 +143,9 @@ class _Reader:
         name = self.string(f"the name of tensor {index}")
         n_dims = int(self.scalar("I", f"tensor {name!r}"))
         if n_dims > _MAX_DIMS:
-            self.damaged(f"tensor {name!r} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed")
+            self.damaged(
+                f"tensor {name!r} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed"
+            )
         ne = tuple(int(self.scalar("q", f"tensor {name!r}")) for _ in range(n_dims))
         if any(n < 0 for n in ne):
             self.damaged(f"tensor {name!r} has a negative dimension: {list(ne)}")
@@ -197,8 +203,8 @@ class _Reader:
 
     def truncated(self, what: str) -> NoReturn:
         raise UsageError(
-            f"{self.path} is truncated or damaged: it ends after {self.size:,} bytes, inside {what}; "
-            "fetch it again"
+            f"{self.path} is truncated or damaged: it ends after {self.size:,} bytes, inside "
+            f"{what}; fetch it again"
         )
 
     def damaged(self, finding: str) -> NoReturn:

@@ -25,7 +25,7 @@ class LlamaLog:
         self._line = ""
 
     def receive(self, level: int, text: str) -> None:
-        """A piece of llama.cpp's log; a piece at the level "continued" belongs to the line before."""
+        """A piece of llama.cpp's log; at the level "continued" it belongs to the line before."""
         if level != _CONT:
             self._level = level
         self._line += text
@@ -39,7 +39,7 @@ class LlamaLog:
 
     @contextmanager
     def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
-        """Hold messages back; `failure(reason)` makes the error of a `LlamaFailed` raised inside."""
+        """Hold messages back; `failure(reason)` is raised for a `LlamaFailed` from inside."""
         self.held.clear()
         self.holding = True
         try:

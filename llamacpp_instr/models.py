@@ -72,7 +72,7 @@ def _check_is_model(path: Path, header: Header) -> None:
 
 
 def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
-    """The first part and the others, all of them there; names are llama.cpp's `llama_split_path`."""
+    """The first part and the others, all there; the names are those of `llama_split_path`."""
     count = header.metadata.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
         raise UsageError(f"{path} is damaged: its split.count is {count!r}; fetch it again")
@@ -100,8 +100,8 @@ def _check_extents(path: Path, header: Header) -> None:
         end = header.data_start + tensor.offset + tensor_bytes(tensor)
         if end > header.file_size:
             raise UsageError(
-                f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte {end:,}, the "
-                f"file has {header.file_size:,}; fetch it again"
+                f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte {end:,}, "
+                f"the file has {header.file_size:,}; fetch it again"
             )
 
 

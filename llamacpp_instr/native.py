@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from .errors import NativeError
 
@@ -27,8 +27,8 @@ OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR = 1, 2, 4
 ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4
 """Bits of `Native.status`."""
 
-Phase = Literal[0, 1, 2]
 BEGIN, END, INSTANT = 0, 1, 2
+"""Phases of `Native.mark`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Native:
         """Events that could not be written so far."""
         return int(self.lib.llama_instr_dropped())
 
-    def mark(self, phase: Phase, mark: int, name: str) -> int:
+    def mark(self, phase: int, mark: int, name: str) -> int:
         """Begin (returns the mark's number), end or place a mark; -1 without a session."""
         return int(self.lib.llama_instr_mark(phase, mark, name.encode(errors="replace")))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from . import native
 from .errors import InstrError, UsageError
-from .schema import LEVELS, Level
+from .schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
 """What happens to the process when the log cannot be written any more."""
@@ -57,7 +57,9 @@ class Session:
         try:
             text = json.dumps(data, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"note {name!r}: the data cannot be written as JSON: {error}") from None
+            raise UsageError(
+                f"note {name!r}: the data cannot be written as JSON: {error}"
+            ) from None
         if self._native.note(name, text) != 0:
             raise InstrError(f"note {name!r}: {self._native.error()}")
 
@@ -92,7 +94,7 @@ class Session:
     ) -> None:
         self.close()
         if self.problem:
-            # the application's work is done, or fails for a reason of its own: do not take its place
+            # the application's work is done, or fails for its own reason: do not take its place
             warnings.warn(self.problem, RuntimeWarning, stacklevel=2)
 
     def _require_open(self) -> None:

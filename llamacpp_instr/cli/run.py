@@ -1,0 +1,216 @@
+"""`instr run`: run a model and record the session."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.schema import LEVELS
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  instr run demo --prompt "Once upon a time" -n 64
+  instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log
+  instr run model.gguf --prompt-file prompt.txt --repeat 5 --force
+  echo "a sentence" | instr run encoder.gguf --embed --prompt -
+"""
+)
+@click.argument("model")
+@click.option(
+    "-p",
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="The prompt; - reads standard input. With --embed it may be given repeatedly.",
+)
+@click.option(
+    "--prompt-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read the prompt from a file; - is standard input. One newline at its end is left out.",
+)
+@click.option("-n", default=128, show_default=True, help="Tokens to generate at most.")
+@click.option(
+    "--level",
+    default="detailed",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="How much is recorded.",
+)
+@click.option(
+    "--log",
+    default="session.log",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The log to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
+@click.option("--temp", default=0.0, show_default=True, help="Temperature; 0 is greedy.")
+@click.option("--top-k", type=int, help="Sample from the K most probable tokens.")
+@click.option("--top-p", type=float, help="Sample from the fewest tokens of this probability.")
+@click.option("--min-p", type=float, help="Leave out tokens below this share of the best one's.")
+@click.option("--seed", type=int, help="Seed of the sampling; the log keeps a chosen one.")
+@click.option(
+    "--ctx", type=int, metavar="TOKENS", help="Size of the context (the model's own, at most 4096)."
+)
+@click.option("--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048).")
+@click.option(
+    "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
+)
+@click.option("--threads", type=int, help="Threads (as many as physical cores).")
+@click.option(
+    "--cache-type-k",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Storage type of the K cache.",
+)
+@click.option(
+    "--cache-type-v",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Storage type of the V cache.",
+)
+@click.option(
+    "--flash-attn",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "on", "off"]),
+    help="Flash attention.",
+)
+@click.option("--no-mmap", is_flag=True, help="Read the model into memory, do not map it.")
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's own chat template.")
+@click.option(
+    "--embed",
+    is_flag=True,
+    help="Print the embedding of each prompt as a JSON array, not normalized.",
+)
+@click.option(
+    "--stats",
+    metavar="PATTERN",
+    help="Record the values of tensors whose names this regular expression finds. "
+    "Times of such a session are not to be compared.",
+)
+@click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor holds a NaN.")
+@click.option(
+    "--repeat",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run N times in one session; the first is marked as warm-up.",
+)
+@click.option(
+    "--on-log-error",
+    default="continue",
+    show_default=True,
+    type=click.Choice(["continue", "stop"]),
+    help="What to do when the log cannot be written any more.",
+)
+def run(
+    model: str,
+    prompts: tuple[str, ...],
+    prompt_file: Path | None,
+    n: int,
+    level: str,
+    log: Path,
+    force: bool,
+    temp: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+    ctx: int | None,
+    batch: int | None,
+    ubatch: int | None,
+    threads: int | None,
+    cache_type_k: str,
+    cache_type_v: str,
+    flash_attn: str,
+    no_mmap: bool,
+    chat: bool,
+    embed: bool,
+    stats: str | None,
+    stop_on_nan: bool,
+    repeat: int,
+    on_log_error: str,
+) -> None:
+    """Run MODEL on a prompt and record the session.
+
+    MODEL is a GGUF file, or `demo` for the demo model. The text goes to standard output as it
+    comes; everything else, a summary at the end included, to standard error.
+    """
+    from llamacpp_instr.engine import ContextOptions
+    from llamacpp_instr.run import RunOptions
+    from llamacpp_instr.run import run as run_model
+    from llamacpp_instr.sampling import Sampling
+
+    options = RunOptions(
+        model=model,
+        prompts=_read_prompts(prompts, prompt_file),
+        log=log,
+        n=n,
+        level=level,
+        stats=stats,
+        stop_on_nan=stop_on_nan,
+        sampling=Sampling(temp, top_k, top_p, min_p, seed).with_seed(),
+        context=ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn),
+        mmap=not no_mmap,
+        chat=chat,
+        embed=embed,
+        repeat=repeat,
+        on_log_error="stop" if on_log_error == "stop" else "continue",
+        force=force,
+    )
+    written = run_model(options)
+    _print_summary(written)
+    click.echo(f"log: {written}", err=True)
+
+
+def _print_summary(log: Path) -> None:
+    from converters.summary import compute_summary
+    from llamacpp_instr.session import load_session
+
+    for report in compute_summary(load_session(log)):
+        click.echo(report.to_terminal(), err=True)
+
+
+def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
+    if file is not None and prompts:
+        raise UsageError("give --prompt or --prompt-file, not both")
+    if file is not None:
+        return [_read_stdin() if str(file) == "-" else _read_file(file)]
+    return [_read_stdin() if prompt == "-" else _check_text(prompt) for prompt in prompts]
+
+
+def _read_stdin() -> str:
+    return _decode(sys.stdin.buffer.read(), "standard input")
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return _decode(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"the prompt file {file} cannot be read: {error.strerror}") from None
+
+
+def _decode(data: bytes, source: str) -> str:
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None
+
+
+def _check_text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the prompt is not UTF-8: character {error.start} is wrong") from None
+    return prompt

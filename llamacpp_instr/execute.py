@@ -1,0 +1,172 @@
+"""Runs a command so that every process of it that uses llama.cpp records a log of its own.
+
+The command sees its own standard streams, signals and environment, the recorder's variables added;
+its exit code is passed on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import NativeError, UsageError
+from .recording import OnLogError, check_log_path
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+              signal.SIGUSR2)  # fmt: skip
+
+# run by the command's own interpreter: where its llama_cpp keeps the library, nothing is imported
+_PROBE = """
+import importlib.util, os, pathlib
+spec = importlib.util.find_spec("llama_cpp")
+if spec and spec.origin:
+    print(os.environ.get("LLAMA_CPP_LIB_PATH") or pathlib.Path(spec.origin).parent / "lib")
+"""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What became of a command."""
+
+    exit_code: int
+    """its own, or 128 + the signal that ended it"""
+    logs: list[Path]
+    """written while it ran, by name"""
+
+
+def execute(
+    command: Sequence[str],
+    log: str | None = None,
+    level: str = "detailed",
+    stats: str | None = None,
+    on_log_error: OnLogError = "continue",
+    force: bool = False,
+) -> Executed:
+    """Run `command` and wait for it.
+
+    `log` is the path of the log, in which `%p` stands for the process id; left out, it is the
+    command's name with the process id. Raises `UsageError` when there is nothing to run or the log
+    cannot be written, `NativeError` when the command's Python would load an unpatched library.
+    """
+    program = _find(command)
+    _check_library(program)
+    # the command may change its directory; the log stays where it was asked for
+    target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
+    check_log_path(target, force)
+    if force and target.is_file():
+        target.unlink()  # the recorder makes a second log rather than overwrite
+    environment = {
+        **os.environ,
+        "LLAMA_INSTR_LOG": str(target),
+        "LLAMA_INSTR_LEVEL": level,
+        "LLAMA_INSTR_STATS": stats or "",
+        "LLAMA_INSTR_ON_ERROR": on_log_error,
+        "LLAMA_INSTR_ARGS": json.dumps({"command": list(command)}),
+    }
+    before = _logs(target)
+    status = _run(program, command, environment)
+    after = _logs(target)
+    return Executed(
+        exit_code=os.waitstatus_to_exitcode(status)
+        if os.WIFEXITED(status)
+        else 128 + os.WTERMSIG(status),
+        logs=sorted(path for path, identity in after.items() if before.get(path) != identity),
+    )
+
+
+def _find(command: Sequence[str]) -> str:
+    if not command:
+        raise UsageError("there is no command to run; write it after --")
+    program = shutil.which(command[0])
+    if program is None:
+        reason = "is not executable" if Path(command[0]).exists() else "was not found"
+        raise UsageError(f"the command {command[0]!r} {reason}")
+    return program
+
+
+def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run to the end; the status as `waitpid` gives it."""
+    awaited = {signal.SIGCHLD, *_FORWARDED}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        child = os.posix_spawn(
+            program, list(command), environment,
+            setsigmask=mask,
+            # Python ignores these; a program expects them to be as usual
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )  # fmt: skip
+        while True:
+            number, from_kernel = _wait_for_signal(awaited)
+            if number == signal.SIGCHLD:
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid == child:
+                    return status
+            elif not from_kernel:
+                os.kill(child, number)
+            # what the terminal sends (Ctrl-C) it has sent to the child as well
+    except OSError as error:
+        raise UsageError(f"{program} cannot be run: {error.strerror}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
+    """The next signal's number and whether the kernel sent it, not a process."""
+    if hasattr(signal, "sigwaitinfo"):
+        info = signal.sigwaitinfo(awaited)
+        return info.si_signo, info.si_code > 0
+    return signal.sigwait(awaited), False
+
+
+def _logs(target: Path) -> dict[Path, tuple[int, int, int]]:
+    """The logs that the recorder may write for `target`, and what tells one from an older one.
+
+    Processes after the first one put their id before the suffix when `target` names none.
+    """
+    before, has_pid, after = target.name.partition("%p")
+    if not has_pid:
+        before, after = target.stem, target.suffix
+    own = re.compile(rf"{re.escape(before)}[-.]?\d*{re.escape(after)}")
+    found = {}
+    for path in target.parent.iterdir():
+        if own.fullmatch(path.name) and path.is_file():
+            stat = path.stat()
+            found[path] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def _check_library(program: str) -> None:
+    """Raise `NativeError` when `program` is Python and would load an unpatched library."""
+    interpreter = _interpreter(Path(program))
+    if interpreter is None:
+        return
+    try:
+        probe = subprocess.run(
+            [interpreter, "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    for library in Path(probe.stdout.strip()).glob("libllama.*") if probe.stdout.strip() else ():
+        if b"llama_instr_abi" not in library.read_bytes():
+            raise NativeError(
+                f"the llama-cpp-python that {interpreter} loads is not the patched one "
+                f"({library}); run `instr build` in its environment"
+            )
+        return
+
+
+def _interpreter(program: Path) -> str | None:
+    """The Python that runs `program`: itself, or the one that its first line names."""
+    if re.fullmatch(r"python[\d.]*", program.name):
+        return str(program)
+    with program.open("rb") as file:
+        first = file.readline(512).decode(errors="replace")
+    match = re.match(r"#!\s*(?:/usr/bin/env\s+)?(\S*python[\d.]*)\s*$", first)
+    return shutil.which(match[1]) if match else None
