@@ -1,7 +1,7 @@
 """Keeps llama.cpp's own log off the terminal, all but its warnings and errors.
 
-While something is being tried that may fail, errors are held back, so that a failure can be told in
-one line; everything is put back as it was on the way out.
+These are held back until the work begins, and while a call is tried that may fail: so wrong input
+is told in one line. Everything is put back as it was on the way out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class LlamaLog:
     """What llama.cpp warned of while its log was captured."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[int, str]] = []
-        self.holding = False
+        self._held: list[tuple[int, str]] = []
+        self._holding = True
         self._level = 0
         self._line = ""
 
@@ -32,39 +32,35 @@ class LlamaLog:
         *lines, self._line = self._line.split("\n")
         for line in lines:
             if self._level in (_WARN, _ERROR) and line.strip():
-                if self.holding:
-                    self.held.append((self._level, line.strip()))
-                else:
-                    show(line.strip())
+                self._held.append((self._level, line.strip()))
+        if not self._holding:
+            self._show_held()
+
+    def release(self) -> None:
+        """Show what was held back, and from now on what comes."""
+        self._holding = False
+        self._show_held()
 
     @contextmanager
     def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
         """Hold messages back; `failure(reason)` is raised for a `LlamaFailed` from inside."""
-        self.held.clear()
-        self.holding = True
+        before, start = self._holding, len(self._held)
+        self._holding = True
         try:
             yield
         except LlamaFailed:
-            raise failure(self.reason()) from None
-        else:
-            for _, line in self.held:
-                show(line)
+            errors = [line for level, line in self._held[start:] if level == _ERROR]
+            del self._held[start:]
+            raise failure(_reason(errors)) from None
         finally:
-            self.holding = False
+            self._holding = before
+            if not before:
+                self._show_held()
 
-    def reason(self) -> str:
-        """What llama.cpp said last about why it failed: its innermost error, without its place."""
-        errors = [line for level, line in self.held if level == _ERROR]
-        if not errors:
-            return "it gave no reason"
-        # the first error is the cause, the following ones say what failed because of it; each
-        # begins with the names of C++ functions
-        first = errors[0]
-        while True:
-            place, colon, rest = first.partition(": ")
-            if not colon or " " in place:
-                return first
-            first = rest
+    def _show_held(self) -> None:
+        for _, line in self._held:
+            print(f"llama.cpp: {line}", file=sys.stderr, flush=True)
+        self._held.clear()
 
 
 class LlamaFailed(Exception):
@@ -93,6 +89,14 @@ def captured() -> Iterator[LlamaLog]:
         llama_cpp.llama_log_set(before, before_data)
 
 
-def show(line: str) -> None:
-    """One line of llama.cpp's on standard error."""
-    print(f"llama.cpp: {line}", file=sys.stderr, flush=True)
+def _reason(errors: list[str]) -> str:
+    """Why llama.cpp failed: its first error is the cause, those after it say what failed of it."""
+    if not errors:
+        return "it gave no reason"
+    reason = errors[0]
+    while True:
+        # each line begins with names of C++ functions
+        place, colon, rest = reason.partition(": ")
+        if not colon or " " in place:
+            return reason
+        reason = rest

@@ -133,7 +133,7 @@ def _run_text(options: RunOptions, model: Model, session: Session, out: BinaryIO
             if finish == "context":
                 _notice(f"the context of {context.size} tokens is full; --ctx makes a larger one")
 
-        _repeat(options.repeat, session, once)
+        _repeat(model, options.repeat, session, once)
 
 
 def _run_embed(options: RunOptions, model: Model, session: Session, out: BinaryIO) -> None:
@@ -151,10 +151,11 @@ def _run_embed(options: RunOptions, model: Model, session: Session, out: BinaryI
                 out.write(json.dumps(embed(context, prompt)).encode() + b"\n")
                 out.flush()
 
-        _repeat(options.repeat, session, once)
+        _repeat(model, options.repeat, session, once)
 
 
-def _repeat(count: int, session: Session, once: Callable[[], None]) -> None:
+def _repeat(model: Model, count: int, session: Session, once: Callable[[], None]) -> None:
+    model.log.release()  # nothing is wrong with the input any more
     for number in range(count):
         name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
         if count > 1:

@@ -1,0 +1,78 @@
+"""What several tests use: models, and the command line as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from llamacpp_instr.models import demo_model as find_demo_model
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    return find_demo_model()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with tiny models of several kinds."""
+    directory = tmp_path_factory.mktemp("models")
+    tiny_models.write_llama(directory / "llama.gguf")
+    tiny_models.write_llama(directory / "no_tokenizer.gguf", tokenizer="none")
+    tiny_models.write_gpt2(directory / "gpt2.gguf")
+    tiny_models.write_bert(directory / "bert.gguf")
+    tiny_models.write_t5(directory / "t5.gguf")
+    tiny_models.write_vocabulary(directory / "vocabulary.gguf")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """For processes that are started elsewhere and have to find this package."""
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
+
+
+Instr = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
+    """Runs the real command line in an empty directory."""
+
+    def run(*args: object, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *map(str, args)],
+            cwd=tmp_path, env=environment, input=input, capture_output=True, text=True,
+            encoding="utf-8", errors="surrogateescape", timeout=120, check=False,
+            stdin=subprocess.DEVNULL if input is None else None,
+        )  # fmt: skip
+
+    return run
+
+
+def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """The events of a log as they stand there, all or those of one name."""
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event for event in events if name is None or event["event"] == name]
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Wrong input: exit code 2 and one line that names what was wrong."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    for word in words:
+        assert word in lines[0]

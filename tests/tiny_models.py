@@ -1,0 +1,161 @@
+"""Writes GGUF models of a few kilobytes with random weights, for kinds that the demo model is not.
+
+They use llama.cpp's "test" tokenizer: five bytes of text are one token, a token is text as its
+number in hexadecimal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY = 32, 2, 64, 2, 64
+
+
+def write_llama(path: Path, positions: int = 256, tokenizer: str = "test", **extra: object) -> Path:
+    """A decoder."""
+    writer = _writer(path, "llama", positions, tokenizer)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_extra(writer, extra)
+    tensors = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,)}
+    for i in range(LAYERS):
+        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
+        tensors |= {
+            f"blk.{i}.attn_norm.weight": (WIDTH,),
+            f"blk.{i}.ffn_norm.weight": (WIDTH,),
+            f"blk.{i}.ffn_gate.weight": (FEED_FORWARD, WIDTH),
+            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
+            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
+        }
+    return _finish(writer, path, tensors)
+
+
+def write_gpt2(path: Path, positions: int = 256) -> Path:
+    """A decoder with learned positions: there are no others."""
+    writer = _writer(path, "gpt2", positions)
+    writer.add_layer_norm_eps(1e-5)
+    tensors = {
+        "token_embd.weight": (VOCABULARY, WIDTH),
+        "position_embd.weight": (positions, WIDTH),
+        "output_norm.weight": (WIDTH,),
+        "output_norm.bias": (WIDTH,),
+    }
+    for i in range(LAYERS):
+        tensors |= {
+            f"blk.{i}.attn_norm.weight": (WIDTH,),
+            f"blk.{i}.attn_norm.bias": (WIDTH,),
+            f"blk.{i}.attn_qkv.weight": (3 * WIDTH, WIDTH),
+            f"blk.{i}.attn_qkv.bias": (3 * WIDTH,),
+            f"blk.{i}.attn_output.weight": (WIDTH, WIDTH),
+            f"blk.{i}.attn_output.bias": (WIDTH,),
+            f"blk.{i}.ffn_norm.weight": (WIDTH,),
+            f"blk.{i}.ffn_norm.bias": (WIDTH,),
+            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
+            f"blk.{i}.ffn_up.bias": (FEED_FORWARD,),
+            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
+            f"blk.{i}.ffn_down.bias": (WIDTH,),
+        }
+    return _finish(writer, path, tensors)
+
+
+def write_bert(path: Path, positions: int = 256) -> Path:
+    """An encoder that pools by the mean."""
+    writer = _writer(path, "bert", positions)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_token_type_count(2)
+    tensors = {
+        "token_embd.weight": (VOCABULARY, WIDTH),
+        "token_types.weight": (2, WIDTH),
+        "position_embd.weight": (positions, WIDTH),
+        "token_embd_norm.weight": (WIDTH,),
+        "token_embd_norm.bias": (WIDTH,),
+    }
+    for i in range(LAYERS):
+        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
+        tensors |= {f"blk.{i}.attn_{name}.bias": (WIDTH,) for name in ("q", "k", "v", "output")}
+        tensors |= {
+            f"blk.{i}.attn_output_norm.weight": (WIDTH,),
+            f"blk.{i}.attn_output_norm.bias": (WIDTH,),
+            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
+            f"blk.{i}.ffn_up.bias": (FEED_FORWARD,),
+            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
+            f"blk.{i}.ffn_down.bias": (WIDTH,),
+            f"blk.{i}.layer_output_norm.weight": (WIDTH,),
+            f"blk.{i}.layer_output_norm.bias": (WIDTH,),
+        }
+    return _finish(writer, path, tensors)
+
+
+def write_t5(path: Path) -> Path:
+    """An encoder and a decoder."""
+    writer = _writer(path, "t5", 256)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_key_length(WIDTH // HEADS)
+    writer.add_value_length(WIDTH // HEADS)
+    writer.add_relative_attn_buckets_count(32)
+    writer.add_decoder_start_token_id(0)
+    tensors = {
+        "token_embd.weight": (VOCABULARY, WIDTH),
+        "enc.output_norm.weight": (WIDTH,),
+        "dec.output_norm.weight": (WIDTH,),
+    }
+    for i in range(LAYERS):
+        for side, parts in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
+            at = f"{side}.blk.{i}"
+            tensors[f"{at}.attn_rel_b.weight"] = (32, HEADS)
+            for part in parts:
+                tensors[f"{at}.{part}_norm.weight"] = (WIDTH,)
+                tensors |= {f"{at}.{part}_{name}.weight": (WIDTH, WIDTH) for name in "qkvo"}
+            tensors |= {
+                f"{at}.ffn_norm.weight": (WIDTH,),
+                f"{at}.ffn_up.weight": (FEED_FORWARD, WIDTH),
+                f"{at}.ffn_down.weight": (WIDTH, FEED_FORWARD),
+            }
+    return _finish(writer, path, tensors)
+
+
+def write_vocabulary(path: Path) -> Path:
+    """A vocabulary without weights."""
+    return _finish(_writer(path, "llama", 256), path, {})
+
+
+def _attention() -> dict[str, tuple[int, ...]]:
+    return {f"attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
+
+
+def _writer(path: Path, arch: str, positions: int, tokenizer: str = "test") -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(positions)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model(tokenizer)
+    if tokenizer != "none":
+        writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+    return writer
+
+
+def _add_extra(writer: gguf.GGUFWriter, extra: dict[str, object]) -> None:
+    for key, value in extra.items():
+        getattr(writer, f"add_{key}")(value)
+
+
+def _finish(writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]]) -> Path:
+    random = np.random.default_rng(1)
+    for name, shape in tensors.items():
+        if name.endswith("norm.weight"):
+            values = np.ones(shape, np.float32)
+        else:
+            values = random.normal(0, 0.3, shape).astype(np.float32)
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
