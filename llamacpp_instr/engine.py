@@ -84,6 +84,8 @@ class Model:
         params = self.api.llama_model_default_params()
         if not mmap:
             params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
+        go_on = self.api.llama_progress_callback(lambda _share, _data: not log.interrupt.requested)
+        params.progress_callback = go_on
         with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
             self.handle: int | None = self.api.llama_model_load_from_file(os.fsencode(path), params)
             if not self.handle:
@@ -220,6 +222,9 @@ class Context:
         params.flash_attn_type = FLASH_ATTN[options.flash_attn]
         params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
         params.embeddings = self.embeds = embed_tokens > 0
+        abort, argument = model.log.interrupt.abort_callback()
+        params.abort_callback = self.api.ggml_abort_callback(abort or 0)
+        params.abort_callback_data = argument
         with model.log.trying(
             lambda why: UsageError(f"{model.path}: llama.cpp cannot make a context for it: {why}")
         ):

@@ -1,8 +1,10 @@
-"""Lets Ctrl-C stop a long compute between two ops instead of after the whole batch.
+"""Lets Ctrl-C stop a long compute between two ops, and never get lost on the way.
 
-Python runs its signal handlers when the C call has returned; a prefill may take minutes. While the
-call runs, only C may look at the flag, so the flag is a C string and the look is `strlen`: as an
-abort callback (`bool (*)(void *)`) it answers 1 once the string is no longer empty.
+Python runs its signal handlers when a C call has returned, and a prefill may take minutes. While
+the call runs only C may look at the flag, so the flag is a C string and the look is `strlen`: as
+an abort callback (`bool (*)(void *)`) it answers 1 once the string is no longer empty. The other
+way round, a handler may run inside a callback from C, where an exception would be swallowed: while
+a call is on, `KeyboardInterrupt` waits for its end.
 """
 
 from __future__ import annotations
@@ -13,42 +15,64 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from .engine import Context
 
+class Interrupt:
+    """Whether the user wants to stop."""
 
-@contextmanager
-def interruptible(context: Context) -> Iterator[None]:
-    """Inside, SIGINT aborts the compute of `context` at once; `KeyboardInterrupt` follows.
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+        self._deferred = False
 
-    Needs the main thread, which alone gets signals; does nothing in others and on Windows.
-    """
-    if threading.current_thread() is not threading.main_thread() or os.name == "nt":
-        yield
-        return
-    flag = ctypes.create_string_buffer(2)
-    strlen = context.api.ggml_abort_callback(
-        ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
-    )
-    receiver, sender = os.pipe()
-    os.set_blocking(sender, False)
-    before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    @property
+    def requested(self) -> bool:
+        return bool(self._flag.value)
 
-    def watch() -> None:
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Around a call of C: `KeyboardInterrupt` comes at its end, whatever else went wrong."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+            if self.requested:
+                raise KeyboardInterrupt
+
+    def abort_callback(self) -> tuple[int | None, int]:
+        """ggml's abort callback and its argument; they are good as long as this object lives."""
+        strlen = None if os.name == "nt" else ctypes.CDLL(None).strlen
+        return ctypes.cast(strlen, ctypes.c_void_p).value, ctypes.addressof(self._flag)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, SIGINT is ours. Only the main thread gets signals: nothing is done in others."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # the pipe tells of a signal at once, the handler when Python is next at its turn
+        receiver, sender = os.pipe()
+        os.set_blocking(sender, False)
+        fd_before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        handler_before = signal.signal(signal.SIGINT, self._handle)
+        watcher = threading.Thread(target=self._watch, args=(receiver,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler_before)
+            signal.set_wakeup_fd(fd_before)
+            os.close(sender)
+            watcher.join()
+            os.close(receiver)
+
+    def _watch(self, receiver: int) -> None:
         while number := os.read(receiver, 1):
             if number[0] == signal.SIGINT:
-                flag.value = b"1"
+                self._flag.value = b"1"
 
-    watcher = threading.Thread(target=watch, name="interrupt", daemon=True)
-    watcher.start()
-    context.api.llama_set_abort_callback(context.handle, strlen, ctypes.addressof(flag))
-    try:
-        yield
-    finally:
-        context.api.llama_set_abort_callback(
-            context.handle, context.api.ggml_abort_callback(), None
-        )
-        signal.set_wakeup_fd(before)
-        os.close(sender)
-        watcher.join()
-        os.close(receiver)
+    def _handle(self, _number: int, _frame: Any) -> None:
+        self._flag.value = b"1"
+        if not self._deferred:
+            raise KeyboardInterrupt

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .interrupt import Interrupt
+
 # GGML_LOG_LEVEL_* of ggml.h
 _WARN, _ERROR, _CONT = 3, 4, 5
 
@@ -18,7 +20,8 @@ _WARN, _ERROR, _CONT = 3, 4, 5
 class LlamaLog:
     """What llama.cpp warned of while its log was captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
         self._held: list[tuple[int, str]] = []
         self._holding = True
         self._level = 0
@@ -47,11 +50,15 @@ class LlamaLog:
         before, start = self._holding, len(self._held)
         self._holding = True
         try:
-            yield
+            with self.interrupt.deferred():
+                yield
         except LlamaFailed:
             errors = [line for level, line in self._held[start:] if level == _ERROR]
             del self._held[start:]
             raise failure(_reason(errors)) from None
+        except KeyboardInterrupt:
+            del self._held[start:]  # it complains of having been stopped
+            raise
         finally:
             self._holding = before
             if not before:
@@ -68,12 +75,12 @@ class LlamaFailed(Exception):
 
 
 @contextmanager
-def captured() -> Iterator[LlamaLog]:
+def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
     """Take llama.cpp's log over; warnings and errors go to standard error, the rest nowhere."""
     from . import native
 
     llama_cpp = native.import_llama_cpp().llama_cpp
-    log = LlamaLog()
+    log = LlamaLog(interrupt or Interrupt())
 
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
     def receive(level: int, text: bytes, _user_data: int) -> None:

@@ -17,7 +17,7 @@ from .chat import render_chat
 from .engine import ComputeError, Context, ContextOptions, Model
 from .errors import InstrError, UsageError
 from .generate import check_prompt, embed, generate
-from .interrupt import interruptible
+from .interrupt import Interrupt
 from .llama_log import captured
 from .models import resolve_model
 from .recording import OnLogError, Session, record
@@ -71,7 +71,8 @@ def run(options: RunOptions, out: BinaryIO | None = None) -> Path:
     """
     options.check()
     path = resolve_model(options.model)
-    with captured() as llama_log:
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as llama_log:
         session = record(
             options.log,
             level=options.level,
@@ -115,7 +116,7 @@ def _run_text(options: RunOptions, model: Model, session: Session, out: BinaryIO
         raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
     text = options.prompts[0]
     prompt = model.tokenize(render_chat(model, text) if options.chat else text)
-    with Context(model, options.context) as context, interruptible(context):
+    with Context(model, options.context) as context:
         if not context.memory:
             raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
         if model.has_encoder and model.start_token < 0:
@@ -139,10 +140,7 @@ def _run_text(options: RunOptions, model: Model, session: Session, out: BinaryIO
 def _run_embed(options: RunOptions, model: Model, session: Session, out: BinaryIO) -> None:
     prompts = [model.tokenize(text) for text in options.prompts]
     longest = max(len(prompt) for prompt in prompts)
-    with (
-        Context(model, options.context, embed_tokens=max(longest, 1)) as context,
-        interruptible(context),
-    ):
+    with Context(model, options.context, embed_tokens=max(longest, 1)) as context:
         for prompt in prompts:
             check_prompt(context, prompt)
 

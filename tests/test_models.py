@@ -117,7 +117,7 @@ def test_a_model_cut_off_anywhere(tmp_path: Path, models: Path) -> None:
         header(3, metadata=1) + struct.pack("<Q", 2**62) + bytes(16),
         header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 4, 2**62),
         header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 8, 2**62),
-        header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 8, 2) + struct.pack("<QQ", 2**63, 1),
+        header(3, metadata=1) + string("a") + struct.pack("<IIQQQ", 9, 8, 2, 2**63, 1),
         header(3, metadata=1) + string("split.count") + struct.pack("<II", 4, 2**32 - 1),
     ],
     ids=["tensors", "negative", "metadata", "key", "numbers", "strings", "string", "parts"],
