@@ -1,7 +1,7 @@
 """The log's event schema, version 1: the one home of every event name, key, unit and meaning.
 
 A msgspec tagged union that decodes, validates and describes itself. From it are generated the
-header of the C++ writer (`patches/src/llama-instrumentation-schema.h`) and `docs/log-format.md`;
+header of the C++ writer (`patches/src/src/llama-instrumentation-schema.h`) and `docs/log-format.md`;
 a test fails when either is stale.
 
 Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;

@@ -16,7 +16,7 @@ from llamacpp_instr import schema
 from tools.schema_model import all_structs
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "patches/src/llama-instrumentation-schema.h"
+HEADER = "patches/src/src/llama-instrumentation-schema.h"
 
 
 def generate() -> dict[str, str]:
