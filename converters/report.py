@@ -1,0 +1,137 @@
+"""A report: a titled table with units and notes, which renders as text and as JSON.
+
+Invariant: cells hold numbers in nanoseconds, bytes, counts and shares; they are converted and
+rounded only where they are shown, and JSON has them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Unit = Literal[
+    "text",
+    "count",
+    "ns",
+    "bytes",
+    "share",
+    "per_second",
+    "flop_per_second",
+    "bytes_per_second",
+    "layer",
+]
+Cell: TypeAlias = "str | int | float | None"
+"""None is shown as nothing: not measured"""
+
+BAR = 10
+"""characters of a full bar"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, and what its cells measure."""
+
+    name: str
+    unit: Unit = "text"
+
+    @property
+    def align(self) -> Literal["left", "right"]:
+        return "left" if self.unit in ("text", "share") else "right"
+
+
+@dataclass
+class Report:
+    """One table. Rows have a cell for each column; notes are whole sentences."""
+
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a script reads: rows as objects by column name, units beside."""
+        names = [column.name for column in self.columns]
+        return {
+            "title": self.title,
+            "units": {column.name: column.unit for column in self.columns},
+            "rows": [dict(zip(names, row, strict=True)) for row in self.rows],
+            "notes": self.notes,
+        }
+
+
+def render_text(reports: Sequence[Report], width: int = 80) -> str:
+    """The reports as text of at most `width` columns, for a terminal or a file."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=width, color_system=None, highlight=False, emoji=False)
+    with console.capture() as capture:
+        for i, report in enumerate(reports):
+            if i:
+                console.print()
+            console.print(escape(report.title))
+            if report.rows:
+                headed = any(column.name for column in report.columns)
+                table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=headed)
+                for column in report.columns:
+                    text = column.unit == "text"
+                    table.add_column(
+                        Text(column.name),
+                        justify=column.align,
+                        no_wrap=not text,
+                        overflow="fold" if text else "ellipsis",
+                    )
+                for row in report.rows:
+                    cells = zip(report.columns, row, strict=True)
+                    table.add_row(*(Text(shown(cell, column.unit)) for column, cell in cells))
+                console.print(Padding(table, (0, 0, 0, 2)))
+            for note in report.notes:
+                console.print(Padding(Text(note), (0, 0, 0, 2)))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def shown(cell: Cell, unit: Unit) -> str:
+    """A cell as it is shown, with its unit."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    if unit == "ns":
+        return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
+    if unit == "bytes":
+        return _scaled(cell, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    if unit == "flop_per_second":
+        return _scaled(float(cell), 1000, ("", "K", "M", "G", "T"))
+    if unit == "bytes_per_second":
+        return _scaled(float(cell), 1000, ("B", "KB", "MB", "GB", "TB"))
+    if unit == "share":
+        filled = round(min(max(cell, 0.0), 1.0) * BAR * 2)
+        bar = "█" * (filled // 2) + "▌" * (filled % 2)
+        return f"{100 * cell:5.1f} % {bar}"
+    if unit == "per_second":
+        return _three_digits(cell)
+    if unit == "layer":
+        return "none" if cell < 0 else str(cell)
+    return f"{cell:,}"
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    if abs(value) < step and isinstance(value, int):
+        return f"{value} {units[0]}"
+    number = float(value)
+    for unit in units[:-1]:
+        # 999.96 would be shown as 1000
+        if abs(number) < step * 0.9995:
+            return f"{_three_digits(number)} {unit}"
+        number /= step
+    return f"{_three_digits(number)} {units[-1]}"
+
+
+def _three_digits(number: float) -> str:
+    if abs(number) >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"

@@ -1,0 +1,31 @@
+"""`instr summary LOG`: prints where the time and the memory of a session went."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command(
+    "summary",
+    short_help="Show where the time and the memory went.",
+    epilog="Example:  instr summary session.log",
+)
+@click.argument("log")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers, in ns and bytes.")
+def summary(log: str, as_json: bool) -> None:
+    """Sum up a recorded session: speed and its spread, time by block, layer and op, memory by
+    kind, and what the recording itself cost.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    """
+    from converters.report import render_text
+    from converters.summary import compute_summary
+    from llamacpp_instr.session import load_session
+
+    sections = compute_summary(load_session(log))
+    if as_json:
+        click.echo(json.dumps([section.to_json() for section in sections], indent=2))
+    else:
+        click.echo(render_text(sections), nl=False)

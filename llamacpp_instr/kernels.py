@@ -1,0 +1,66 @@
+"""The kernels of a plan: what each one is, where it belongs, how much it computes and moves.
+
+Invariant: a kernel that computes several nodes (fused) is one entry; what passes between its
+nodes is not moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.ops import Block, blocks_of, bytes_moved, flops
+from llamacpp_instr.schema import Graph, Nodes, Plan
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Columns as long as the plan."""
+
+    label: list[str]
+    """ops joined by +, the weight's type behind matrix products: `MUL_MAT q4_K`"""
+    block: list[Block]
+    layer: Int64
+    flops: Int64
+    bytes: Int64
+
+
+def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
+    """The kernels of `plan`, in its order; `graph` is its graph and must have its nodes."""
+    nodes = graph.nodes
+    assert nodes is not None
+    n = len(plan.node)
+    counts = plan.n or [1] * n
+    blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
+    work = [_work(graph, nodes, i) for i in range(graph.n_nodes)]
+    label: list[str] = []
+    n_flops, n_bytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
+        inside = range(first, first + count)
+        label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
+        n_flops[i] = sum(work[node][0] for node in inside)
+        passed = sum(nodes.bytes[node] for node in inside[:-1])
+        n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
+    layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
+    return Kernels(label, [blocks[node] for node in plan.node], layer, n_flops, n_bytes)
+
+
+def _label(graph: Graph, nodes: Nodes, node: int) -> str:
+    op = nodes.op[node]
+    if not op.startswith("MUL_MAT") or not nodes.src[node]:
+        return op
+    weight = nodes.src[node][0]
+    return f"{op} {nodes.type[weight] if weight >= 0 else graph.leafs[-1 - weight].type}"
+
+
+def _work(graph: Graph, nodes: Nodes, node: int) -> tuple[int, int]:
+    """Floating point operations and bytes of one node."""
+    sources = nodes.src[node]
+    shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in sources]
+    sizes = [nodes.bytes[s] if s >= 0 else graph.leafs[-1 - s].bytes for s in sources]
+    op, ne, size = nodes.op[node], nodes.ne[node], nodes.bytes[node]
+    return flops(op, ne, shapes), bytes_moved(op, ne, size, shapes, sizes)

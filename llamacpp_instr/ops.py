@@ -1,0 +1,329 @@
+"""What is known of ggml's ops and of llama.cpp's names: blocks, parameters, work, traffic.
+
+Invariant: pure; everything follows from an op, its names and its shapes as a log has them, and
+an op or a name that is not known here gives "other", no parameters or no count, never a guess.
+Shapes are ggml's: the row's length first, trailing ones may be left out.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+Block = Literal["embedding", "attention", "feed-forward", "norm", "kv", "output", "other"]
+BLOCKS: tuple[Block, ...] = (
+    "embedding",
+    "attention",
+    "feed-forward",
+    "norm",
+    "kv",
+    "output",
+    "other",
+)
+
+
+def blocks_of(
+    op: Sequence[str],
+    name: Sequence[str],
+    layer: Sequence[int],
+    src: Sequence[Sequence[int]],
+    leafs: Sequence[str],
+) -> list[Block]:
+    """The block of every node of a graph, from its columns and the names of its leafs.
+
+    A node that says nothing itself (`node_21`, a CONT, a reshaped bias) goes with what it reads,
+    else with the node before it; outside of all layers, what stands before the first layer is
+    the embedding and what stands after the last the output.
+    """
+    in_layers = [i for i, il in enumerate(layer) if il >= 0]
+    first, last = (in_layers[0], in_layers[-1]) if in_layers else (len(op), len(op))
+    blocks: list[Block] = []
+    for i in range(len(op)):
+        leaf_names = [leafs[-1 - s] for s in src[i] if s < 0 and -1 - s < len(leafs)]
+        block = block_of(op[i], name[i], leaf_names, layer[i])
+        if block == "other" and layer[i] >= 0:
+            read = [blocks[s] for s in src[i] if 0 <= s < i and layer[s] == layer[i]]
+            told: list[Block] = [b for b in read if b in ("attention", "feed-forward")]
+            block = told[0] if told else blocks[i - 1] if i and layer[i - 1] == layer[i] else block
+            block = "other" if block in ("norm", "kv", "embedding", "output") else block
+        elif block == "other" and i < first:
+            block = "embedding"
+        elif block == "other" and i > last:
+            block = "output"
+        blocks.append(block)
+    return blocks
+
+
+def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Block:
+    """The block of a transformer that a node belongs to, as far as the node itself tells.
+
+    `weight_names` are the leafs that it reads: weights, caches, inputs. What mixes positions
+    counts as "attention" whatever it is made of: recurrent and convolutional mixers (SSM, RWKV
+    time mixing, linear attention, short convolutions) stand where attention stands in other
+    models and answer the same question, which share of the time goes into looking back. What
+    works on one position counts as "feed-forward": dense, experts and their router, RWKV channel
+    mixing. "kv" is writing and moving the cache or the recurrent state; reading keys and values
+    while attending is attention. A residual sum belongs to the block whose result it adds.
+    """
+    if _moves_cache(op, name, weight_names):
+        return "kv"
+    if op in _NORM_OPS:
+        return "norm"
+    for weight in weight_names:
+        block = _block_of_weight(op, weight)
+        if block is not None:
+            return block
+    if op in _MIXER_OPS:
+        return "attention"
+    plain = _plain_name(name)
+    for pattern, block in _NAMES:
+        if pattern.search(plain):
+            return block
+    if op in ("ROPE", "SOFT_MAX") and layer >= 0:
+        return "attention"
+    if op in ("GLU", "MUL_MAT_ID"):
+        return "feed-forward"
+    return "other"
+
+
+def op_params(op: str, words: Sequence[int]) -> dict[str, int | float | str]:
+    """An op's parameters by name, decoded from the int32 words of `ggml_tensor::op_params`
+    (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be left out. Empty for ops whose
+    parameters are not known here."""
+    layout = _PARAMS.get(op)
+    if layout is None:
+        return {}
+    decoded: dict[str, int | float | str] = {}
+    for at, name, kind in layout:
+        word = words[at] if at < len(words) else 0
+        if kind == "f":
+            decoded[name] = struct.unpack("<f", struct.pack("<I", word & 0xFFFFFFFF))[0]
+        elif kind == "i":
+            decoded[name] = word
+        else:
+            kinds = _KINDS[kind]
+            decoded[name] = kinds.get(word, str(word))
+    return decoded
+
+
+def flops(op: str, ne: Sequence[int], src_ne: Sequence[Sequence[int]]) -> int:
+    """Floating point operations of a node: a multiplication and an addition count as two.
+
+    MUL_MAT [K,N]x[K,M] -> [N,M]: 2*M*N*K. MUL_MAT_ID: the same for the experts that each token
+    uses. FLASH_ATTN_EXT: both products over all of `n_kv`, masked positions included, as the
+    kernel's shape says; the softmax is left out. Elementwise sums and products: one for each
+    element. 0 for ops that move data and for ops without an agreed count.
+    """
+    if op in ("MUL_MAT", "MUL_MAT_ID") and src_ne:
+        return 2 * _dim(src_ne[0], 0) * prod(ne)
+    if op == "OUT_PROD" and src_ne:
+        return 2 * _dim(src_ne[0], 1) * prod(ne)
+    if op == "FLASH_ATTN_EXT" and len(src_ne) >= 3:
+        q, k, v = src_ne[:3]
+        heads = _dim(q, 2) * _dim(q, 3)
+        return 2 * _dim(q, 1) * _dim(k, 1) * heads * (_dim(q, 0) + _dim(v, 0))
+    if op == "SSM_CONV" and len(src_ne) >= 2:
+        return 2 * _dim(src_ne[1], 0) * prod(ne)
+    if op in _ELEMENTWISE:
+        return prod(ne)
+    return 0
+
+
+def bytes_moved(
+    op: str,
+    ne: Sequence[int],
+    n_bytes: int,
+    src_ne: Sequence[Sequence[int]],
+    src_bytes: Sequence[int],
+) -> int:
+    """Bytes that a node reads and writes at least once each: weights, activations, result.
+
+    GET_ROWS reads only the rows fetched, SET_ROWS writes only the rows given, CPY does not read
+    what it overwrites. MUL_MAT_ID reads the experts used: which ones a log does not tell, so no
+    more than one expert for each use and never more than there are. Views move nothing.
+    """
+    if op in VIEW_OPS or not src_ne:
+        return 0
+    if op == "GET_ROWS":
+        rows = prod(src_ne[1])
+        return rows * _row_bytes(src_ne[0], src_bytes[0]) + src_bytes[1] + n_bytes
+    if op == "SET_ROWS":
+        rows = prod(src_ne[0][1:])
+        return src_bytes[0] + src_bytes[1] + rows * _row_bytes(ne, n_bytes)
+    if op == "CPY":
+        return src_bytes[0] + n_bytes
+    if op == "MUL_MAT_ID" and len(src_ne) >= 3:
+        n_experts = _dim(src_ne[0], 2)
+        used = min(n_experts, prod(src_ne[2]))
+        return src_bytes[0] * used // max(1, n_experts) + sum(src_bytes[1:]) + n_bytes
+    return sum(src_bytes) + n_bytes
+
+
+VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+"""ops for which no kernel runs"""
+
+
+def _dim(ne: Sequence[int], i: int) -> int:
+    return ne[i] if i < len(ne) else 1
+
+
+def _row_bytes(ne: Sequence[int], n_bytes: int) -> int:
+    return n_bytes // max(1, prod(ne[1:]))
+
+
+# --- blocks ---
+
+_NORM_OPS = frozenset({"NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM"})
+_MIXER_OPS = frozenset(
+    {
+        "FLASH_ATTN_EXT",
+        "SSM_CONV",
+        "SSM_SCAN",
+        "RWKV_WKV6",
+        "RWKV_WKV7",
+        "GATED_LINEAR_ATTN",
+        "GATED_DELTA_NET",
+        "SOLVE_TRI",
+        "LIGHTNING_INDEXER",
+    }
+)
+_MOVES = frozenset({"SET_ROWS", "CPY", "GET_ROWS", "CONT", "DUP", "SCALE", "CONCAT", "SET"})
+_ELEMENTWISE = frozenset({"ADD", "ADD1", "ADD_ID", "ACC", "SUB", "MUL", "DIV", "SCALE", "SQR"})
+
+# cache_k_l0, cache_v_l0 (tagged: cache_idx_k_l0), cache_r_l0 and cache_s_l0 of recurrent models,
+# dsv4_hca_state_kv_l0: src/llama-kv-cache*.cpp, src/llama-memory-recurrent.cpp
+_CACHE = re.compile(r"^(cache_(\w+_)?[kvrs]_l\d+|dsv4_\w+_state_\w+_l\d+)")
+
+
+def _moves_cache(op: str, name: str, leafs: Sequence[str]) -> bool:
+    if _CACHE.match(name) and op not in VIEW_OPS and not op.startswith("MUL_MAT"):
+        # also the K-shift's ROPE, which turns the cache's keys where they lie
+        return True
+    return op in _MOVES and any(_CACHE.match(leaf) for leaf in leafs)
+
+
+def _rules(rules: Sequence[tuple[str, Block]]) -> list[tuple[re.Pattern[str], Block]]:
+    """In order: the first pattern that is found decides."""
+    return [(re.compile(pattern), block) for pattern, block in rules]
+
+
+# `blk.3.attn_q.weight`, `enc.blk.0.ffn_up.weight`, `posnet.2.attn_q.weight`
+_WEIGHT = re.compile(r"^(?:(?:enc|dec)\.)?(?:blk|posnet|convnext)\.\d+\.(.*)$")
+_WEIGHTS = _rules(
+    (
+        (r"(^|[_.])norm\d?([_.]|$)|^norm|time_mix_ln", "norm"),
+        (r"^nextn\.(shared_head_head)", "output"),
+        (r"^nextn\.embed_tokens", "embedding"),
+        (r"^(ffn|exp_probs|channel_mix|hc_ffn|vis_(up|down|gate)|layer_out)", "feed-forward"),
+        (r"^(attn|cross_attn|vis_attn|hc_attn|indexer|ssm|time_mix|shortconv)", "attention"),
+    )
+)
+
+
+def _block_of_weight(op: str, weight: str) -> Block | None:
+    """What a leaf tells of the node that reads it, None when nothing."""
+    inside = _WEIGHT.match(weight)
+    if inside:
+        for pattern, block in _WEIGHTS:
+            if pattern.search(inside[1]):
+                return block
+        return None
+    if weight.startswith(("rope_freqs", "rope_factors", "KQ_mask", "attn_inp")):
+        return "attention"
+    if re.match(r"^((enc|dec)\.)?(output|token_embd|per_layer_proj|cls)[._]\w*norm", weight):
+        return "norm"
+    if weight.startswith(("token_embd", "per_layer_token_embd", "position_embd", "token_types")):
+        # tied embeddings: the same weight is the output matrix
+        return "output" if op == "MUL_MAT" and weight.startswith("token_embd") else "embedding"
+    if re.match(r"^((dec|enc)\.)?(output|cls|dense_\d)\b", weight):
+        return "output"
+    if weight.startswith(("per_layer_model_proj", "inp_tokens")):
+        return "embedding"
+    return None
+
+
+def _plain_name(name: str) -> str:
+    """`mtp_Qcur-3 (view) (cont)` -> `Qcur`."""
+    name = name.split(" (", 1)[0]
+    name = re.sub(r"-\d+$", "", name)
+    return re.sub(r"^(mtp|enc|dec)_", "", name)
+
+
+_NAMES = _rules(
+    (
+        # the residual sums first: they are named after the block that comes next
+        (r"^(ffn|post_ffn|post_moe|moe|mlp)_?(inp|residual)$|^attn_(residual|add)", "attention"),
+        (r"^(ffn|attn|inp|result|embd|post_attn|post_ffn|post_mlp|pre_ffn)_(\w+_)?norm", "norm"),
+        (r"^(norm|operator_norm|final_norm_out|loop_norm|stack_norm)\b|norm(ed)?$", "norm"),
+        (r"ffn|ffw|moe|mlp|shexp|shared_expert|expert|router|cmix|channel_mix", "feed-forward"),
+        (r"^(l_out|layer_out|l_last)$", "feed-forward"),
+        (r"^(result|lmhead|logits|output$|h_nextn|out_scaled|final_output|cls)|_logits$", "output"),
+        (r"^[QKVqkv](cur)?(_|$)|^(kq|qk|wqkv|kv|sa_out|mla|lid|KQ|pos_bias)|^wo$", "attention"),
+        (r"attn|attention|indexer|^(csa|hca|msa)_", "attention"),
+        (r"^(mamba|ssm|dnet|kda|linear_attn|conv|state|time_mix|tmix|wkv|g_)", "attention"),
+        (r"new_state|decay|^(beta|alpha|z|gate|a_softplus)(_|$)", "attention"),
+        (r"^(inp|embd|embedding|pos_embd|model\.(input_embed|embed_tokens)|tok)", "embedding"),
+    )
+)
+
+
+# --- parameters: (word, name, f float | i integer | a list of kinds) ---
+
+_F, _I = "f", "i"
+_PARAMS: dict[str, tuple[tuple[int, str, str], ...]] = {
+    "ROPE": (
+        (1, "n_dims", _I),
+        (2, "mode", "rope"),
+        (4, "n_ctx_orig", _I),
+        (5, "freq_base", _F),
+        (6, "freq_scale", _F),
+        (7, "ext_factor", _F),
+        (8, "attn_factor", _F),
+        (9, "beta_fast", _F),
+        (10, "beta_slow", _F),
+        (15, "n_offs", _I),
+    ),
+    "SOFT_MAX": ((0, "scale", _F), (1, "max_bias", _F)),
+    "FLASH_ATTN_EXT": (
+        (0, "scale", _F),
+        (1, "max_bias", _F),
+        (2, "logit_softcap", _F),
+        (3, "prec", "prec"),
+        (4, "n_kv_max", _I),
+    ),
+    "MUL_MAT": ((0, "prec", "prec"), (1, "hint", "hint"), (3, "src1_prec", "prec")),
+    "MUL_MAT_ID": ((0, "prec", "prec"), (3, "src1_prec", "prec")),
+    "NORM": ((0, "eps", _F),),
+    "RMS_NORM": ((0, "eps", _F),),
+    "L2_NORM": ((0, "eps", _F),),
+    "GROUP_NORM": ((0, "n_groups", _I), (1, "eps", _F)),
+    "SCALE": ((0, "scale", _F), (1, "bias", _F)),
+    "CLAMP": ((0, "min", _F), (1, "max", _F)),
+    "LEAKY_RELU": ((0, "negative_slope", _F),),
+    "CONCAT": ((0, "dim", _I),),
+    "ARGSORT": ((0, "order", "order"),),
+    "GLU": ((0, "kind", "glu"), (1, "swapped", _I)),
+    "UNARY": ((0, "kind", "unary"),),
+}
+
+
+def _numbered(names: str) -> dict[int, str]:
+    return dict(enumerate(names.split()))
+
+
+_KINDS: dict[str, dict[int, str]] = {
+    # GGML_ROPE_TYPE_*, ggml_prec, ggml_op_hint, ggml_sort_order, ggml_glu_op, ggml_unary_op:
+    # ggml/include/ggml.h
+    "rope": {0: "NORMAL", 2: "NEOX", 8: "MROPE", 24: "VISION", 40: "IMROPE"},
+    "prec": {0: "UNDEFINED", 10: "F32", 15: "BF16", 20: "F16", 30: "Q8", 40: "Q4"},
+    "hint": _numbered("NONE SRC0_IS_HADAMARD"),
+    "order": _numbered("ASC DESC"),
+    "glu": _numbered("REGLU GEGLU SWIGLU SWIGLU_OAI GEGLU_ERF GEGLU_QUICK SWIGLU_CLAMP"),
+    "unary": _numbered(
+        "ABS SGN NEG STEP TANH ELU RELU SIGMOID GELU GELU_QUICK SILU HARDSWISH HARDSIGMOID EXP"
+        " EXPM1 SOFTPLUS GELU_ERF XIELU FLOOR CEIL ROUND TRUNC"
+    ),
+}

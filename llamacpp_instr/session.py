@@ -1,0 +1,399 @@
+"""A log as a whole: its facts as events, its measurements as columns.
+
+Invariant: what refers to something can be followed: a Session has no graph, plan, compute or
+context that is only a number, and the columns of `ops` are as long as their plan. Everything
+else that may be wrong with a log is `check`'s business. Times are absolute, in ns.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.kernels import Kernels, plan_kernels
+from llamacpp_instr.log import LogEnd, LogReader, read_events
+from llamacpp_instr.schema import (
+    Compute,
+    Context,
+    Event,
+    Graph,
+    Kv,
+    Layers,
+    Mark,
+    Memory,
+    Message,
+    Model,
+    Note,
+    Ops,
+    Plan,
+    SessionEnd,
+    SessionStart,
+    Splits,
+    StepBegin,
+    StepEnd,
+    Sync,
+    Tensor,
+    TensorStats,
+    Token,
+    event_name,
+)
+
+Int64 = NDArray[np.int64]
+
+
+class Table:
+    """Columns of equal length by name: int64, bool or float64 where that is what they hold,
+    objects otherwise (text, and numbers that may be absent)."""
+
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def rows(self, selected: NDArray[Any]) -> Table:
+        """The rows that a mask or an array of indices selects."""
+        return Table({name: column[selected] for name, column in self.columns.items()})
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What runs one after the other in one compute on one thread: kernels, layers or splits.
+
+    The columns have one length; `begin` and `end` are absolute.
+    """
+
+    compute: int
+    thread: int
+    plan: int
+    """-1 for layers and splits"""
+    t: int
+    gap: Int64 | None
+    dur: Int64
+    wait: Int64 | None = None
+    """of `dur`, inside barriers; kernels at `verbose` only"""
+    label: Int64 | None = None
+    """layer or split; None for kernels, whose labels stand in the plan"""
+
+    @property
+    def end(self) -> Int64:
+        return self.t + np.cumsum(self.dur if self.gap is None else self.dur + self.gap)
+
+    @property
+    def begin(self) -> Int64:
+        return self.end - self.dur
+
+
+@dataclass
+class Session:
+    """One recorded run."""
+
+    path: str
+    start: SessionStart
+    end: SessionEnd | None
+    """None when the log ended unclosed"""
+    log_end: LogEnd
+    models: dict[int, Model]
+    tensors: list[Tensor]
+    contexts: dict[int, Context]
+    memory: list[Memory]
+    graphs: dict[int, Graph]
+    plans: dict[int, Plan]
+    steps: Table
+    """ended ones: step, ctx, kind, phase, n_tokens, n_outputs, n_seqs, pos, thread, begin, end,
+    and the measurements of `step_end`"""
+    computes: Table
+    """the keys of `compute`"""
+    ops: list[Timed]
+    layers: list[Timed]
+    splits: list[Timed]
+    syncs: Table
+    kv: Table
+    tokens: Table
+    stats: list[TensorStats]
+    marks: Table
+    """mark, name, begin, end, thread; an instant ends when it begins, an open span with -1"""
+    notes: list[Note]
+    messages: list[Message]
+    n_open_steps: int
+    """begun and not ended"""
+    _kernels: dict[int, Kernels] = field(default_factory=dict)
+
+    def kernels(self, plan: int) -> Kernels:
+        """What the kernels of `plan` are, worked out when it is first asked for."""
+        if plan not in self._kernels:
+            of = self.plans[plan]
+            self._kernels[plan] = plan_kernels(self.graphs[of.graph], of)
+        return self._kernels[plan]
+
+
+def load_session(path: str | Path) -> Session:
+    """The session of the log at `path` (`-` is standard input), unclosed ones included.
+
+    Raises LogError, with the line, for a line that is not as the schema says or that refers to
+    something that the log does not have.
+    """
+    reader = read_events(path)
+    loader = _Loader()
+    for line, event in reader:
+        try:
+            loader.take(event)
+        except _Unfollowable as error:
+            raise LogError(f"{event_name(event)}: {error}", reader.path, line) from None
+        except OverflowError:
+            reason = f"{event_name(event)}: a number beyond 64 bits"
+            raise LogError(reason, reader.path, line) from None
+    return loader.session(reader)
+
+
+class _Unfollowable(Exception):
+    """An event refers to what the log does not have."""
+
+
+class _Columns:
+    """Collects rows of one event type, 8 bytes a number."""
+
+    def __init__(self, kinds: dict[str, str]) -> None:
+        self._kinds = kinds
+        self._columns: dict[str, Any] = {
+            name: [] if kind == "O" else array(kind) for name, kind in kinds.items()
+        }
+        self._append = [column.append for column in self._columns.values()]
+
+    @classmethod
+    def of(cls, event: type[Event]) -> _Columns:
+        return cls({info.name: _kind(info.type) for info in msgspec.structs.fields(event)})
+
+    def add(self, values: Sequence[Any]) -> None:
+        for append, value in zip(self._append, values, strict=True):
+            append(value)
+
+    def add_event(self, event: Event) -> None:
+        self.add([getattr(event, name) for name in self._kinds])
+
+    def table(self) -> Table:
+        types = {"q": np.int64, "b": np.bool_, "O": object}
+        return Table({n: np.array(self._columns[n], types[k]) for n, k in self._kinds.items()})
+
+
+def _kind(annotation: Any) -> str:
+    """`q` for integers, `b` for truth values, `O` for the rest."""
+    plain = getattr(annotation, "__origin__", annotation)
+    return {int: "q", bool: "b"}.get(plain, "O")
+
+
+_STEP_BEGIN = tuple(name for name in StepBegin.__struct_fields__ if name != "t")
+_STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t", "step"))
+
+
+class _Loader:
+    def __init__(self) -> None:
+        begin = {info.name: _kind(info.type) for info in msgspec.structs.fields(StepBegin)}
+        self.steps = _Columns(
+            {name: begin[name] for name in _STEP_BEGIN}
+            | {"begin": "q", "end": "q"}
+            | dict.fromkeys(_STEP_END, "q")
+        )
+        self.marks = _Columns({"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q"})
+        self.computes = _Columns.of(Compute)
+        self.syncs = _Columns.of(Sync)
+        self.kv = _Columns.of(Kv)
+        self.tokens = _Columns.of(Token)
+        self.start: SessionStart | None = None
+        self.end: SessionEnd | None = None
+        self.models: dict[int, Model] = {}
+        self.tensors: list[Tensor] = []
+        self.contexts: dict[int, Context] = {}
+        self.memory: list[Memory] = []
+        self.graphs: dict[int, Graph] = {}
+        self.plans: dict[int, Plan] = {}
+        self.ops: list[Timed] = []
+        self.layers: list[Timed] = []
+        self.splits: list[Timed] = []
+        self.stats: list[TensorStats] = []
+        self.notes: list[Note] = []
+        self.messages: list[Message] = []
+        self.open_steps: dict[int, StepBegin] = {}
+        self.open_marks: dict[int, Mark] = {}
+        self.graph_of: dict[int, int] = {}
+        self.n_kernels: dict[int, int] = {}
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SessionStart: self._session_start,
+            SessionEnd: self._session_end,
+            Model: self._model,
+            Tensor: self.tensors.append,
+            Context: self._context,
+            Memory: self.memory.append,
+            Graph: self._graph,
+            Plan: self._plan,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Compute: self._compute,
+            Ops: self._ops,
+            Layers: self._layers,
+            Splits: self._splits,
+            Sync: self.syncs.add_event,
+            Kv: self.kv.add_event,
+            Token: self.tokens.add_event,
+            TensorStats: self.stats.append,
+            Mark: self._mark,
+            Note: self.notes.append,
+            Message: self.messages.append,
+        }
+
+    def take(self, event: Event) -> None:
+        self._takers[type(event)](event)
+
+    def session(self, reader: LogReader) -> Session:
+        assert self.start is not None
+        assert reader.end is not None
+        for mark in self.open_marks.values():
+            self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread))
+        return Session(
+            path=reader.path,
+            start=self.start,
+            end=self.end,
+            log_end=reader.end,
+            models=self.models,
+            tensors=self.tensors,
+            contexts=self.contexts,
+            memory=self.memory,
+            graphs=self.graphs,
+            plans=self.plans,
+            steps=self.steps.table(),
+            computes=self.computes.table(),
+            ops=self.ops,
+            layers=self.layers,
+            splits=self.splits,
+            syncs=self.syncs.table(),
+            kv=self.kv.table(),
+            tokens=self.tokens.table(),
+            stats=self.stats,
+            marks=self.marks.table(),
+            notes=self.notes,
+            messages=self.messages,
+            n_open_steps=len(self.open_steps),
+        )
+
+    def _session_start(self, event: SessionStart) -> None:
+        self.start = event
+
+    def _session_end(self, event: SessionEnd) -> None:
+        self.end = event
+
+    def _model(self, event: Model) -> None:
+        self.models[event.model] = event
+
+    def _context(self, event: Context) -> None:
+        _follow("model", event.model, self.models)
+        self.contexts[event.ctx] = event
+
+    def _graph(self, event: Graph) -> None:
+        _follow("context", event.ctx, self.contexts)
+        nodes = event.nodes
+        for name in nodes.__struct_fields__ if nodes else ():
+            column = getattr(nodes, name)
+            if column is not None and len(column) != event.n_nodes:
+                raise _Unfollowable(f"column `{name}` has {len(column)} of {event.n_nodes} nodes")
+        for sources in nodes.src if nodes else ():
+            for source in sources:
+                if not -len(event.leafs) <= source < event.n_nodes:
+                    raise _Unfollowable(f"a node reads {source}, which the graph does not have")
+        self.graphs[event.graph] = event
+
+    def _plan(self, event: Plan) -> None:
+        _follow("graph", event.graph, self.graphs)
+        counts = event.n or [1] * len(event.node)
+        if len(counts) != len(event.node):
+            raise _Unfollowable("columns `node` and `n` are not of one length")
+        if self.graphs[event.graph].nodes is None:
+            raise _Unfollowable(f"graph {event.graph} was given without its nodes")
+        n_nodes = self.graphs[event.graph].n_nodes
+        if any(first + n > n_nodes for first, n in zip(event.node, counts, strict=True)):
+            raise _Unfollowable(f"a kernel's nodes go beyond the graph's {n_nodes}")
+        self.plans[event.plan] = event
+
+    def _step_begin(self, event: StepBegin) -> None:
+        _follow("context", event.ctx, self.contexts)
+        self.open_steps[event.step] = event
+
+    def _step_end(self, event: StepEnd) -> None:
+        begin = self.open_steps.pop(event.step, None)
+        if begin is None:
+            raise _Unfollowable(f"step {event.step} was never begun")
+        self.steps.add(
+            (
+                *(getattr(begin, name) for name in _STEP_BEGIN),
+                begin.t,
+                event.t,
+                *(getattr(event, name) for name in _STEP_END),
+            )
+        )
+
+    def _compute(self, event: Compute) -> None:
+        _follow("graph", event.graph, self.graphs)
+        self.graph_of[event.compute] = event.graph
+        self.computes.add_event(event)
+
+    def _ops(self, event: Ops) -> None:
+        _follow("plan", event.plan, self.plans)
+        _follow("compute", event.compute, self.graph_of)
+        plan = self.plans[event.plan]
+        if plan.graph != self.graph_of[event.compute]:
+            raise _Unfollowable(f"plan {event.plan} is of another graph than the compute")
+        if len(plan.node) != len(event.dur):
+            n = len(event.dur)
+            raise _Unfollowable(f"{n} kernels, plan {event.plan} has {len(plan.node)}")
+        wait = None if event.wait is None else _column(event.wait, event.dur)
+        self.ops.append(_timed(event, thread=event.thread, plan=event.plan, wait=wait))
+
+    def _layers(self, event: Layers) -> None:
+        _follow("compute", event.compute, self.graph_of)
+        self.layers.append(_timed(event, label=_column(event.layer, event.dur)))
+
+    def _splits(self, event: Splits) -> None:
+        _follow("compute", event.compute, self.graph_of)
+        self.splits.append(_timed(event, label=_column(event.split, event.dur)))
+
+    def _mark(self, event: Mark) -> None:
+        if event.phase == "begin":
+            self.open_marks[event.mark] = event
+            return
+        begin = event if event.phase == "instant" else self.open_marks.pop(event.mark, None)
+        if begin is None:
+            raise _Unfollowable(f"mark {event.mark} ends and was not begun")
+        self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
+
+
+def _follow(what: str, number: int, known: dict[int, Any]) -> None:
+    if number not in known:
+        raise _Unfollowable(f"{what} {number} was never given")
+
+
+def _column(values: list[int], beside: list[int]) -> Int64:
+    if len(values) != len(beside):
+        raise _Unfollowable("its columns are not of one length")
+    return np.array(values, np.int64)
+
+
+def _timed(
+    event: Ops | Layers | Splits,
+    thread: int = 0,
+    plan: int = -1,
+    wait: Int64 | None = None,
+    label: Int64 | None = None,
+) -> Timed:
+    gap = None if event.gap is None else _column(event.gap, event.dur)
+    dur = np.array(event.dur, np.int64)
+    return Timed(event.compute, thread, plan, event.t, gap, dur, wait, label)
