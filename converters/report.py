@@ -48,6 +48,8 @@ class Report:
     columns: list[Column]
     rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
+    headed: bool = True
+    """whether the columns' names are shown in text"""
 
     def to_json(self) -> dict[str, Any]:
         """What a script reads: rows as objects by column name, units beside."""
@@ -75,8 +77,9 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
                 console.print()
             console.print(escape(report.title))
             if report.rows:
-                headed = any(column.name for column in report.columns)
-                table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=headed)
+                table = Table(
+                    box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=report.headed
+                )
                 for column in report.columns:
                     text = column.unit == "text"
                     table.add_column(

@@ -83,16 +83,13 @@ def _overview(session: Session) -> Report:
     start = session.start
     rows: list[list[Cell]] = [["log", session.path]]
     for model in session.models.values():
-        what = [model.arch, model.ftype, _millions(model.params)]
-        name = model.name or model.path.rsplit("/", 1)[-1] or "unnamed"
-        rows.append(["model", f"{name} ({', '.join(filter(None, what))})"])
+        name = model.name or model.path.rsplit("/", 1)[-1]
+        rows.append(["model", _joined(name, model.arch, model.ftype, _millions(model.params))])
     threads = sorted(
         {n for c in session.contexts.values() for n in (c.n_threads, c.n_threads_batch) if n}
     )
-    host = [start.host.cpu]
-    if threads:
-        host.append(" and ".join(map(str, threads)) + f" thread{'s' * (threads != [1])}")
-    rows.append(["machine", ", ".join(filter(None, host))])
+    used = " and ".join(map(str, threads)) + f" thread{'s' * (threads != [1])}" if threads else ""
+    rows.append(["machine", _joined(start.host.cpu, used)])
     rows.append(["recorded", f"{start.time}, level {start.level}"])
     notes = []
     if ended := session.log_end.sentence():
@@ -101,7 +98,8 @@ def _overview(session: Session) -> Report:
         notes.append("Tensor values were read (--stats): times must not be compared.")
     if start.args.get("dialect"):
         notes.append("Converted from an earlier fork's log: its times are its own.")
-    return Report("Session", [Column(""), Column("")], rows, notes)
+    rows = [row for row in rows if row[1]]
+    return Report("Session", [Column("fact"), Column("value")], rows, notes, headed=False)
 
 
 def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
@@ -138,7 +136,7 @@ def _graph_notes(session: Session, steps: Table) -> Iterator[str]:
     reused = int((computes["reused"] & inside).sum())
     built = int(inside.sum()) - reused
     if built + reused:
-        yield f"{built:,} graphs were built and {reused:,} times one was reused."
+        yield f"Graphs were built {built:,} times and reused {reused:,} times."
 
 
 def _fault_notes(steps: Table) -> Iterator[str]:
@@ -303,6 +301,10 @@ def _recorder(session: Session) -> Report:
         f" {end.dropped:,} events and {end.dropped_ops:,} ops were dropped."
     ]
     return Report("Recorder", [], [], notes)
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def _millions(n: int) -> str:

@@ -59,8 +59,6 @@ class Dialect:
     name: Name
     key: str
     """names the event"""
-    closed: bool = False
-    """a `session_end` was seen"""
     _start: int | None = None
     """the first timestamp, as nanoseconds since 1970"""
     _now: int = 0
@@ -68,6 +66,11 @@ class Dialect:
     _open: list[_Step] = field(default_factory=list)
     _steps: int = 0
     _marks: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether every step has ended: no line says that a session did."""
+        return not self._open
 
     def convert(self, line: bytes) -> list[Event]:
         """The events that `line` stands for. Raises ValueError for a line of no dialect."""
@@ -84,11 +87,9 @@ class Dialect:
         if what == "session_start":
             return self._session_start(data, stamp)
         data.pop("session_id", None)
-        if what == "session_end":
-            self.closed = True
-        elif what == "step_begin":
+        if what == "step_begin":
             return self._step_begin(data)
-        elif what == "step_end":
+        if what == "step_end":
             return self._step_end(data, stamp)
         return [Note(t=self._now, name=what, data=data)]
 

@@ -1,0 +1,79 @@
+"""`instr cat LOG`: prints a log's events, all or selected, as they are or in the flat form."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.errors import UsageError
+
+
+@click.command(
+    "cat",
+    short_help="Filter and print a log.",
+    epilog="Example:  instr cat session.log --expand --event op --layer 0 | jq .dur",
+)
+@click.argument("log")
+@click.option("--event", "events", metavar="NAME", multiple=True, help="Only such events.")
+@click.option("--step", "steps", metavar="A[:B]", help="Only what belongs to steps A to B.")
+@click.option("--layer", type=int, help="Only lines that are of this layer.")
+@click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
+@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+def cat(
+    log: str,
+    events: tuple[str, ...],
+    steps: str | None,
+    layer: int | None,
+    expand: bool,
+    output: str,
+    force: bool,
+) -> None:
+    """Print the events of a log, one JSON object a line.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    """
+    from converters.flat import Selection, expand_lines, select_lines
+    from llamacpp_instr.log import read_events
+
+    selection = Selection(events, _parse_range(steps), layer)
+    reader = read_events(log)
+    lines = expand_lines(reader, selection) if expand else select_lines(reader, selection)
+    _write(lines, output, force)
+    if reader.end is not None and (said := reader.end.sentence()):
+        click.echo(f"{reader.path}: {said}", err=True)
+
+
+def _parse_range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        numbers = int(first or 0), int(last or 2**63) if colon else int(first)
+    except ValueError:
+        raise UsageError(f"--step {text}: give a step (7) or a range (7:9, 7:, :9)") from None
+    return numbers
+
+
+def _write(lines: Iterable[bytes], output: str, force: bool) -> None:
+    if output != "-":
+        try:
+            file = Path(output).open("wb" if force else "xb")  # noqa: SIM115
+        except FileExistsError:
+            raise UsageError(f"{output} exists; use --force to overwrite it") from None
+        except OSError as error:
+            raise UsageError(f"{output}: {error.strerror}") from None
+        with file:
+            file.writelines(lines)
+        return
+    stdout = sys.stdout.buffer
+    try:
+        stdout.writelines(lines)
+        stdout.flush()
+    except BrokenPipeError:
+        # the reader (head) has enough; Python would complain when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
