@@ -8,7 +8,6 @@ the very same way.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -20,13 +19,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from llamacpp_instr.build_cache import cache_dir, workplace
 from llamacpp_instr.build_log import BuildLog
-from llamacpp_instr.build_progress import BuildProgress, about, estimate_seconds
+from llamacpp_instr.build_progress import BuildProgress
 from llamacpp_instr.errors import BuildError
 from llamacpp_instr.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
 from llamacpp_instr.upstream import (
@@ -62,31 +61,26 @@ def build_wheel(
     upstream = read_upstream(patches)
     flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
     require_tools()
-    inputs = wheel_inputs(patches, flags, patched=patched, native=not portable)
-    key = wheel_key(inputs)
+    key = wheel_key(wheel_inputs(patches, flags, patched=patched, native=not portable))
     cache = cache_dir()
     kept = cache / "wheels" / key
-    name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
-    with _locked(cache / "wheels" / f"{key}.lock", name, stream):
-        for wheel in kept.glob("*.whl"):
-            return wheel
-        log = BuildLog(cache / "logs" / f"build-{key}.log")
-        jobs = jobs or usable_cpus()
-        progress = BuildProgress(stream, jobs)
-        progress.say(
-            f"building {name} (llama.cpp {upstream.commit[:8]}) with {jobs} "
-            f"{'job' if jobs == 1 else 'jobs'}: {about(estimate_seconds(jobs))}; log: {log.path}"
-        )
-        work = cache / "work" / key
-        try:
-            with _workplace(work, log):
+    if not list(kept.glob("*.whl")):
+        with workplace(cache, key, stream) as work:
+            # who had the place before us may have been building the very same
+            if not list(kept.glob("*.whl")):
+                name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
+                log = BuildLog(cache / "logs" / f"build-{key}.log")
+                progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
+                progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
                 sdist = fetch_sdist(patches, cache, log)
                 tree = make_tree(sdist, work, patches, log, patched=patched)
-                wheel = _compile(tree, work, flags, jobs, log, progress)
+                try:
+                    wheel = _compile(tree, work, flags, progress, log)
+                finally:
+                    progress.clear()
                 kept.mkdir(parents=True, exist_ok=True)
-                return wheel.replace(kept / wheel.name)
-        finally:
-            progress.clear()
+                wheel.replace(kept / wheel.name)
+    return next(kept.glob("*.whl"))
 
 
 def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
@@ -143,22 +137,12 @@ def check_patches() -> str:
     require_tools(compiler=False)
     cache = cache_dir()
     log = BuildLog(cache / "logs" / "check.log")
-    work = cache / "work" / f"check-{os.getpid()}"
-    with _workplace(work, log):
+    with workplace(cache, "check", sys.stderr) as work:
         make_tree(fetch_sdist(patches, cache, log), work, patches, log, patched=True)
     return (
         f"patch set {patch_digest(patches)} applies cleanly to llama-cpp-python "
         f"{upstream.version} (llama.cpp {upstream.commit[:8]})"
     )
-
-
-def cache_dir() -> Path:
-    """Where sdists, wheels and logs are kept: LLAMACPP_INSTR_CACHE, else the user's cache."""
-    own = os.environ.get("LLAMACPP_INSTR_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache").absolute() / "llamacpp-instr"
 
 
 def usable_cpus() -> int:
@@ -236,7 +220,7 @@ def cpu_identity() -> list[str]:
 
 
 def _compile(
-    tree: Path, work: Path, flags: Sequence[str], jobs: int, log: BuildLog, progress: BuildProgress
+    tree: Path, work: Path, flags: Sequence[str], progress: BuildProgress, log: BuildLog
 ) -> Path:
     """Build the wheel of a source tree below `work`; the path of the wheel."""
     commit = read_upstream(patches_dir()).commit[:12]
@@ -244,7 +228,7 @@ def _compile(
     env = {
         **no_repository(tree),
         "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
-        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(progress.jobs),
         # through the environment, as pip before 22.1 has no --config-settings
         "SKBUILD_BUILD_DIR": str(work / "build"),
         # ggml uses ccache where there is one; a new tree must not look new to it
@@ -268,36 +252,3 @@ def _compiler_version(path: str | None) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the compiler {path} does not answer: {error}") from None
     return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]
-
-
-@contextmanager
-def _workplace(path: Path, log: BuildLog) -> Iterator[None]:
-    """An empty directory to build in, gone afterwards; a full disk is one line."""
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        path.mkdir(parents=True)
-        yield
-    except OSError as error:
-        raise BuildError(f"{error.filename or path}: {error.strerror}; see {log.path}") from None
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, name: str, stream: TextIO) -> Iterator[None]:
-    """One build of a wheel at a time; a second process waits for the first one's result."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise BuildError(
-            f"{error.filename}: {error.strerror}; set LLAMACPP_INSTR_CACHE to a directory that "
-            "can be written"
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another process builds {name}", file=stream, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -14,11 +14,11 @@ import pytest
 import sdist_kit as kit
 
 from llamacpp_instr import build, upstream
+from llamacpp_instr.build_cache import cache_dir, workplace
 from llamacpp_instr.build_log import BuildLog, find_cause
 from llamacpp_instr.build_progress import (
     BuildProgress,
     about,
-    estimate_seconds,
     parse_progress,
     remaining_seconds,
 )
@@ -59,7 +59,7 @@ def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Pat
     assert "compiling: " in said.getvalue()
     log = next((tmp_path / "cache" / "logs").glob("build-*.log")).read_text()
     assert "'-DA=b c'" in log
-    assert not list((tmp_path / "cache" / "work").iterdir())
+    assert not [path for path in (tmp_path / "cache" / "work").iterdir() if path.is_dir()]
 
     (index / f"{kit.ROOT}.tar.gz").unlink()
     said = io.StringIO()
@@ -180,16 +180,47 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 ) -> None:
     file = index / f"{kit.ROOT}.tar.gz"
     monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(file))
-    with pytest.raises(BuildError, match=r"Not a directory; set LLAMACPP_INSTR_CACHE"):
+    with pytest.raises(BuildError, match=r"Not a directory; .* set LLAMACPP_INSTR_CACHE"):
         build.build_wheel(stream=io.StringIO())
 
 
 def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLAMACPP_INSTR_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert build.cache_dir() == Path("/xdg/llamacpp-instr")
+    assert cache_dir() == Path("/xdg/llamacpp-instr")
     monkeypatch.setenv("LLAMACPP_INSTR_CACHE", "/own")
-    assert build.cache_dir() == Path("/own")
+    assert cache_dir() == Path("/own")
+
+
+def test_a_place_is_for_one_process_and_a_killed_ones_is_swept(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\n"
+        "from llamacpp_instr.build_cache import workplace\n"
+        f"with workplace(pathlib.Path({str(tmp_path)!r}), sys.argv[1], sys.stderr) as place:\n"
+        "    (place / 'file').write_text('')\n"
+        "    print('in', flush=True)\n"
+        "    time.sleep(float(sys.argv[2]))\n"
+    )
+
+    def start(name: str, seconds: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, name, str(seconds)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        return process
+
+    with start("killed", 60) as killed:
+        killed.kill()
+    assert (tmp_path / "work" / "killed" / "file").exists()
+    said = io.StringIO()
+    with start("mine", 1), start("other", 60) as other:
+        assert not (tmp_path / "work" / "killed").exists(), "swept by the next one"
+        with workplace(tmp_path, "mine", said) as place:
+            assert list(place.iterdir()) == []
+            assert (tmp_path / "work" / "other" / "file").exists(), "in use: not swept"
+        assert not place.exists()
+        other.kill()
+    assert said.getvalue() == "waiting for another instr build\n"
 
 
 def test_this_patch_set_is_found() -> None:
@@ -213,7 +244,14 @@ def test_progress_is_read_from_ninja_and_make(line: str, share: float | None) ->
 
 
 def test_an_estimate_starts_from_the_cores_and_ends_with_what_was_measured() -> None:
-    assert estimate_seconds(8) < estimate_seconds(2)
+    def first_line(jobs: int, portable: bool = False) -> str:
+        stream = io.StringIO()
+        BuildProgress(stream, jobs, portable=portable).begin("x", Path("x.log"))
+        return stream.getvalue().splitlines()[0]
+
+    assert first_line(1) == "building x with 1 job: about 7 min"
+    assert first_line(8) == "building x with 8 jobs: about 70 s"
+    assert first_line(8, portable=True) == "building x with 8 jobs: about 2 min"
     assert remaining_seconds(0.01, 2, prior=100) == pytest.approx(100, rel=0.05)
     # a machine three times as slow as the prior says: half of it took 150 s
     assert 75 < remaining_seconds(0.5, 150, prior=100) < 150
@@ -251,9 +289,10 @@ def test_progress_redraws_one_line_on_a_terminal() -> None:
     progress = BuildProgress(stream, jobs=2)
     for step in (1, 2, 3):
         progress.see(f"[{step}/4] cc")
-    progress.say("done")
-    assert stream.getvalue().count("\n") == 1
-    assert stream.getvalue().endswith("\r\x1b[Kdone\n")
+    progress.clear()
+    assert stream.getvalue().count("\r\x1b[Kcompiling: ") == 3
+    assert stream.getvalue().endswith("left\r\x1b[K")
+    assert "\n" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(
