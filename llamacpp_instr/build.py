@@ -22,6 +22,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import unquote
 
 from llamacpp_instr.build_cache import cache_dir, workplace
 from llamacpp_instr.build_log import BuildLog
@@ -116,10 +117,9 @@ def is_installed(wheel: Path) -> bool:
     importlib.invalidate_caches()
     try:
         dist = importlib.metadata.distribution("llama_cpp_python")
-        archive = json.loads(dist.read_text("direct_url.json") or "{}").get("archive_info", {})
-        # `hash` is the older key (PEP 610), `hashes` the newer one
-        known = archive.get("hashes", {}).get("sha256") or archive.get("hash", "")[len("sha256=") :]
-        if known != sha256_of(wheel):
+        # PEP 610; its hash is missing in older pips, but the path has the key of the content
+        origin = json.loads(dist.read_text("direct_url.json") or "{}").get("url", "")
+        if unquote(origin) != f"file://{wheel}":
             return False
         sized = [file for file in dist.files or () if file.size is not None]
         return all(Path(str(file.locate())).stat().st_size == file.size for file in sized)
