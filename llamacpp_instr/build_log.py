@@ -14,14 +14,15 @@ from pathlib import Path
 
 from llamacpp_instr.errors import BuildError
 
-# What a log may contain, and what to do about it; the first that matches is the cause.
+# What a log may contain, and what to do about it. The first that matches is the cause: what ends
+# a build stands before what pip merely warns of and tries again.
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"No space left on device",
         "the disk is full; free some space, or set LLAMACPP_INSTR_CACHE to another disk",
     ),
     (
-        r"Killed signal terminated program|(?:cc1|cc1plus|g\+\+|c\+\+).*(?:Killed|out of memory)",
+        r"Killed signal terminated program|cc1(?:plus)?: out of memory",
         "the compiler ran out of memory; try again with --jobs 1",
     ),
     (
@@ -29,24 +30,24 @@ _CAUSES: tuple[tuple[str, str], ...] = (
         "this Python belongs to the system; work in a virtual environment (python3 -m venv .venv)",
     ),
     (
+        r"No CMAKE_(?:C|CXX)_COMPILER could be found|is not able to compile a simple test program",
+        "there is no working C++ compiler; install one (Debian, Ubuntu: apt install g++)",
+    ),
+    (r"(?:^|\s)(?:\S+:\d+(?::\d+)?: )(?:fatal )?error: .*", "{line}"),
+    (r"^\s*CMake Error.*", "{line}"),
+    (r"undefined reference to .*", "{line}"),
+    (
         r"(?:Permission denied|Read-only file system).*",
         "a file could not be written ({line}); work in a virtual environment of your own",
-    ),
-    (
-        r"Could not find a version that satisfies the requirement (?P<name>[^\s(]+)",
-        "the package index has no {name}; check pip's settings (pip config list)",
     ),
     (
         r"NewConnectionError|Temporary failure in name resolution|ConnectTimeoutError|ReadTimeout",
         "the package index cannot be reached; check the network and pip's settings",
     ),
     (
-        r"No CMAKE_(?:C|CXX)_COMPILER could be found|is not able to compile a simple test program",
-        "there is no working C++ compiler; install one (Debian, Ubuntu: apt install g++)",
+        r"Could not find a version that satisfies the requirement (?P<name>[^\s(]+)",
+        "the package index has no {name}; check pip's settings (pip config list)",
     ),
-    (r"(?:^|\s)(?:\S+:\d+(?::\d+)?: )(?:fatal )?error: .*", "{line}"),
-    (r"^CMake Error.*", "{line}"),
-    (r"undefined reference to .*", "{line}"),
     (r"^\s*(?:error|ERROR):? (?!subprocess-exited|Failed building|Failed to build).*", "{line}"),
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-# CPU time of a build without ccache, measured on a server of 2023 (Zen 4, GCC 12, -O3)
+# CPU time of a build without ccache, from measurements on a server core; a first guess elsewhere
 CPU_SECONDS = 420.0
 PORTABLE_CPU_SECONDS = 900.0
 # unpacking, the isolated build environment, CMake's configuration

@@ -306,6 +306,8 @@ def test_progress_redraws_one_line_on_a_terminal() -> None:
         ("CMake Error: No CMAKE_CXX_COMPILER could be found.\n", "apt install g++"),
         ("CMake Error at CMakeLists.txt:3 (message):\n", "CMake Error at CMakeLists.txt:3"),
         ("a.o: undefined reference to `llama_instr_abi'\n", "undefined reference to"),
+        ("WARNING: ReadTimeout\n/t/a.c:1: error: x\n", "/t/a.c:1: error: x"),
+        ("  CMake Error at a.txt:3 (message):\n", "CMake Error at a.txt:3 (message):"),
         ("NewConnectionError: no route\n", "cannot be reached"),
         ("ERROR: Could not find a version that satisfies the requirement x (from y)", "has no x;"),
         ("something\nelse\n\n", "else"),
