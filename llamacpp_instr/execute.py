@@ -56,6 +56,7 @@ def execute(
     cannot be written, `NativeError` when the command's Python would load an unpatched library.
     """
     program = _find(command)
+    _check_pattern(stats)
     _check_library(program)
     # the command may change its directory; the log stays where it was asked for
     target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
@@ -89,6 +90,14 @@ def _find(command: Sequence[str]) -> str:
         reason = "is not executable" if Path(command[0]).exists() else "was not found"
         raise UsageError(f"the command {command[0]!r} {reason}")
     return program
+
+
+def _check_pattern(stats: str | None) -> None:
+    # the library takes ECMAScript's syntax; what Python cannot read, it cannot either
+    try:
+        re.compile(stats or "")
+    except re.error as error:
+        raise UsageError(f"--stats {stats!r} is no regular expression: {error}") from None
 
 
 def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> int:

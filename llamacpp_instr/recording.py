@@ -30,6 +30,8 @@ class Session:
     def __init__(self, library: native.Native, path: Path) -> None:
         self._native = library
         self._open = True
+        self._dropped = 0
+        self._nan_seen = False
         self.path = path
         """the log"""
         self.problem: str | None = None
@@ -66,21 +68,25 @@ class Session:
     @property
     def dropped(self) -> int:
         """Events that could not be written, so far."""
-        return self._native.dropped()
+        if self._open:
+            self._dropped = self._native.dropped()
+        return self._dropped
 
     @property
     def nan_seen(self) -> bool:
         """Whether a tensor chosen with `stats` held a NaN, so far."""
-        return bool(self._native.status() & native.NAN_SEEN)
+        if self._open:
+            self._nan_seen = bool(self._native.status() & native.NAN_SEEN)
+        return self._nan_seen
 
     def close(self) -> None:
         """Write the end of the log; `problem` then says what is missing. Twice does nothing."""
         if not self._open:
             return
+        # what the recorder knows of this session it forgets at the end
+        dropped, _ = self.dropped, self.nan_seen
         self._open = False
-        dropped = self._native.dropped()
         if self._native.end() != 0:
-            dropped = max(dropped, self._native.dropped())
             self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
 
     def __enter__(self) -> Session:

@@ -11,14 +11,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY = 32, 2, 64, 2, 64
+WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 256
 
 
-def write_llama(path: Path, positions: int = 256, tokenizer: str = "test", **extra: object) -> Path:
-    """A decoder."""
-    writer = _writer(path, "llama", positions, tokenizer)
+def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "") -> Path:
+    """A decoder; the values of the tensor `nan_in` are no numbers."""
+    writer = _writer(path, "llama", tokenizer)
     writer.add_layer_norm_rms_eps(1e-5)
-    _add_extra(writer, extra)
     tensors = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,)}
     for i in range(LAYERS):
         tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
@@ -29,16 +28,16 @@ def write_llama(path: Path, positions: int = 256, tokenizer: str = "test", **ext
             f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
             f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
         }
-    return _finish(writer, path, tensors)
+    return _finish(writer, path, tensors, nan_in)
 
 
-def write_gpt2(path: Path, positions: int = 256) -> Path:
+def write_gpt2(path: Path) -> Path:
     """A decoder with learned positions: there are no others."""
-    writer = _writer(path, "gpt2", positions)
+    writer = _writer(path, "gpt2")
     writer.add_layer_norm_eps(1e-5)
     tensors = {
         "token_embd.weight": (VOCABULARY, WIDTH),
-        "position_embd.weight": (positions, WIDTH),
+        "position_embd.weight": (POSITIONS, WIDTH),
         "output_norm.weight": (WIDTH,),
         "output_norm.bias": (WIDTH,),
     }
@@ -60,9 +59,9 @@ def write_gpt2(path: Path, positions: int = 256) -> Path:
     return _finish(writer, path, tensors)
 
 
-def write_bert(path: Path, positions: int = 256) -> Path:
+def write_bert(path: Path) -> Path:
     """An encoder that pools by the mean."""
-    writer = _writer(path, "bert", positions)
+    writer = _writer(path, "bert")
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
@@ -70,7 +69,7 @@ def write_bert(path: Path, positions: int = 256) -> Path:
     tensors = {
         "token_embd.weight": (VOCABULARY, WIDTH),
         "token_types.weight": (2, WIDTH),
-        "position_embd.weight": (positions, WIDTH),
+        "position_embd.weight": (POSITIONS, WIDTH),
         "token_embd_norm.weight": (WIDTH,),
         "token_embd_norm.bias": (WIDTH,),
     }
@@ -92,7 +91,7 @@ def write_bert(path: Path, positions: int = 256) -> Path:
 
 def write_t5(path: Path) -> Path:
     """An encoder and a decoder."""
-    writer = _writer(path, "t5", 256)
+    writer = _writer(path, "t5")
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_key_length(WIDTH // HEADS)
     writer.add_value_length(WIDTH // HEADS)
@@ -120,16 +119,16 @@ def write_t5(path: Path) -> Path:
 
 def write_vocabulary(path: Path) -> Path:
     """A vocabulary without weights."""
-    return _finish(_writer(path, "llama", 256), path, {})
+    return _finish(_writer(path, "llama"), path, {})
 
 
 def _attention() -> dict[str, tuple[int, ...]]:
     return {f"attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
 
 
-def _writer(path: Path, arch: str, positions: int, tokenizer: str = "test") -> gguf.GGUFWriter:
+def _writer(path: Path, arch: str, tokenizer: str = "test") -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(positions)
+    writer.add_context_length(POSITIONS)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_block_count(LAYERS)
@@ -141,18 +140,16 @@ def _writer(path: Path, arch: str, positions: int, tokenizer: str = "test") -> g
     return writer
 
 
-def _add_extra(writer: gguf.GGUFWriter, extra: dict[str, object]) -> None:
-    for key, value in extra.items():
-        getattr(writer, f"add_{key}")(value)
-
-
-def _finish(writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]]) -> Path:
+def _finish(
+    writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]], nan_in: str = ""
+) -> Path:
     random = np.random.default_rng(1)
     for name, shape in tensors.items():
-        if name.endswith("norm.weight"):
-            values = np.ones(shape, np.float32)
-        else:
-            values = random.normal(0, 0.3, shape).astype(np.float32)
+        # weights of a norm are near one
+        mean = 1 if name.endswith("norm.weight") else 0
+        values = random.normal(mean, 0.3, shape).astype(np.float32)
+        if name == nan_in:
+            values[:] = np.nan
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,0 +1,203 @@
+"""`instr exec`: programs that know nothing of the recorder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Instr, assert_refused, read_events
+
+APPLICATION = """
+import sys, llama_cpp
+model = llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False)
+done = model.create_completion("Once upon a time", max_tokens=8, temperature=0)
+print(done["choices"][0]["text"])
+"""
+
+EIGHT = """
+import subprocess, sys
+started = [subprocess.Popen([sys.executable, "app.py", sys.argv[1]]) for _ in range(8)]
+sys.exit(sum(process.wait() for process in started))
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(APPLICATION)
+    (tmp_path / "eight.py").write_text(EIGHT)
+    return path
+
+
+def logs_of(done: subprocess.CompletedProcess[str]) -> list[Path]:
+    """The paths that the command printed."""
+    return [
+        Path(line.removeprefix("log: "))
+        for line in done.stderr.splitlines()
+        if line.startswith("log: ")
+    ]
+
+
+def test_a_program_is_recorded_unchanged(
+    instr: Instr, application: Path, demo_model: Path, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, str(application), str(demo_model)]
+    plain = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = instr("exec", "--level", "minimal", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    [log] = logs_of(done)
+    assert log.parent == application.parent
+    assert log.name.startswith(Path(sys.executable).stem)
+    events = read_events(log)
+    assert events[0]["level"] == "minimal"
+    assert events[0]["args"] == {"command": command}
+    assert (events[-1]["event"], events[-1]["reason"]) == ("session_end", "exit")
+
+
+@pytest.mark.usefixtures("application")
+def test_eight_processes_write_eight_logs(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
+    done = instr("exec", "--log", "e-%p.log", "--", sys.executable, "eight.py", demo_model)
+    assert done.returncode == 0, done.stderr
+    logs = logs_of(done)
+    assert len(logs) == 8
+    assert sorted(tmp_path.glob("e-*.log")) == logs
+    for log in logs:
+        events = read_events(log)
+        assert log.name == f"e-{events[0]['process']['pid']}.log"
+        assert events[-1]["event"] == "session_end"
+        assert events[-1]["dropped"] == 0
+        assert len([event for event in events if event["event"] == "token"]) == 8
+
+
+@pytest.mark.usefixtures("application")
+def test_eight_processes_with_one_name(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
+    done = instr("exec", "--log", "one.log", "--", sys.executable, "eight.py", demo_model)
+    assert done.returncode == 0, done.stderr
+    logs = logs_of(done)
+    assert len(logs) == 8
+    assert tmp_path / "one.log" in logs
+    for log in logs:
+        assert read_events(log)[-1]["event"] == "session_end"
+
+
+def test_a_program_that_moves_away_leaves_its_log_here(
+    instr: Instr, application: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    application.write_text("import os; os.chdir('/')\n" + APPLICATION)
+    done = instr("exec", "--log", "here.log", "--", sys.executable, "app.py", demo_model)
+    assert logs_of(done) == [tmp_path / "here.log"], done.stderr
+
+
+def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
+    code = "import sys; print(sys.stdin.read()[::-1]); print(sys.argv[1:]); sys.exit(7)"
+    done = instr("exec", "--", sys.executable, "-c", code, "--level", "-x", input="abc")
+    assert done.returncode == 7
+    assert done.stdout == "cba\n['--level', '-x']\n"
+    assert done.stderr.splitlines() == [
+        "no log was written: no process of the command loaded a model"
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_program(
+    environment: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(40))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", "exec", "--", sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 40, errors
+    assert b"Traceback" not in errors
+
+
+def test_ctrl_c_on_the_terminal_reaches_the_program_once(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The terminal signals the whole group; the program must not be told twice."""
+    code = (
+        "import signal, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('ready', flush=True); time.sleep(2); print(len(seen), flush=True)"
+    )
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir(tmp_path)
+        argv = [sys.executable, "-m", "llamacpp_instr", "exec", "--", sys.executable, "-c", code]
+        os.execve(sys.executable, argv, environment)
+    seen = b""
+    deadline = time.monotonic() + 30
+    while b"ready" not in seen and time.monotonic() < deadline:
+        seen += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    try:
+        while chunk := os.read(terminal, 1000):
+            seen += chunk
+    except OSError:
+        pass  # the other end is closed
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"\n1\r\n" in seen
+
+
+def test_a_program_killed_by_a_signal_gives_128_and_the_signal(instr: Instr) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    done = instr("exec", "--", sys.executable, "-c", code)
+    assert done.returncode == 128 + signal.SIGKILL
+
+
+def test_a_closed_pipe_ends_a_program_as_usual(instr: Instr) -> None:
+    done = instr("exec", "--", "sh", "-c", "yes | head -n 1")
+    assert (done.returncode, done.stdout) == (0, "y\n")
+
+
+def test_wrong_input_is_one_line(instr: Instr, tmp_path: Path) -> None:
+    (tmp_path / "taken.log").write_text("precious")
+    (tmp_path / "plain").write_text("no program")
+    assert_refused(instr("exec"), "no command")
+    assert_refused(instr("exec", "--", "no-such-program"), "no-such-program", "not found")
+    assert_refused(instr("exec", "--", "./plain"), "./plain", "not executable")
+    assert_refused(instr("exec", "--level", "loud", "--", "true"), "loud")
+    assert_refused(instr("exec", "--log", "taken.log", "--", "true"), "exists; use --force")
+    assert_refused(instr("exec", "--log", "none/a.log", "--", "true"), "does not exist")
+    assert_refused(instr("exec", "--stats", "(", "--", "true"), "(")
+    assert (tmp_path / "taken.log").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("application")
+def test_force_overwrites(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("old")
+    done = instr("exec", "--force", "--log", "a.log", "--", sys.executable, "app.py", demo_model)
+    assert logs_of(done) == [tmp_path / "a.log"], done.stderr
+    assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
+
+
+def test_an_unpatched_library_is_refused_before_the_program_runs(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "lib" / "libllama.so").write_bytes(b"\x7fELF, but not ours")
+    environment = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
+    environment.pop("LLAMA_CPP_LIB_PATH", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "exec", "--", sys.executable, "-c", "print(1)"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert_refused(done, "not the patched one", str(package / "lib"), "instr build")

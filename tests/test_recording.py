@@ -1,0 +1,242 @@
+"""Recording from Python: `with llamacpp_instr.record(...)`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from conftest import Instr, read_events
+
+import llamacpp_instr
+from llamacpp_instr import native
+from llamacpp_instr.errors import NativeError, UsageError
+
+
+@pytest.fixture(scope="module")
+def llama(demo_model: Path) -> Iterator[llama_cpp.Llama]:
+    model = llama_cpp.Llama(str(demo_model), n_ctx=256, verbose=False)
+    yield model
+    model.close()
+
+
+def test_any_use_of_llama_cpp_is_recorded(demo_model: Path, tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log", args={"for": "a test"}) as session:
+        model = llama_cpp.Llama(str(demo_model), n_ctx=256, verbose=False)
+        model.create_completion("Once upon a time", max_tokens=4, temperature=0)
+        model.close()
+    assert session.path == tmp_path / "a.log"
+    events = read_events(session.path)
+    start, end = events[0], events[-1]
+    assert (start["event"], end["event"]) == ("session_start", "session_end")
+    assert start["level"] == "detailed"
+    assert start["args"] == {"for": "a test"}
+    assert start["producer"] == native.load().info()
+    assert end["dropped"] == 0
+    names = {event["event"] for event in events}
+    assert {"model", "context", "graph", "step_begin", "compute", "ops", "step_end"} <= names
+
+
+def test_a_model_loaded_before_is_known_to_the_log(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log") as session:
+        llama.create_completion("Once upon", max_tokens=2)
+    names = {event["event"] for event in read_events(session.path)}
+    assert {"model", "context", "graph", "compute"} <= names
+
+
+def test_marks_and_notes(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log", level="minimal") as session:
+        with session.mark("outer"), session.mark('naïve "inner"\n'):
+            llama.create_completion("Once upon", max_tokens=2)
+        session.instant("now")
+        session.note("retrieval", {"documents": 3, "scores": [0.5, None], "text": "ß\u2028"})
+    marks = read_events(session.path, "mark")
+    assert [(mark["name"], mark["phase"]) for mark in marks] == [
+        ("outer", "begin"), ("naïve \"inner\"\n", "begin"),
+        ("naïve \"inner\"\n", "end"), ("outer", "end"),
+        ("now", "instant"),
+    ]  # fmt: skip
+    assert marks[0]["mark"] == marks[3]["mark"] != marks[1]["mark"] == marks[2]["mark"]
+    [note] = read_events(session.path, "note")
+    assert (note["name"], note["data"]) == (
+        "retrieval", {"documents": 3, "scores": [0.5, None], "text": "ß\u2028"},
+    )  # fmt: skip
+    between = [event["t"] for event in read_events(session.path, "step_begin")]
+    assert all(marks[1]["t"] <= t <= marks[2]["t"] for t in between)
+
+
+def test_a_mark_ends_when_its_body_fails(tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log") as session:
+        with pytest.raises(ZeroDivisionError), session.mark("work"):
+            1 / 0  # noqa: B018
+        with pytest.raises(UsageError, match="cannot be written as JSON"):
+            session.note("bad", object())
+    assert [mark["phase"] for mark in read_events(session.path, "mark")] == ["begin", "end"]
+
+
+def test_a_failing_application_leaves_a_closed_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        llamacpp_instr.record(tmp_path / "a.log"),
+    ):
+        1 / 0  # noqa: B018
+    assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
+
+
+def test_sessions_follow_each_other_but_do_not_nest(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+    for name in ("first.log", "second.log"):
+        with llamacpp_instr.record(tmp_path / name):
+            with (
+                pytest.raises(UsageError, match="already being recorded"),
+                llamacpp_instr.record(tmp_path / "nested.log"),
+            ):
+                pass
+            llama.create_completion("Once upon", max_tokens=2)
+    ids = [read_events(tmp_path / name)[0]["id"] for name in ("first.log", "second.log")]
+    assert ids[0] != ids[1]
+    assert not (tmp_path / "nested.log").exists()
+
+
+def test_a_closed_session_is_closed(tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log") as session:
+        pass
+    size = session.path.stat().st_size
+    session.close()
+    for use in (lambda: session.instant("late"), lambda: session.note("late", 1)):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+    assert session.path.stat().st_size == size
+
+
+def test_an_existing_log_is_overwritten_by_force_only(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("precious")
+    with pytest.raises(UsageError, match=r"a\.log exists; use --force"):
+        llamacpp_instr.record(log)
+    assert log.read_text() == "precious"
+    with llamacpp_instr.record(log, force=True):
+        pass
+    assert read_events(log)[-1]["event"] == "session_end"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (".", "is a directory"),
+        ("missing/a.log", "does not exist"),
+        ("file/a.log", "is not a directory"),
+        ("/proc/a.log", "/proc"),
+    ],
+)
+def test_a_log_that_cannot_be_opened(tmp_path: Path, path: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=words) as caught:
+        llamacpp_instr.record(tmp_path / path)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    with pytest.raises(UsageError, match="'loud' is none of minimal, detailed, verbose"):
+        llamacpp_instr.record(log, level="loud")
+    with pytest.raises(UsageError, match=r"\("):
+        llamacpp_instr.record(log, stats="(")
+    with pytest.raises(UsageError, match="stats"):
+        llamacpp_instr.record(log, stop_on_nan=True)
+    assert not log.exists()
+    assert not native.load().status() & native.ACTIVE
+
+
+def test_a_full_disk_is_told_and_counted(llama: llama_cpp.Llama) -> None:
+    with (
+        pytest.warns(RuntimeWarning, match=r"/dev/full: .* [1-9]\d* events were dropped"),
+        llamacpp_instr.record("/dev/full") as session,
+    ):
+        text = llama.create_completion("Once upon", max_tokens=8)["choices"][0]["text"]
+    assert text
+    assert session.dropped > 0
+
+
+def test_a_full_disk_ends_instr_run_with_one_line(instr: Instr) -> None:
+    done = instr(
+        "run", "demo", "--threads", 1, "-p", "Once upon", "-n", 8, "--log", "/dev/full", "--force"
+    )
+    assert done.returncode == 1
+    assert len(done.stdout) > 8, "the text is whole"
+    assert [line for line in done.stderr.splitlines() if line.startswith("Error: /dev/full")]
+    stopped = instr("run", "demo", "--threads", 1, "-p", "Once upon", "-n", 8, "--log", "/dev/full", "--force",
+                    "--on-log-error", "stop")  # fmt: skip
+    assert stopped.returncode != 0
+    assert len(stopped.stderr.splitlines()) == 1, stopped.stderr
+    assert "/dev/full" in stopped.stderr
+
+
+def run_python(code: str, path: Path, environment: dict[str, str]) -> str:
+    """Run code that finds `path` first; its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], text=True, capture_output=True, check=True,
+        env=environment | {"PYTHONPATH": f"{path}:{environment['PYTHONPATH']}"},
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+LOAD = """
+    from llamacpp_instr import errors, native
+    try:
+        native.load()
+    except errors.NativeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise ImportError('no numpy')", ("does not load (no numpy)", "run `instr build`")),
+        (
+            "from . import llama_cpp; __version__ = '0.1'",
+            ("0.1", "is not the patched one", "libc.so.6", "run `instr build`"),
+        ),
+    ],
+)
+def test_another_library_is_refused(
+    tmp_path: Path, environment: dict[str, str], source: str, words: tuple[str, ...]
+) -> None:
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").write_text(source)
+    (package / "llama_cpp.py").write_text("import ctypes; _lib = ctypes.CDLL('libc.so.6')")
+    line = run_python(LOAD, tmp_path, environment)
+    assert "\n" not in line
+    for word in words:
+        assert word in line
+
+
+def test_no_library_is_said(environment: dict[str, str], tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['llama_cpp'] = None\n"
+    hidden = textwrap.dedent(LOAD).replace("native.load()", "find(); native.load()")
+    code = hide + "import importlib.util\ndef find(): importlib.util.find_spec = lambda _: None\n"
+    line = run_python(code + hidden, tmp_path, environment)
+    assert line == "the patched llama-cpp-python is not installed; run `instr build`"
+
+
+def test_another_abi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "ABI", 99)
+    with pytest.raises(NativeError, match="has ABI 1, this package needs ABI 99"):
+        native.load.__wrapped__()
+
+
+def test_the_package_is_light(environment: dict[str, str], tmp_path: Path) -> None:
+    """`import llamacpp_instr` brings no library with it, `record` is there all the same."""
+    code = """
+        import sys
+        import llamacpp_instr
+        heavy = {"llama_cpp", "numpy", "gguf", "msgspec"} & set(sys.modules)
+        import llamacpp_instr.recording
+        print(heavy or "light", callable(llamacpp_instr.record))
+    """
+    assert run_python(code, tmp_path, environment) == "light True"
