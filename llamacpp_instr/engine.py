@@ -223,7 +223,7 @@ class Context:
         params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
         params.embeddings = self.embeds = embed_tokens > 0
         abort, argument = model.log.interrupt.abort_callback()
-        params.abort_callback = self.api.ggml_abort_callback(abort or 0)
+        params.abort_callback = self.api.ggml_abort_callback(abort)
         params.abort_callback_data = argument
         with model.log.trying(
             lambda why: UsageError(f"{model.path}: llama.cpp cannot make a context for it: {why}")

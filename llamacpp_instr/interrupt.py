@@ -40,10 +40,12 @@ class Interrupt:
             if self.requested:
                 raise KeyboardInterrupt
 
-    def abort_callback(self) -> tuple[int | None, int]:
+    def abort_callback(self) -> tuple[int, int]:
         """ggml's abort callback and its argument; they are good as long as this object lives."""
-        strlen = None if os.name == "nt" else ctypes.CDLL(None).strlen
-        return ctypes.cast(strlen, ctypes.c_void_p).value, ctypes.addressof(self._flag)
+        if os.name == "nt":
+            return 0, 0
+        strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
+        return strlen or 0, ctypes.addressof(self._flag)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -162,14 +162,12 @@ def test_a_full_disk_is_told_and_counted(llama: llama_cpp.Llama) -> None:
 
 
 def test_a_full_disk_ends_instr_run_with_one_line(instr: Instr) -> None:
-    done = instr(
-        "run", "demo", "--threads", 1, "-p", "Once upon", "-n", 8, "--log", "/dev/full", "--force"
-    )
+    run = ("run", "demo", "-p", "Once upon", "-n", 8, "--threads", 1, "--log", "/dev/full")
+    done = instr(*run, "--force")
     assert done.returncode == 1
     assert len(done.stdout) > 8, "the text is whole"
     assert [line for line in done.stderr.splitlines() if line.startswith("Error: /dev/full")]
-    stopped = instr("run", "demo", "--threads", 1, "-p", "Once upon", "-n", 8, "--log", "/dev/full", "--force",
-                    "--on-log-error", "stop")  # fmt: skip
+    stopped = instr(*run, "--force", "--on-log-error", "stop")
     assert stopped.returncode != 0
     assert len(stopped.stderr.splitlines()) == 1, stopped.stderr
     assert "/dev/full" in stopped.stderr

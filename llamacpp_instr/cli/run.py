@@ -175,11 +175,11 @@ def run(
 
 
 def _print_summary(log: Path) -> None:
+    from converters.report import render_text
     from converters.summary import compute_summary
     from llamacpp_instr.session import load_session
 
-    for report in compute_summary(load_session(log)):
-        click.echo(report.to_terminal(), err=True)
+    click.echo(render_text(compute_summary(load_session(log))), err=True)
 
 
 def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
