@@ -147,10 +147,10 @@ void write_session_start(session & s, const char * args) {
     timespec wall;
     const uint64_t before = ggml_instr_clock_ns();
     clock_gettime(CLOCK_REALTIME, &wall);
-    const uint64_t t = before + (ggml_instr_clock_ns() - before) / 2;
+    s.t_start = before + (ggml_instr_clock_ns() - before) / 2;
 
     json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_SESSION_START, t);
+    line.begin(LLAMA_INSTR_EV_SESSION_START, s.t_start);
     line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, random_id());
     line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
     line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);

@@ -82,6 +82,7 @@ int log_file::open(const char * path, bool overwrite) {
     }
 
     std::lock_guard<std::mutex> lock(mutex);
+    name       = path;
     fd         = opened;
     regular    = !special;
     last_flush = ggml_instr_clock_ns();

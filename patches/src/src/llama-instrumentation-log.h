@@ -50,6 +50,8 @@ class log_file {
     // forgets the file without writing: for a child that inherited it through fork()
     void abandon();
 
+    const std::string & path() const { return name; }
+
     // errno of the first write that failed, 0 when none did
     int      failed() const { return error; }
     uint64_t dropped();
@@ -61,6 +63,7 @@ class log_file {
     static constexpr size_t   last_line_room    = 4096;
 
     std::mutex  mutex;
+    std::string name;
     int         fd      = -1;
     bool        regular = false;
     std::atomic<int> error { 0 };

@@ -26,6 +26,10 @@ struct global_state {
     std::mutex mutex;
     std::shared_ptr<session> open;
     bool environment_asks = false;
+    int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
+
+    // the hooks' flag; with the mutex held
+    void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
 
     // facts that llama.cpp does not keep, for sessions that begin later; a mutex of their own, since a
     // session asks for them while it holds its own
@@ -92,14 +96,14 @@ int open_session(const std::string & path, const std::string & level_name, const
     write_session_start(*s, args.c_str());
     s->log.flush();
     g.open = s;
-    llama_instr_on = true;
+    g.update_flag();
     return 0;
 }
 
 void open_from_environment() {
     auto & g = global();
     g.environment_asks = false;
-    llama_instr_on     = false;
+    g.update_flag();
 
     std::string path = replace_pid(environment("LLAMA_INSTR_LOG"));
     std::string level_name = environment("LLAMA_INSTR_LEVEL");
@@ -124,18 +128,23 @@ void open_from_environment() {
 }
 
 int close_session(const char * reason, bool wait) {
+    auto & g = global();
     std::shared_ptr<session> s;
     {
-        auto & g = global();
         std::lock_guard<std::mutex> lock(g.mutex);
+        if (!g.open) {
+            return fail(ENOENT, "no session is open");
+        }
         s.swap(g.open);
-        llama_instr_on = g.environment_asks;
-    }
-    if (!s) {
-        return fail(ENOENT, "no session is open");
+        g.closing++;
     }
     if (wait) {
         s->wait_for_steps();
+    }
+    {
+        std::lock_guard<std::mutex> lock(g.mutex);
+        g.closing--;
+        g.update_flag();
     }
     const int status = s->log.close([&](const log_file::totals & totals) {
         json_line line;
@@ -176,8 +185,9 @@ void in_child() {
         new std::shared_ptr<session>(std::move(g.open));  // never destroyed: its locks may be held for ever
         g.open = nullptr;
     }
+    g.closing = 0;
     g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
-    llama_instr_on     = g.environment_asks;
+    g.update_flag();
 }
 
 // runs when the library is loaded
@@ -187,7 +197,7 @@ struct startup {
         pthread_atfork(nullptr, nullptr, in_child);
         atexit(at_exit);
         g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
-        llama_instr_on     = g.environment_asks;
+        g.update_flag();
     }
 } startup_instance;
 
@@ -255,7 +265,7 @@ void session::after_write() {
         return;
     }
     const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
-    fprintf(stderr, "llama-instr: the log cannot be written (%s): %s\n", strerror(error),
+    fprintf(stderr, "llama-instr: %s cannot be written (%s): %s\n", log.path().c_str(), strerror(error),
             stop ? "stopping, as asked" : "inference goes on, events are dropped and counted");
     if (stop) {
         log.close([](const log_file::totals &) { return std::string(); });
@@ -501,6 +511,7 @@ void llama_instr_context_free(const llama_context * ctx) {
     }
     if (auto s = open_session_or_null()) {
         s->forget(ctx);
+        s->log.flush();  // a process that ends with _exit() runs nothing of ours after this
     }
 }
 

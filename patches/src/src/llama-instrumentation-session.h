@@ -74,6 +74,7 @@ class session {
     // what was asked for
     level       detail = level::detailed;
     int32_t     flags  = 0;
+    uint64_t    t_start = 0;  // of session_start
     std::string stats_pattern;
     std::regex  stats;
 
@@ -184,6 +185,8 @@ bool stats_callback(ggml_tensor * t, bool ask, void * user_data);
 struct node_reference {
     int compute, graph, node, layer;
 };
+session * computing_session();  // nullptr when none records it
+void stop_compute();           // it will be told as aborted
 bool find_computed_node(const ggml_tensor * t, node_reference & out);
 
 // written right behind the `compute` event, which the line refers to

@@ -126,7 +126,7 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
 // ggml_backend_sched_eval_callback: with `ask`, whether the value is wanted; else the value is there, and
 // the answer is whether to go on
 bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
-    const auto s = open_session_or_null();
+    session * s = computing_session();
     if (!s || !s->reads_values()) {
         return !ask;
     }
@@ -145,7 +145,10 @@ bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
     write_stats(node, t, stats);
     if (stats.nan > 0) {
         s->nan_seen = true;
-        return (s->flags & LLAMA_INSTR_STOP_ON_NAN) == 0;
+        if ((s->flags & LLAMA_INSTR_STOP_ON_NAN) != 0) {
+            stop_compute();
+            return false;
+        }
     }
     return true;
 }

@@ -74,6 +74,7 @@ struct compute_state {
     uint64_t t_begin   = 0;
     int      n_threads = 0;
     bool     is_update = false;
+    bool     stopped   = false;  // by a NaN
     ggml_cgraph * gf   = nullptr;
     std::vector<std::pair<const char *, std::string>> lines_after;
 };
@@ -278,6 +279,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
         c.is_update = !ub.open;
         c.n_threads = n_threads;
         c.gf        = gf;
+        c.stopped   = false;
         static const std::unordered_map<const ggml_tensor *, int> nothing;
         const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
         c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, tl().build.open ? tl().build.layers : nothing);
@@ -306,6 +308,9 @@ void llama_instr_compute::finish() {
     const bool recorded = ggml_instr_get_sink() != nullptr;
     ggml_instr_set_sink(nullptr);
     active = false;
+    if (c.stopped && status == GGML_STATUS_SUCCESS) {
+        status = GGML_STATUS_ABORTED;
+    }
 
     recorder_clock recorder;
     json_line & line = line_buffer();
@@ -326,8 +331,8 @@ void llama_instr_compute::finish() {
         line.kv(LLAMA_INSTR_K_START, c.times.begin_ns - c.t_begin);
     }
     line.kv(LLAMA_INSTR_K_DUR, c.times.end_ns - c.times.begin_ns);
-    if (status != 0) {
-        line.kv(LLAMA_INSTR_K_STATUS, status);
+    if (status != GGML_STATUS_SUCCESS) {
+        line.kv(LLAMA_INSTR_K_STATUS, (int) status);
     }
     c.s->write(LLAMA_INSTR_EV_COMPUTE, line);
     for (const auto & entry : c.lines_after) {
@@ -341,6 +346,14 @@ void llama_instr_compute::finish() {
 }
 
 namespace llama_instr {
+
+void stop_compute() {
+    tl().compute.stopped = true;
+}
+
+session * computing_session() {
+    return tl().compute.s.get();
+}
 
 bool find_computed_node(const ggml_tensor * t, node_reference & out) {
     const auto & c = tl().compute;
@@ -370,7 +383,8 @@ void llama_instr_sync::begin(const llama_context * ctx) {
 
 void llama_instr_sync::finish() {
     const uint64_t now = ggml_instr_clock_ns();
-    if (const auto s = current_session()) {
+    const auto s = current_session();
+    if (s && t_begin >= s->t_start) {
         recorder_clock recorder;
         json_line & line = line_buffer();
         line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
@@ -533,8 +547,8 @@ void llama_instr_sample::begin() {
 void llama_instr_sample::finish(llama_token token, float p) {
     const uint64_t now = ggml_instr_clock_ns();
     const auto s = current_session();
-    if (!s) {
-        return;
+    if (!s || t_begin < s->t_start) {
+        return;  // the session began while the sampler ran
     }
     context_state & state = s->of(ctx);
     const std::string piece = token >= 0 && ctx->get_model().vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? ctx->get_model().vocab.token_to_piece(token) : "";

@@ -187,16 +187,18 @@ class llama_instr_compute {
         }
     }
 
-    void end(int status_) {
+    // returns what the caller is to go on with: a compute that a NaN has stopped did not succeed
+    ggml_status end(ggml_status status_) {
         status = status_;
         if (active) {
             finish();
         }
+        return status;
     }
 
   private:
-    bool active = false;
-    int  status = -1;
+    bool        active = false;
+    ggml_status status = GGML_STATUS_FAILED;
 
     void begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads);
     void finish();
