@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from . import native
 from .chat import render_chat
 from .engine import ComputeError, Context, ContextOptions, Model
 from .errors import InstrError, UsageError
@@ -67,10 +68,12 @@ def run(options: RunOptions, out: BinaryIO | None = None) -> Path:
     """Run the model, write text (or JSON arrays) to `out` as it comes; return the log's path.
 
     `out` is standard output when left out; notices go to standard error. Raises `UsageError` for
-    wrong input, `InstrError` when a compute fails or the log could not be written whole.
+    wrong input, `NativeError` without the patched library, `InstrError` when a compute fails or
+    the log could not be written whole.
     """
     options.check()
     path = resolve_model(options.model)
+    native.load()
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as llama_log:
         session = record(

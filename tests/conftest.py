@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 
 from llamacpp_instr.models import demo_model as find_demo_model
+from tests import tiny_models
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Instr, assert_refused, read_events
+
+from tests.conftest import Instr, assert_refused, read_events
 
 APPLICATION = """
 import sys, llama_cpp

@@ -10,11 +10,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_models
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.gguf_header import read_header
 from llamacpp_instr.models import resolve_model
+from tests import tiny_models
 
 
 def header(version: int = 3, tensors: int = 0, metadata: int = 0, order: str = "<") -> bytes:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from conftest import Instr, read_events
 
 import llamacpp_instr
 from llamacpp_instr import native
 from llamacpp_instr.errors import NativeError, UsageError
+from tests.conftest import Instr, read_events
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import pytest
-import tiny_models
-from conftest import Instr, assert_refused, read_events
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from llamacpp_instr.run import _TextWriter
+from tests import tiny_models
+from tests.conftest import Instr, assert_refused, read_events
 
 DEMO = ("demo", "--threads", "1")  # more threads than free processors wait for each other
 PROMPT = "Once upon a time there was a little"
@@ -326,6 +326,20 @@ def test_a_model_that_llama_cpp_refuses_is_one_line(
     )
     assert_refused(instr("run", "strange.gguf", "-p", "a"), "strange.gguf", "lemur")
     assert not (tmp_path / "session.log").exists()
+
+
+def test_an_unpatched_library_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import llama_cpp; __version__ = '0.1'")
+    (package / "llama_cpp.py").write_text("import ctypes; _lib = ctypes.CDLL('libc.so.6')")
+    environment = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
+    done = start(environment, tmp_path, "demo", "-p", "a")
+    output, errors = done.communicate(timeout=60)
+    assert (done.returncode, output) == (2, b"")
+    [line] = errors.decode().splitlines()
+    assert line.startswith("Error: the installed llama-cpp-python 0.1 is not the patched one")
+    assert line.endswith("run `instr build`")
 
 
 def test_prompts_that_are_no_text_are_refused(instr: Instr, tmp_path: Path) -> None:
