@@ -361,7 +361,10 @@ def is_quantized(cache_type: str) -> bool:
 
 
 def default_threads() -> int:
-    """Physical cores that this process may use: more threads than these slow ggml down."""
+    """Physical cores that this process may use: ggml's threads wait for each other.
+
+    A container's share counts (cgroup v2): https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+    """
     try:
         usable = os.sched_getaffinity(0)
     except AttributeError:  # not on this operating system
@@ -373,4 +376,9 @@ def default_threads() -> int:
             cores.add(siblings.read_text())
         except OSError:
             cores.add(str(cpu))
-    return min(len(cores), MAX_THREADS)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = max(int(quota) // int(period), 1)
+    except (OSError, ValueError):  # no such file, or "max": all of them
+        share = MAX_THREADS
+    return min(len(cores), share, MAX_THREADS)

@@ -134,7 +134,7 @@ def test_ctrl_c_on_the_terminal_reaches_the_program_once(
         "import signal, time\n"
         "seen = []\n"
         "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
-        "print('ready', flush=True); time.sleep(2); print(len(seen), flush=True)"
+        "print('ready', flush=True); time.sleep(2); print('seen', len(seen), flush=True)"
     )
     pid, terminal = os.forkpty()
     if pid == 0:
@@ -153,7 +153,7 @@ def test_ctrl_c_on_the_terminal_reaches_the_program_once(
         pass  # the other end is closed
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert b"\n1\r\n" in seen
+    assert b"seen 1\r\n" in seen
 
 
 def test_a_program_killed_by_a_signal_gives_128_and_the_signal(instr: Instr) -> None:

@@ -48,6 +48,14 @@ def test_a_model_loaded_before_is_known_to_the_log(llama: llama_cpp.Llama, tmp_p
     assert {"model", "context", "graph", "compute"} <= names
 
 
+def test_the_memory_of_a_context(llama: llama_cpp.Llama) -> None:
+    uses = native.load().memory(llama.ctx)
+    assert all(use["buffer"] for use in uses)
+    # 256 cells, 4 layers, K and V of 128 values of two bytes
+    assert sum(use["context"] for use in uses) == 256 * 4 * 2 * 128 * 2
+    assert sum(use["model"] for use in uses) > 5_000_000
+
+
 def test_marks_and_notes(llama: llama_cpp.Llama, tmp_path: Path) -> None:
     with llamacpp_instr.record(tmp_path / "a.log", level="minimal") as session:
         with session.mark("outer"), session.mark('naïve "inner"\n'):
