@@ -162,7 +162,7 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
             in_ops[ops.compute] = int(ops.dur.sum())
             for block, ns in zip(session.kernels(ops.plan).block, ops.dur.tolist(), strict=True):
                 spent[phase][block] += ns
-    columns = ("compute", "apply", "build", "alloc", "dur")
+    columns: tuple[str, ...] = ("compute", "apply", "build", "alloc", "dur")
     for compute, apply, build, alloc, dur in zip(
         *(session.computes[name].tolist() for name in columns), strict=True
     ):
@@ -173,11 +173,14 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
             spent[phase]["between ops" if compute in in_ops else "compute"] += dur
             spent[phase]["between ops"] -= in_ops.get(compute, 0)
     totals = dict.fromkeys(phases, 0)
-    for label, begin, end in zip(steps["label"], steps["begin"], steps["end"], strict=True):
+    columns = ("label", "begin", "end", "recorder")
+    for label, begin, end, recorder in zip(*(steps[name] for name in columns), strict=True):
         totals[label] += int(end - begin)
+        spent[label]["the recorder"] += int(recorder)
     for phase in phases:
         spent[phase]["the rest"] = totals[phase] - sum(spent[phase].values())
-    order = [*knowledge.BLOCKS, "compute", "between ops", "graph build", "the rest"]
+    outside = ["compute", "between ops", "graph build", "the recorder", "the rest"]
+    order = [*knowledge.BLOCKS, *outside]
     by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
     rows = _phase_rows([(what, by_block[what]) for what in order if any(by_block[what].values())])
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]

@@ -42,8 +42,11 @@ def blocks_of(
     first, last = (in_layers[0], in_layers[-1]) if in_layers else (len(op), len(op))
     blocks: list[Block] = []
     for i in range(len(op)):
-        leaf_names = [leafs[-1 - s] for s in src[i] if s < 0 and -1 - s < len(leafs)]
-        block = block_of(op[i], name[i], leaf_names, layer[i])
+        # a view is read as what it is a view of, whose name its own begins with
+        read_names = [
+            leafs[-1 - s] if s < 0 else name[s] for s in src[i] if s < 0 or op[s] in VIEW_OPS
+        ]
+        block = block_of(op[i], name[i], read_names, layer[i])
         if block == "other" and layer[i] >= 0:
             read = [blocks[s] for s in src[i] if 0 <= s < i and layer[s] == layer[i]]
             told: list[Block] = [b for b in read if b in ("attention", "feed-forward")]
@@ -60,13 +63,14 @@ def blocks_of(
 def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Block:
     """The block of a transformer that a node belongs to, as far as the node itself tells.
 
-    `weight_names` are the leafs that it reads: weights, caches, inputs. What mixes positions
-    counts as "attention" whatever it is made of: recurrent and convolutional mixers (SSM, RWKV
-    time mixing, linear attention, short convolutions) stand where attention stands in other
-    models and answer the same question, which share of the time goes into looking back. What
-    works on one position counts as "feed-forward": dense, experts and their router, RWKV channel
-    mixing. "kv" is writing and moving the cache or the recurrent state; reading keys and values
-    while attending is attention. A residual sum belongs to the block whose result it adds.
+    `weight_names` are the leafs that it reads: weights, caches, inputs, or views of them. What
+    mixes positions counts as "attention" whatever it is made of: recurrent and convolutional
+    mixers (SSM, RWKV time mixing, linear attention, short convolutions) stand where attention
+    stands in other models and answer the same question, which share of the time goes into
+    looking back. What works on one position counts as "feed-forward": dense, experts and their
+    router, RWKV channel mixing. "kv" is writing and moving the cache or the recurrent state;
+    reading keys and values while attending is attention. A residual sum belongs to the block
+    whose result it adds.
     """
     if _moves_cache(op, name, weight_names):
         return "kv"
@@ -231,6 +235,8 @@ def _block_of_weight(op: str, weight: str) -> Block | None:
             if pattern.search(inside[1]):
                 return block
         return None
+    if weight == "out_ids":
+        return "output"  # picks the rows whose logits are wanted
     if weight.startswith(("rope_freqs", "rope_factors", "KQ_mask", "attn_inp")):
         return "attention"
     if re.match(r"^((enc|dec)\.)?(output|token_embd|per_layer_proj|cls)[._]\w*norm", weight):
@@ -256,6 +262,7 @@ _NAMES = _rules(
     (
         # the residual sums first: they are named after the block that comes next
         (r"^(ffn|post_ffn|post_moe|moe|mlp)_?(inp|residual)$|^attn_(residual|add)", "attention"),
+        (r"^ffn_moe_(?!norm)", "feed-forward"),
         (r"^(ffn|attn|inp|result|embd|post_attn|post_ffn|post_mlp|pre_ffn)_(\w+_)?norm", "norm"),
         (r"^(norm|operator_norm|final_norm_out|loop_norm|stack_norm)\b|norm(ed)?$", "norm"),
         (r"ffn|ffw|moe|mlp|shexp|shared_expert|expert|router|cmix|channel_mix", "feed-forward"),

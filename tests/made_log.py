@@ -13,6 +13,7 @@ from random import Random
 from typing import Literal
 
 import msgspec
+from made_graph import llama_rows, llama_weights
 
 from llamacpp_instr import schema as s
 
@@ -34,16 +35,6 @@ def encode(events: list[s.Event]) -> bytes:
     return b"".join(line + b"\n" for line in map(msgspec.json.Encoder().encode, events))
 
 
-@dataclass
-class _Row:
-    name: str
-    op: str
-    layer: int
-    src: list[int]
-    executed: int = 1
-    params: tuple[int, ...] = ()
-
-
 class _Maker:
     def __init__(self, pick: Pick, random: Random, level: s.Level, n_layers: int) -> None:
         self.pick, self.random, self.level, self.n_layers = pick, random, level, n_layers
@@ -51,11 +42,7 @@ class _Maker:
         self.start = 10**12 + random.randrange(10**6)
         self.decode_ns = 0
         self.latest = self.start
-        self.weights = ["token_embd.weight"]
-        for il in range(n_layers):
-            parts = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down"
-            self.weights += [f"blk.{il}.{part}.weight" for part in parts.split()]
-        self.weights += ["output_norm.weight", "output.weight"]
+        self.weights = llama_weights(n_layers)
 
     def new(self, kind: str) -> int:
         self.ids[kind] += 1
@@ -158,41 +145,6 @@ class _Maker:
         use = s.BufferUse(buffer="CPU", model=2_000_000, context=262_144, compute=65_536)
         return s.Memory(t=t, ctx=ctx, buffers=[use], rss=50_000_000)
 
-    def rows(self) -> list[_Row]:
-        """The nodes of a Llama; sources below zero are leafs: the weights, then the inputs."""
-        weight = {name: -1 - i for i, name in enumerate(self.weights)}
-        tokens, cache = -1 - len(self.weights), -2 - len(self.weights)
-        rows = [_Row("inp_embd", "GET_ROWS", -1, [weight["token_embd.weight"], tokens])]
-
-        def add(name: str, op: str, il: int, *src: int, executed: int = 1) -> int:
-            rows.append(_Row(name, op, il, list(src), executed))
-            return len(rows) - 1
-
-        x = 0
-        for il in range(self.n_layers):
-            w = {n.split(".")[2]: i for n, i in weight.items() if n.startswith(f"blk.{il}.")}
-            h = add(f"norm-{il}", "RMS_NORM", il, x)
-            h = add(f"attn_norm-{il}", "MUL", il, h, w["attn_norm"])
-            q = add(f"Qcur-{il}", "MUL_MAT", il, w["attn_q"], h)
-            q = add(f"Qcur-{il}", "ROPE", il, q)
-            k = add(f"Kcur-{il}", "MUL_MAT", il, w["attn_k"], h)
-            k = add(f"cache_k_l{il}", "SET_ROWS", il, k, cache)
-            v = add(f"cache_v_l{il} (view)", "VIEW", il, cache, executed=0)
-            h = add(f"node_{len(rows)}", "FLASH_ATTN_EXT", il, q, k, v)
-            h = add(f"attn_out-{il}", "MUL_MAT", il, w["attn_output"], h)
-            x = add(f"ffn_inp-{il}", "ADD", il, h, x)
-            h = add(f"norm-{il}", "RMS_NORM", il, x)
-            h = add(f"ffn_norm-{il}", "MUL", il, h, w["ffn_norm"])
-            g = add(f"ffn_gate-{il}", "MUL_MAT", il, w["ffn_gate"], h)
-            u = add(f"ffn_up-{il}", "MUL_MAT", il, w["ffn_up"], h)
-            g = add(f"ffn_swiglu-{il}", "GLU", il, g, u)
-            h = add(f"ffn_out-{il}", "MUL_MAT", il, w["ffn_down"], g)
-            x = add(f"l_out-{il}", "ADD", il, h, x)
-        x = add("norm", "RMS_NORM", -1, x)
-        x = add("result_norm", "MUL", -1, x, weight["output_norm.weight"])
-        add("result_output", "MUL_MAT", -1, weight["output.weight"], x)
-        return rows
-
 
 @dataclass
 class _Context:
@@ -206,7 +158,7 @@ class _Context:
     plan: int = -1
 
     def __post_init__(self) -> None:
-        self.rows = self.maker.rows()
+        self.rows = llama_rows(self.maker.weights, self.maker.n_layers)
         self.kernels = [i for i, row in enumerate(self.rows) if row.executed]
         self.counts = [1] * len(self.kernels)
 
@@ -345,7 +297,7 @@ class _Context:
     def columns(self) -> tuple[list[int], list[int]]:
         random = self.maker.random
         gaps = bool(self.maker.pick(0, 1))
-        gap = [random.randrange(50) * gaps for _ in self.kernels]
+        gap = [random.randrange(50) * gaps * (i > 0) for i in range(len(self.kernels))]
         weight = {"MUL_MAT": 9000, "FLASH_ATTN_EXT": 3000}
         dur = [random.randrange(weight.get(self.rows[i].op, 300)) for i in self.kernels]
         return gap, dur

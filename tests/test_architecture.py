@@ -16,8 +16,16 @@ BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.errors": set(),
     "llamacpp_instr.schema": set(),
     "llamacpp_instr.ops": FLOOR,
-    "llamacpp_instr.log": FLOOR | {"llamacpp_instr.ops"},
-    "llamacpp_instr.session": FLOOR | {"llamacpp_instr.ops", "llamacpp_instr.log"},
+    "llamacpp_instr.dialects": FLOOR,
+    "llamacpp_instr.kernels": FLOOR | {"llamacpp_instr.ops"},
+    "llamacpp_instr.log": FLOOR | {"llamacpp_instr.dialects"},
+    "llamacpp_instr.check.event": FLOOR,
+    "llamacpp_instr.check.facts": FLOOR,
+    "llamacpp_instr.check.measures": FLOOR | {"llamacpp_instr.check.facts"},
+    "llamacpp_instr.check": FLOOR
+    | {"llamacpp_instr.log"}
+    | {f"llamacpp_instr.check.{part}" for part in ("event", "facts", "measures")},
+    "llamacpp_instr.session": FLOOR | {"llamacpp_instr.kernels", "llamacpp_instr.log"},
 }
 READING = set(BELOW_READING) - FLOOR
 # ... and everything that needs the native library on the other; only the cli sees both.
@@ -72,7 +80,8 @@ def allowed(name: str, other: str) -> bool:
     if name == "converters":
         return other.startswith("converters.") or other in FLOOR | READING
     if name.startswith("converters."):
-        return other in FLOOR | READING
+        # what all reports are made of is no sibling
+        return other in FLOOR | READING | {"converters.report"}
     if name == "llamacpp_instr":
         # `llamacpp_instr.record` is the package's Python interface
         return other in {"llamacpp_instr.errors", "llamacpp_instr.record"}

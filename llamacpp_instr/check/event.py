@@ -54,10 +54,13 @@ def _no_negative(**values: int | list[int] | None) -> Iterator[str]:
             yield f"`{name}` is negative ({value})"
 
 
+def _gap(gap: list[int] | None) -> Iterator[str]:
+    if gap and gap[0] != 0:
+        yield f"`gap[0]` is {gap[0]}: the first interval begins at `t`"
+
+
 def _session_end(event: SessionEnd) -> Iterator[str]:
     yield from _no_negative(decode_ns=event.decode_ns, overhead_ns=event.overhead_ns)
-    if event.overhead_ns > event.decode_ns >= 0:
-        yield f"`overhead_ns` is {event.overhead_ns}, more than `decode_ns` ({event.decode_ns})"
     if event.dropped:
         yield f"{event.dropped} events were dropped: the log is not complete"
     if event.dropped_ops:
@@ -127,7 +130,8 @@ def _plan(event: Plan) -> Iterator[str]:
 
 
 def _step_end(event: StepEnd) -> Iterator[str]:
-    yield from _no_negative(prepare=event.prepare, readback=event.readback)
+    spans = {"prepare": event.prepare, "readback": event.readback, "recorder": event.recorder}
+    yield from _no_negative(**spans)
     if event.n_reused > event.n_ubatch:
         yield f"`n_reused` is {event.n_reused}, more than `n_ubatch` ({event.n_ubatch})"
 
@@ -143,6 +147,7 @@ def _compute(event: Compute) -> Iterator[str]:
 def _layers(event: Layers) -> Iterator[str]:
     yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "layer": event.layer})
     yield from _no_negative(dur=event.dur, gap=event.gap)
+    yield from _gap(event.gap)
     if event.layer and min(event.layer) < -1:
         yield f"layer {min(event.layer)}"
     for i, (one, next_one) in enumerate(zip(event.layer, event.layer[1:], strict=False)):
@@ -153,6 +158,7 @@ def _layers(event: Layers) -> Iterator[str]:
 def _ops(event: Ops) -> Iterator[str]:
     yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "wait": event.wait})
     yield from _no_negative(dur=event.dur, gap=event.gap, wait=event.wait)
+    yield from _gap(event.gap)
     for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
         if wait > dur:
             yield f"`wait[{i}]` is {wait}, more than its `dur` ({dur})"
@@ -162,6 +168,7 @@ def _splits(event: Splits) -> Iterator[str]:
     columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
     yield from _equal_lengths({"dur": event.dur, **columns})
     yield from _no_negative(dur=event.dur, gap=event.gap)
+    yield from _gap(event.gap)
     if not {0, 1}.issuperset(event.asynchronous):
         yield "column `asynchronous` has something other than 0 and 1"
 

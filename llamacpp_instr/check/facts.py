@@ -67,6 +67,8 @@ class PlanFacts:
     n_kernels: int
     runs: list[tuple[int, int, int]] | None
     """(layer, first kernel, one past the last) of each run of kernels of one layer"""
+    missing: str = ""
+    """what a compute that went through would have computed more"""
 
 
 @dataclass
@@ -191,7 +193,7 @@ class Facts:
         if event.plan in self.plans:
             yield f"plan {event.plan} was given before"
         graph = self.graphs.get(event.graph)
-        runs = None
+        runs, missing = None, ""
         if graph is None:
             yield f"graph {event.graph} was never given"
         else:
@@ -201,20 +203,21 @@ class Facts:
             if last >= graph.n_nodes:
                 yield f"node {last} of graph {event.graph}, which has {graph.n_nodes}"
             elif graph.layer is not None and graph.exec is not None:
-                yield from _executed(event.node, ends, graph.exec, graph.on_cpu)
+                for first in event.node:
+                    if not graph.exec[first]:
+                        yield f"node {first} has a kernel, by its graph none runs for it"
+                if graph.on_cpu:
+                    missing = _missing(event.node, ends, graph.exec)
                 layers = [graph.layer[node] for node in event.node]
                 runs = _runs(layers)
-        self.plans[event.plan] = PlanFacts(event.graph, len(event.node), runs)
+        self.plans[event.plan] = PlanFacts(event.graph, len(event.node), runs, missing)
 
 
-def _executed(node: list[int], ends: list[int], exec_: list[int], whole: bool) -> Iterator[str]:
-    """A plan's kernels against the graph's `exec`; `whole` when the plan must have them all."""
-    for first in node:
-        if not exec_[first]:
-            yield f"node {first} has a kernel, its graph says that none runs for it"
-    planned = sum(sum(exec_[first:end]) for first, end in zip(node, ends, strict=False))
-    if whole and planned != sum(exec_):
-        yield f"{planned} nodes are computed, the graph has {sum(exec_)} to compute"
+def _missing(node: list[int], ends: list[int], exec_: list[int]) -> str:
+    """Says it when the kernels do not compute all that there is to compute."""
+    n_planned = sum(sum(exec_[first:end]) for first, end in zip(node, ends, strict=False))
+    n_exec = sum(exec_)
+    return "" if n_planned == n_exec else f"{n_planned} nodes of {n_exec} to compute"
 
 
 def _runs(layers: list[int]) -> list[tuple[int, int, int]]:

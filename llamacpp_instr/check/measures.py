@@ -113,9 +113,9 @@ class Measures:
             return
         if event.t < step.end:
             yield f"step {event.step} ends {step.end - event.t} ns before its compute"
-        if event.prepare + event.readback > event.t - begin:
-            parts = event.prepare + event.readback
-            yield f"`prepare` and `readback` take {parts} ns of {event.t - begin}"
+        parts = event.prepare + event.readback + event.recorder
+        if parts > event.t - begin:
+            yield f"`prepare`, `readback` and `recorder` take {parts} ns of {event.t - begin}"
         if event.n_ubatch != step.n_computes:
             yield f"`n_ubatch` is {event.n_ubatch}, the step has {step.n_computes} computes"
         elif event.n_reused != step.n_reused:
@@ -210,6 +210,9 @@ class Measures:
             graph = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.graph}, the compute of graph {graph}"
             return
+        # an aborted compute, and only that, leaves kernels out
+        if plan.missing and compute.event.status == 0:
+            yield f"plan {event.plan} has {plan.missing}"
         if event.thread >= compute.event.n_threads:
             yield f"thread {event.thread}, the compute has {compute.event.n_threads}"
         if event.thread in compute.threads:
