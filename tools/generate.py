@@ -1,7 +1,8 @@
-"""Writes what is generated from the event schema: the header of the C++ writer.
+"""Writes what is generated from the event schema: the C++ writer's header, the log's page.
 
-Invariant: `llamacpp_instr/schema.py` is the one home of every event name and key; the files
-written here are functions of it and of nothing else, so `--check` can tell when they are stale.
+Invariant: `llamacpp_instr/schema.py` is the one home of every event name, key and meaning; the
+files written here follow from it (and from the log that the page's examples are taken from) and
+from nothing else, so `--check` can tell when they are stale.
 
     python -m tools.generate            write them
     python -m tools.generate --check    exit 1 and name what is stale; write nothing
@@ -13,15 +14,18 @@ import sys
 from pathlib import Path
 
 from llamacpp_instr import schema
+from tools.log_format import render_page
 from tools.schema_model import all_structs
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "patches/src/src/llama-instrumentation-schema.h"
+PAGE = "docs/log-format.md"
+EXAMPLES = ROOT / "tests/fixtures/every-event.log"
 
 
 def generate() -> dict[str, str]:
     """The generated files: path below the repository's root -> content."""
-    return {HEADER: render_header()}
+    return {HEADER: render_header(), PAGE: render_page(EXAMPLES)}
 
 
 def stale(root: Path = ROOT) -> list[str]:
