@@ -1,0 +1,181 @@
+"""Ops and names: cases worked out by hand, names as llama.cpp gives them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from llamacpp_instr.kernels import plan_kernels
+from llamacpp_instr.ops import block_of, blocks_of, bytes_moved, flops, op_params
+from llamacpp_instr.schema import Graph, Leaf, Nodes, Plan, Split
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "weights", "layer", "block"),
+    [
+        ("GET_ROWS", "embd", ["token_embd.weight", "inp_tokens"], -1, "embedding"),
+        ("GET_ROWS", "pos_embd", ["position_embd.weight"], -1, "embedding"),
+        ("RMS_NORM", "norm-0", [], 0, "norm"),
+        ("MUL", "attn_norm-0", ["blk.0.attn_norm.weight"], 0, "norm"),
+        ("MUL", "Qcur_normed-0", ["blk.0.attn_q_norm.weight"], 0, "norm"),
+        ("ADD", "norm_w", ["output_norm.bias"], -1, "norm"),
+        ("MUL_MAT", "Qcur-0", ["blk.0.attn_q.weight"], 0, "attention"),
+        ("MUL_MAT", "node_7", ["blk.0.attn_output.weight"], 0, "attention"),
+        ("ROPE", "Qcur-0", ["inp_pos"], 0, "attention"),
+        ("MUL_MAT", "kq-3", [], 3, "attention"),
+        ("SOFT_MAX", "kq_soft_max-3", ["attn_inp_kq_mask"], 3, "attention"),
+        ("FLASH_ATTN_EXT", "node_21", [], 3, "attention"),
+        ("CONT", "kqv_out-3", [], 3, "attention"),
+        ("ADD", "ffn_inp-3", [], 3, "attention"),
+        ("SET_ROWS", "cache_k_l3 (view)", ["attn_inp_k_idxs"], 3, "kv"),
+        ("CPY", "node_9", ["cache_v_l3"], 3, "kv"),
+        ("GET_ROWS", "node_9", ["cache_s_l0 (reshaped)", "rs_s_copy"], 0, "kv"),
+        ("ROPE", "cache_k_l3 (view)", [], -1, "kv"),
+        ("MUL_MAT", "ffn_gate-3", ["blk.3.ffn_gate.weight"], 3, "feed-forward"),
+        ("MUL_MAT_ID", "ffn_moe_up-3", ["blk.3.ffn_up_exps.weight"], 3, "feed-forward"),
+        ("SOFT_MAX", "ffn_moe_probs-3", [], 3, "feed-forward"),
+        ("DIV", "ffn_moe_weights_norm-3", [], 3, "feed-forward"),
+        ("GLU", "ffn_swiglu-3", [], 3, "feed-forward"),
+        ("ADD", "l_out-3", [], 3, "feed-forward"),
+        ("MUL_MAT", "node_5", ["blk.0.ssm_in.weight"], 0, "attention"),
+        ("SSM_SCAN", "node_5", ["blk.0.ssm_a"], 0, "attention"),
+        ("RWKV_WKV6", "node_5", [], 0, "attention"),
+        ("MUL_MAT", "node_5", ["blk.0.channel_mix_key.weight"], 0, "feed-forward"),
+        ("MUL_MAT", "node_5", ["blk.0.time_mix_key.weight"], 0, "attention"),
+        ("MUL_MAT", "enc_q", ["enc.blk.0.attn_q.weight"], 0, "attention"),
+        ("MUL", "result_norm", ["output_norm.weight"], -1, "norm"),
+        ("MUL_MAT", "result_output", ["output.weight"], -1, "output"),
+        ("MUL_MAT", "node_99", ["token_embd.weight"], -1, "output"),
+        ("GET_ROWS", "node_30", ["out_ids"], 3, "output"),
+        ("ADD", "node_30", [], 3, "other"),
+    ],
+)
+def test_block_of(op, name, weights, layer, block):
+    assert block_of(op, name, weights, layer) == block
+
+
+def test_a_node_that_says_nothing_goes_with_what_it_reads():
+    op = ["SCALE", "MUL_MAT", "SCALE", "MUL_MAT", "ADD", "SCALE", "SCALE"]
+    name = [f"node_{i}" for i in range(7)]
+    layer = [-1, 0, 0, 0, 0, 0, -1]
+    leafs = ["inp", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"]
+    src = [[-1], [-2, 0], [1], [-3, 2], [3], [1], [5]]
+    assert blocks_of(op, name, layer, src, leafs) == [
+        "embedding",  # before the first layer
+        "attention",
+        "attention",
+        "feed-forward",
+        "feed-forward",
+        "attention",
+        "output",  # after the last layer
+    ]
+
+
+def word(value: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def test_parameters_of_rope():
+    words = [0, 128, 2, 0, 4096, word(10000.0), word(0.5), 0, word(1.0), word(32.0), word(1.0)]
+    assert op_params("ROPE", words) == {
+        "n_dims": 128,
+        "mode": "NEOX",
+        "n_ctx_orig": 4096,
+        "freq_base": 10000.0,
+        "freq_scale": 0.5,
+        "ext_factor": 0.0,
+        "attn_factor": 1.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "n_offs": 0,
+    }
+
+
+def test_parameters_of_others():
+    assert op_params("RMS_NORM", [925353388])["eps"] == pytest.approx(1e-5)
+    assert op_params("SOFT_MAX", [word(0.125)]) == {"scale": 0.125, "max_bias": 0.0}
+    assert op_params("FLASH_ATTN_EXT", [word(0.25), 0, word(50.0), 10]) == {
+        "scale": 0.25,
+        "max_bias": 0.0,
+        "logit_softcap": 50.0,
+        "prec": "F32",
+        "n_kv_max": 0,
+    }
+    assert op_params("SCALE", [word(-2.0)]) == {"scale": -2.0, "bias": 0.0}
+    assert op_params("GLU", [2]) == {"kind": "SWIGLU", "swapped": 0}
+    assert op_params("UNARY", [10])["kind"] == "SILU"
+    assert op_params("UNARY", [999])["kind"] == "999"
+    assert op_params("VIEW", [1, 2]) == {}
+
+
+def test_flops_by_hand():
+    # weight of 4 rows with 3 columns, 5 tokens: 20 results of 3 products and sums
+    assert flops("MUL_MAT", [4, 5], [[3, 4], [3, 5]]) == 120
+    # grouped queries: 8 matrices [7,5] from 2 of the weight's
+    assert flops("MUL_MAT", [7, 5, 8], [[3, 7, 2], [3, 5, 8]]) == 2 * 3 * 7 * 5 * 8
+    # 2 of 16 experts for each of 5 tokens
+    assert flops("MUL_MAT_ID", [4, 2, 5], [[3, 4, 16], [3, 1, 5], [2, 5]]) == 2 * 3 * 4 * 2 * 5
+    # 6 heads, 2 queries, 10 keys, keys of 8, values of 4
+    shapes = [[8, 2, 6], [8, 10, 3], [4, 10, 3], [10, 2]]
+    assert flops("FLASH_ATTN_EXT", [4, 6, 2], shapes) == 2 * 6 * 2 * 10 * (8 + 4)
+    assert flops("ADD", [4, 5], [[4, 5], [4]]) == 20
+    assert flops("GET_ROWS", [4, 5], [[4, 100], [5]]) == 0
+
+
+def test_bytes_by_hand():
+    # f16 weight, f32 activations
+    assert bytes_moved("MUL_MAT", [4, 5], 80, [[3, 4], [3, 5]], [24, 60]) == 24 + 60 + 80
+    # 5 rows of an f16 table of 1000 rows with 4 columns, 5 indices
+    assert bytes_moved("GET_ROWS", [4, 5], 80, [[4, 1000], [5]], [8000, 20]) == 40 + 20 + 80
+    # 2 rows of f32 into an f16 cache of 512 rows, 8-byte indices; the cache itself is not read
+    cache = ("SET_ROWS", [4, 512], 4096, [[4, 2], [2], [4, 512]], [32, 16, 4096])
+    assert bytes_moved(*cache) == 32 + 16 + 16
+    assert bytes_moved("CPY", [4, 5], 40, [[4, 5], [4, 5]], [80, 40]) == 80 + 40
+    # 2 experts of 16 for one token, then for 20 tokens: never more than there are
+    one = ("MUL_MAT_ID", [4, 2, 1], 32, [[3, 4, 16], [3, 1, 1], [2, 1]], [384, 12, 8])
+    assert bytes_moved(*one) == 2 * 24 + 12 + 8 + 32
+    many = ("MUL_MAT_ID", [4, 2, 20], 640, [[3, 4, 16], [3, 1, 20], [2, 20]], [384, 240, 160])
+    assert bytes_moved(*many) == 384 + 240 + 160 + 640
+    assert bytes_moved("VIEW", [4], 16, [[8]], [32]) == 0
+
+
+def test_fused_kernels_move_nothing_between_their_nodes():
+    nodes = Nodes(
+        name=["norm-0", "attn_norm-0", "Qcur-0"],
+        op=["RMS_NORM", "MUL", "MUL_MAT"],
+        layer=[0, 0, 0],
+        type=["f32"] * 3,
+        ne=[[4], [4], [2]],
+        bytes=[16, 16, 8],
+        src=[[-1], [0, -2], [-3, 1]],
+        buffer=[0] * 3,
+        params=[[]] * 3,
+        exec=[1] * 3,
+    )
+    leafs = [
+        Leaf(name="inp_embd", type="f32", ne=[4], bytes=16),
+        Leaf(name="blk.0.attn_norm.weight", type="f32", ne=[4], bytes=16),
+        Leaf(name="blk.0.attn_q.weight", type="q4_K", ne=[4, 2], bytes=9),
+    ]
+    graph = Graph(
+        t=0,
+        graph=0,
+        ctx=0,
+        uid=0,
+        source="decode",
+        why="first",
+        n_nodes=3,
+        n_exec=3,
+        splits=[Split(start=0, end=3, backend="CPU")],
+        buffers=["CPU"],
+        leafs=leafs,
+        nodes=nodes,
+    )
+    kernels = plan_kernels(graph, Plan(t=0, plan=0, graph=0, node=[0, 2], n=[2, 1]))
+    assert kernels.label == ["RMS_NORM+MUL", "MUL_MAT q4_K"]
+    assert kernels.block == ["norm", "attention"]
+    assert kernels.layer.tolist() == [0, 0]
+    assert kernels.flops.tolist() == [4, 16]
+    # input, weight and result; then weight, input and result
+    assert kernels.bytes.tolist() == [16 + 16 + 16, 9 + 16 + 8]

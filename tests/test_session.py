@@ -1,0 +1,115 @@
+"""A session holds all that its log has, as columns, and nothing that cannot be followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from made_log import encode, make_log
+from strategies import logs, unclosed_logs
+
+from llamacpp_instr import schema as s
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.session import load_session
+
+EVENTS = make_log(Random(2).randint, n_contexts=2, level="verbose")
+
+
+def load(directory: Path, events: list[s.Event]):
+    path = directory / "session.log"
+    path.write_bytes(encode(events))
+    return load_session(path)
+
+
+def of(events: list[s.Event], kind: type):
+    return [event for event in events if isinstance(event, kind)]
+
+
+@given(events=logs())
+@settings(max_examples=30, deadline=None)
+def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
+    session = load(tmp_path_factory.mktemp("log"), events)
+    begins = {e.step: e for e in of(events, s.StepBegin)}
+    ends = of(events, s.StepEnd)
+    assert session.steps["step"].tolist() == [e.step for e in ends]
+    assert session.steps["begin"].tolist() == [begins[e.step].t for e in ends]
+    assert session.steps["end"].tolist() == [e.t for e in ends]
+    assert session.steps["n_tokens"].tolist() == [begins[e.step].n_tokens for e in ends]
+    for table, kind in (
+        (session.computes, s.Compute),
+        (session.kv, s.Kv),
+        (session.tokens, s.Token),
+        (session.syncs, s.Sync),
+    ):
+        for name in kind.__struct_fields__:
+            assert table[name].tolist() == [getattr(e, name) for e in of(events, kind)]
+    ops = of(events, s.Ops)
+    assert [timed.dur.tolist() for timed in session.ops] == [e.dur for e in ops]
+    assert all(timed.dur.dtype == np.int64 for timed in session.ops)
+    assert [timed.label.tolist() for timed in session.layers] == [
+        e.layer for e in of(events, s.Layers)
+    ]
+    assert list(session.graphs.values()) == of(events, s.Graph)
+    assert session.end == events[-1]
+
+
+def test_intervals_begin_and_end_where_the_schema_says(tmp_path):
+    session = load(tmp_path, EVENTS)
+    timed, event = session.ops[0], of(EVENTS, s.Ops)[0]
+    gap = event.gap or [0] * len(event.dur)
+    for i in range(len(event.dur)):
+        begin = event.t + sum(gap[: i + 1]) + sum(event.dur[:i])
+        assert (timed.begin[i], timed.end[i]) == (begin, begin + event.dur[i])
+
+
+@given(events=unclosed_logs())
+@settings(max_examples=30, deadline=None)
+def test_an_unclosed_log_is_a_session_too(events, tmp_path_factory):
+    session = load(tmp_path_factory.mktemp("log"), events)
+    assert session.end is None
+    assert session.log_end.state == "unclosed"
+    n_ended = len(of(events, s.StepEnd))
+    assert session.n_open_steps == len(of(events, s.StepBegin)) - n_ended
+
+
+def test_marks_are_spans_instants_and_open_ends(tmp_path):
+    t = EVENTS[-1].t
+    marks = [
+        s.Mark(t=t, mark=90, name="span", phase="begin", thread=7),
+        s.Mark(t=t + 1, mark=91, name="now", phase="instant"),
+        s.Mark(t=t + 2, mark=92, name="open", phase="begin"),
+        s.Mark(t=t + 3, mark=90, name="span", phase="end"),
+    ]
+    session = load(tmp_path, [*[e for e in EVENTS if not isinstance(e, s.Mark)], *marks])
+    rows = zip(*(session.marks[c] for c in ("name", "begin", "end", "thread")), strict=True)
+    assert sorted(rows) == [("now", t + 1, t + 1, 0), ("open", t + 2, -1, 0), ("span", t, t + 3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [
+        (s.Model, "context: model 0 was never given"),
+        (s.Context, "step_begin: context . was never given"),
+        (s.Graph, "compute: graph . was never given"),
+        (s.Plan, "ops: plan . was never given"),
+        (s.Compute, "(ops|layers): (plan|compute) . was never given"),
+        (s.StepBegin, "step_end: step . was never begun"),
+    ],
+)
+def test_what_cannot_be_followed_is_an_error_with_its_line(left_out, reason, tmp_path):
+    events = [e for e in EVENTS if not isinstance(e, left_out)]
+    if left_out is s.Context:
+        events = [e for e in events if not isinstance(e, s.Graph)]
+    with pytest.raises(LogError, match=rf"session.log:\d+: {reason}"):
+        load(tmp_path, events)
+
+
+def test_a_number_beyond_64_bits_is_an_error_with_its_line(tmp_path):
+    ops = of(EVENTS, s.Ops)[0]
+    at = EVENTS.index(ops)
+    wrong = s.Ops(t=ops.t, compute=ops.compute, plan=ops.plan, dur=[2**70] * len(ops.dur))
+    with pytest.raises(LogError, match=f":{at + 1}: ops: a number beyond 64 bits"):
+        load(tmp_path, [*EVENTS[:at], wrong])
