@@ -15,7 +15,7 @@ from llamacpp_instr.errors import UsageError
 @click.command(
     "cat",
     short_help="Filter and print a log.",
-    epilog="Example:  instr cat session.log --expand --event op --layer 0 | jq .dur",
+    epilog="\b\nExample:\n  instr cat session.log --expand --event op --layer 0 | jq .dur",
 )
 @click.argument("log")
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only such events.")

@@ -10,7 +10,7 @@ import click
 @click.command(
     "check",
     short_help="Say what is wrong with logs.",
-    epilog="Example:  instr check session.log",
+    epilog="\b\nExample:\n  instr check session.log",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")

@@ -10,7 +10,7 @@ import click
 @click.command(
     "summary",
     short_help="Show where the time and the memory went.",
-    epilog="Example:  instr summary session.log",
+    epilog="\b\nExample:\n  instr summary session.log",
 )
 @click.argument("log")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers, in ns and bytes.")
