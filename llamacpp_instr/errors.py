@@ -1,4 +1,4 @@
-"""The errors that the product raises on purpose; one place (`cli`) turns them into a line and an exit code.
+"""The errors that the product raises on purpose; `cli` alone turns them into a line and a code.
 
     InstrError              exit code 1: something failed that the user can do something about
      +- UsageError          exit code 2: a wrong input: an argument, a model, a path

@@ -1,8 +1,8 @@
 """The log's event schema, version 1: the one home of every event name, key, unit and meaning.
 
 A msgspec tagged union that decodes, validates and describes itself. From it are generated the
-header of the C++ writer (`patches/src/src/llama-instrumentation-schema.h`) and `docs/log-format.md`;
-a test fails when either is stale.
+header of the C++ writer (`llama-instrumentation-schema.h` in `patches/src/src`) and
+`docs/log-format.md`; a test fails when either is stale.
 
 Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;
 layer -1 means "belongs to no layer". Ids (`model`, `ctx`, `graph`, `plan`, `step`, `compute`)
@@ -115,7 +115,8 @@ class SessionEnd(Event, kw_only=True):
     decode_ns: Ns
     """time inside decode and encode, all contexts together"""
     overhead_ns: Ns
-    """of it, time that the recorder spent: formatting and writing, timing one op excluded"""
+    """time that the recorder spent formatting and writing, in steps and in sampling; reading the
+    clock once per op is not in it"""
 
 
 class Mark(Event, kw_only=True):
@@ -277,7 +278,8 @@ class Graph(Event, kw_only=True):
     """ggml's identity of the graph in the process"""
     source: Literal["decode", "encode", "memory_update"]
     why: Literal["first", "changed", "memory_update"]
-    """`changed`: its parameters (tokens, outputs, cache size) did not allow the reuse of the previous one"""
+    """`changed`: its parameters (tokens, outputs, cache size) did not allow the reuse of the
+    previous one"""
     n_nodes: Count
     n_exec: Count
     """nodes for which a kernel runs"""

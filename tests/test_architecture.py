@@ -83,8 +83,8 @@ def allowed(name: str, other: str) -> bool:
         # what all reports are made of is no sibling
         return other in FLOOR | READING | {"converters.report"}
     if name == "llamacpp_instr":
-        # `llamacpp_instr.record` is the package's Python interface
-        return other in {"llamacpp_instr.errors", "llamacpp_instr.record"}
+        # `llamacpp_instr.recording` is the package's Python interface
+        return other in {"llamacpp_instr.errors", "llamacpp_instr.recording"}
     # recording: no reading side, no command line
     return not other.startswith(("converters", "llamacpp_instr.cli")) and other not in READING
 
@@ -103,9 +103,9 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert not allowed("converters.chrome", "llama_cpp")
     assert not allowed("llamacpp_instr.log", "llamacpp_instr.session")
     assert not allowed("llamacpp_instr.session", "llama_cpp")
-    assert not allowed("llamacpp_instr.record", "llamacpp_instr.log")
+    assert not allowed("llamacpp_instr.recording", "llamacpp_instr.log")
     assert not allowed("llamacpp_instr.run", "llamacpp_instr.cli")
-    assert allowed("llamacpp_instr.record", "llamacpp_instr.native")
+    assert allowed("llamacpp_instr.recording", "llamacpp_instr.native")
     assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.session")
 
 

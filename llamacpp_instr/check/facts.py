@@ -84,6 +84,7 @@ class Facts:
     def __init__(self) -> None:
         self.level = ""
         self.clock = ""
+        self.perturbed = False
         self.graphs: dict[int, GraphFacts] = {}
         self.plans: dict[int, PlanFacts] = {}
         self._contexts: dict[int, int] = {}
@@ -122,6 +123,7 @@ class Facts:
         else:
             self.level = event.level
             self.clock = event.clock
+            self.perturbed = event.perturbed
 
     def _mark(self, line: int, event: Mark) -> Iterator[str]:
         if event.phase == "end":

@@ -210,8 +210,9 @@ class Measures:
             graph = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.graph}, the compute of graph {graph}"
             return
-        # an aborted compute, and only that, leaves kernels out
-        if plan.missing and compute.event.status == 0:
+        # an aborted compute leaves kernels out; where values are read, so does a thread that has
+        # no part in some of the pieces in which the graph is then computed
+        if plan.missing and compute.event.status == 0 and not self._facts.perturbed:
             yield f"plan {event.plan} has {plan.missing}"
         if event.thread >= compute.event.n_threads:
             yield f"thread {event.thread}, the compute has {compute.event.n_threads}"

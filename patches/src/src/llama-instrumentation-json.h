@@ -46,15 +46,16 @@ class json_line {
         return buf;
     }
 
-    template <typename T> json_line & kv(const char * name, const T & v) {
-        key(name);
+    // keys are literals
+    template <size_t N, typename T> json_line & kv(const char (&name)[N], const T & v) {
+        key(name, N - 1);
         value(v);
         return *this;
     }
 
     // a column of numbers, taken from `n` items by `get`
-    template <typename F> json_line & column(const char * name, size_t n, F get) {
-        key(name);
+    template <size_t N, typename F> json_line & column(const char (&name)[N], size_t n, F get) {
+        key(name, N - 1);
         buf += '[';
         if constexpr (std::is_integral_v<decltype(get((size_t) 0))>) {
             integers(n, get);
@@ -77,6 +78,12 @@ class json_line {
     json_line & array(const char * name)  { return open(name, '['); }
     json_line & inner_array()             { separator(); buf += '['; need_comma = false; return *this; }
     json_line & close_array()             { buf += ']'; need_comma = true; return *this; }
+
+    template <typename T> json_line & kv_dynamic(const char * name, const T & v) {
+        key(name);
+        value(v);
+        return *this;
+    }
 
     // an array's next element
     template <typename T> json_line & item(const T & v) {
@@ -108,12 +115,23 @@ class json_line {
         need_comma = true;
     }
 
-    void key(const char * name) {
-        separator();
-        buf += '"';
-        raw(name);
-        raw("\":");
+    void key(const char * name, size_t length) {
+        char text[64];
+        char * out = text;
+        if (need_comma) {
+            *out++ = ',';
+        }
+        need_comma = true;
+        *out++ = '"';
+        length = length < sizeof(text) - 4 ? length : sizeof(text) - 4;
+        memcpy(out, name, length);
+        out += length;
+        *out++ = '"';
+        *out++ = ':';
+        buf.append(text, (size_t) (out - text));
     }
+
+    void key(const char * name) { key(name, strlen(name)); }
 
     json_line & open(const char * name, char bracket) {
         key(name);
@@ -136,8 +154,22 @@ class json_line {
 
     static constexpr size_t integer_chars = 20;  // of the longest 64-bit number, sign included
 
+    static size_t count_digits(uint64_t u) {
+        size_t n = 1;
+        for (;; u /= 10000, n += 4) {
+            if (u < 10)    { return n; }
+            if (u < 100)   { return n + 1; }
+            if (u < 1000)  { return n + 2; }
+            if (u < 10000) { return n + 3; }
+        }
+    }
+
     // writes `v` at `out`, returns the end
     template <typename T> static char * format_integer(char * out, T v) {
+        static const char pairs[] =
+            "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+            "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+            "8081828384858687888990919293949596979899";
         uint64_t u = (uint64_t) v;
         if constexpr (std::is_signed_v<T>) {
             if (v < 0) {
@@ -145,14 +177,18 @@ class json_line {
                 u = 0 - u;
             }
         }
-        size_t n = 1;
-        for (uint64_t rest = u; rest >= 10; rest /= 10) {
-            n++;
+        char * const end = out + count_digits(u);
+        char * at = end;
+        for (; u >= 100; u /= 100) {
+            at -= 2;
+            memcpy(at, pairs + 2 * (u % 100), 2);
         }
-        for (size_t i = n; i-- > 0; u /= 10) {
-            out[i] = (char) ('0' + u % 10);
+        if (u >= 10) {
+            memcpy(at - 2, pairs + 2 * u, 2);
+        } else {
+            at[-1] = (char) ('0' + u);
         }
-        return out + n;
+        return end;
     }
 
     template <typename T> void integer(T v) {

@@ -100,7 +100,7 @@ void log_file::write(const char * event, const std::string & line) {
         return;
     }
     pending += line;
-    count_of(event, strlen(event)).lines++;
+    count_of(event).lines++;
     if (pending.size() >= flush_bytes) {
         flush_locked();
     }
@@ -211,6 +211,16 @@ int log_file::close_locked(const std::string & last_line) {
         error = first_error;
     }
     return -error;
+}
+
+// literals are mostly one and the same, so that their addresses tell them apart
+log_file::totals::event_count & log_file::count_of(const char * event) {
+    for (auto & count : summary.events) {
+        if (count.event == event) {
+            return count;
+        }
+    }
+    return count_of(event, strlen(event));
 }
 
 log_file::totals::event_count & log_file::count_of(const char * event, size_t length) {

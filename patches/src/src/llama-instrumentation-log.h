@@ -77,6 +77,7 @@ class log_file {
     void   give_up(size_t written);
     int    close_locked(const std::string & last_line);
     void   drop_lines(const char * data, size_t size);
+    totals::event_count & count_of(const char * event);
     totals::event_count & count_of(const char * event, size_t length);
 };
 

@@ -1,13 +1,8 @@
-// llama-instrumentation-session.cpp - opens and closes the session, and introduces contexts and models
+// llama-instrumentation-session.cpp - opens and closes the session, also where the environment asks for it
 
 #include "llama-instrumentation-session.h"
 
 #include "llama-instrumentation.h"
-#include "llama-instrumentation-build.h"
-
-#include "llama-arch.h"
-#include "llama-context.h"
-#include "llama-model.h"
 
 #include <cerrno>
 #include <chrono>
@@ -30,12 +25,6 @@ struct global_state {
 
     // the hooks' flag; with the mutex held
     void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
-
-    // facts that llama.cpp does not keep, for sessions that begin later; a mutex of their own, since a
-    // session asks for them while it holds its own
-    std::mutex facts_mutex;
-    std::unordered_map<const llama_model *, model_load>      loads;
-    std::unordered_map<const llama_context *, context_types> types;
 };
 
 global_state & global() {
@@ -153,7 +142,7 @@ int close_session(const char * reason, bool wait) {
         line.object(LLAMA_INSTR_K_EVENTS);
         for (const auto & count : totals.events) {
             if (count.lines > 0) {
-                line.kv(count.event, count.lines);
+                line.kv_dynamic(count.event, count.lines);
             }
         }
         line.close_object();
@@ -177,9 +166,8 @@ void at_exit() {
 // environment asks for one.
 void in_child() {
     auto & g = global();
-    // other threads of the parent may have held these
-    new (&g.mutex) std::mutex;
-    new (&g.facts_mutex) std::mutex;
+    new (&g.mutex) std::mutex;  // another thread of the parent may have held it
+    forget_facts_lock();
     if (g.open) {
         g.open->log.abandon();
         new std::shared_ptr<session>(std::move(g.open));  // never destroyed: its locks may be held for ever
@@ -238,20 +226,6 @@ uint64_t & recorder_clock::spent() {
     return ns;
 }
 
-model_load load_of(const llama_model * model) {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.facts_mutex);
-    const auto it = g.loads.find(model);
-    return it == g.loads.end() ? model_load() : it->second;
-}
-
-context_types types_of(const llama_context * ctx) {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.facts_mutex);
-    const auto it = g.types.find(ctx);
-    return it == g.types.end() ? context_types() : it->second;
-}
-
 void session::wait_for_steps() {
     // a step that hangs must not hang the end of the session
     std::unique_lock<std::mutex> lock(steps_mutex);
@@ -273,261 +247,9 @@ void session::after_write() {
     }
 }
 
-context_state * session::find(const llama_context * ctx) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto it = contexts.find(ctx);
-    return it == contexts.end() ? nullptr : it->second.get();
-}
-
-context_state * session::find_by_memory(llama_memory_t mem) {
-    std::lock_guard<std::mutex> lock(mutex);
-    for (const auto & entry : contexts) {
-        if (entry.first->get_memory() == mem) {
-            return entry.second.get();
-        }
-    }
-    return nullptr;
-}
-
-context_state & session::of(const llama_context * ctx) {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto & slot = contexts[ctx];
-    if (!slot) {
-        const int model_id = model_locked(&ctx->get_model()).id;
-        slot = std::make_unique<context_state>();
-        slot->ctx = ctx;
-        slot->id  = next_ctx++;
-        slot->sink.use_counter = ggml_instr_has_counter();
-        slot->sink.record_wait = detail == level::verbose;
-        ggml_backend_sched_t sched = ctx->get_sched();
-        for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
-            ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-            slot->has_device = slot->has_device || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU ||
-                                                   ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU;
-        }
-        write_context(*slot, model_id);
-        write_memory_if_changed(*this, *slot);
-    }
-    return *slot;
-}
-
-model_state & session::of(const llama_model * model) {
-    std::lock_guard<std::mutex> lock(mutex);
-    return model_locked(model);
-}
-
-void session::forget(const llama_context * ctx) {
-    std::lock_guard<std::mutex> lock(mutex);
-    contexts.erase(ctx);
-}
-
-void session::forget(const llama_model * model) {
-    std::lock_guard<std::mutex> lock(mutex);
-    models.erase(model);
-}
-
-namespace {
-
-// blk.12.attn_q.weight -> 12; enc.blk. and dec.blk. count their own
-int layer_of_weight(const std::string & name) {
-    const size_t at = name.find("blk.");
-    if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) {
-        return -1;
-    }
-    char * end = nullptr;
-    const long layer = strtol(name.c_str() + at + 4, &end, 10);
-    return end != name.c_str() + at + 4 && *end == '.' ? (int) layer : -1;
-}
-
-void write_weight(session & s, int model_id, int id, const std::string & name, const ggml_tensor * t) {
-    ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_TENSOR, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MODEL, model_id).kv(LLAMA_INSTR_K_TENSOR, id).kv(LLAMA_INSTR_K_NAME, name);
-    line.kv(LLAMA_INSTR_K_TYPE, ggml_type_name(t->type));
-    line.column(LLAMA_INSTR_K_NE, (size_t) ggml_n_dims(t), [t](size_t i) { return t->ne[i]; });
-    line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(t));
-    line.kv(LLAMA_INSTR_K_BUFFER, buffer ? ggml_backend_buffer_name(buffer) : "");
-    const int layer = layer_of_weight(name);
-    if (layer >= 0) {
-        line.kv(LLAMA_INSTR_K_LAYER, layer);
-    }
-    s.write(LLAMA_INSTR_EV_TENSOR, line);
-}
-
-void write_hparams(json_line & line, const llama_model & model) {
-    const llama_hparams & hp = model.hparams;
-    line.object(LLAMA_INSTR_K_HPARAMS);
-    line.kv("n_vocab", model.vocab.n_tokens()).kv("n_ctx_train", hp.n_ctx_train);
-    line.kv("n_layer", hp.n_layer()).kv("n_embd", hp.n_embd);
-    line.kv("n_head", hp.n_head()).kv("n_head_kv", hp.n_head_kv());
-    line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
-    line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff()).kv("n_swa", hp.n_swa);
-    line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
-    line.kv("rope_freq_base", hp.rope_freq_base_train);
-    line.kv("norm_rms_eps", hp.f_norm_rms_eps);
-    line.close_object();
-}
-
-}  // namespace
-
-model_state & session::model_locked(const llama_model * model) {
-    auto & slot = models[model];
-    if (slot) {
-        return *slot;
-    }
-    slot = std::make_unique<model_state>();
-    slot->id = next_model++;
-
-    const model_load load = load_of(model);
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MODEL, load.t_begin ? load.t_begin : ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MODEL, slot->id).kv(LLAMA_INSTR_K_PATH, load.path);
-    line.kv(LLAMA_INSTR_K_ARCH, model->arch_name()).kv(LLAMA_INSTR_K_NAME, model->name);
-    line.kv(LLAMA_INSTR_K_DESCRIPTION, model->desc());
-    line.kv(LLAMA_INSTR_K_PARAMS, model->n_elements()).kv(LLAMA_INSTR_K_BYTES, model->size());
-    line.kv(LLAMA_INSTR_K_FTYPE, llama_ftype_name(model->ftype()));
-    write_hparams(line, *model);
-    line.kv(LLAMA_INSTR_K_DUR, load.dur).kv(LLAMA_INSTR_K_N_TENSORS, model->tensors_by_name.size());
-    write(LLAMA_INSTR_EV_MODEL, line);
-
-    for (const auto & entry : model->tensors_by_name) {
-        const int id = (int) slot->weights.size();
-        // a tensor that two names share is one weight
-        if (slot->weights.emplace(entry.second, id).second) {
-            write_weight(*this, slot->id, id, entry.first, entry.second);
-        }
-    }
-    return *slot;
-}
-
-void session::write_context(const context_state & state, int model_id) {
-    const llama_context * ctx = state.ctx;
-    const llama_cparams & cp  = ctx->get_cparams();
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_CONTEXT, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_MODEL, model_id);
-    line.kv(LLAMA_INSTR_K_N_CTX, cp.n_ctx).kv(LLAMA_INSTR_K_N_CTX_SEQ, cp.n_ctx_seq);
-    line.kv(LLAMA_INSTR_K_N_BATCH, cp.n_batch).kv(LLAMA_INSTR_K_N_UBATCH, cp.n_ubatch);
-    line.kv(LLAMA_INSTR_K_N_SEQ_MAX, cp.n_seq_max);
-    line.kv(LLAMA_INSTR_K_N_THREADS, cp.n_threads).kv(LLAMA_INSTR_K_N_THREADS_BATCH, cp.n_threads_batch);
-    const context_types types = types_of(ctx);
-    line.kv(LLAMA_INSTR_K_TYPE_K, ggml_type_name(types.k)).kv(LLAMA_INSTR_K_TYPE_V, ggml_type_name(types.v));
-    line.kv(LLAMA_INSTR_K_FLASH_ATTN, cp.flash_attn).kv(LLAMA_INSTR_K_CAUSAL, cp.causal_attn);
-    line.kv(LLAMA_INSTR_K_EMBEDDINGS, cp.embeddings).kv(LLAMA_INSTR_K_KV_UNIFIED, cp.kv_unified);
-    line.kv(LLAMA_INSTR_K_OFFLOAD_KQV, cp.offload_kqv);
-    line.array(LLAMA_INSTR_K_BACKENDS);
-    ggml_backend_sched_t sched = ctx->get_sched();
-    for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
-        line.item(ggml_backend_name(ggml_backend_sched_get_backend(sched, i)));
-    }
-    line.close_array();
-    write(LLAMA_INSTR_EV_CONTEXT, line);
-}
-
-std::string memory_json(const llama_context * ctx) {
-    json_line line;
-    // by name: the order of the map is that of addresses
-    std::map<std::string, llama_memory_breakdown_data> by_name;
-    for (const auto & entry : ctx->memory_breakdown()) {
-        auto & sum = by_name[ggml_backend_buft_name(entry.first)];
-        sum.model   += entry.second.model;
-        sum.context += entry.second.context;
-        sum.compute += entry.second.compute;
-    }
-    line.begin_array();
-    for (const auto & entry : by_name) {
-        line.object().kv(LLAMA_INSTR_K_BUFFER, entry.first).kv(LLAMA_INSTR_K_MODEL, entry.second.model);
-        line.kv(LLAMA_INSTR_K_CONTEXT, entry.second.context).kv(LLAMA_INSTR_K_COMPUTE, entry.second.compute).close_object();
-    }
-    return line.end_array();
-}
-
-void write_memory_if_changed(session & s, context_state & state) {
-    const std::string now = memory_json(state.ctx);
-    if (now == state.memory) {
-        return;
-    }
-    state.memory = now;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MEMORY, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_BUFFERS, now.c_str());
-    line.kv(LLAMA_INSTR_K_RSS, resident_bytes());
-    s.write(LLAMA_INSTR_EV_MEMORY, line);
-}
-
 }  // namespace llama_instr
 
 using namespace llama_instr;
-
-//
-// models and contexts come and go
-//
-
-llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ ? path_ : ""), t_begin(ggml_instr_clock_ns()) {}
-
-void llama_instr_model_load::done(const llama_model * model) {
-    {
-        auto & g = global();
-        std::lock_guard<std::mutex> lock(g.facts_mutex);
-        g.loads[model] = { path, t_begin, ggml_instr_clock_ns() - t_begin };
-    }
-    if (llama_instr_enabled()) {
-        if (auto s = current_session()) {
-            s->of(model);
-        }
-    }
-}
-
-void llama_instr_model_free(const llama_model * model) {
-    auto & g = global();
-    {
-        std::lock_guard<std::mutex> lock(g.facts_mutex);
-        g.loads.erase(model);
-    }
-    if (auto s = open_session_or_null()) {
-        s->forget(model);
-    }
-}
-
-void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
-    {
-        auto & g = global();
-        std::lock_guard<std::mutex> lock(g.facts_mutex);
-        g.types[ctx] = { type_k, type_v };
-    }
-    if (llama_instr_enabled()) {
-        if (auto s = current_session()) {
-            s->of(ctx);
-        }
-    }
-}
-
-void llama_instr_context_free(const llama_context * ctx) {
-    auto & g = global();
-    {
-        std::lock_guard<std::mutex> lock(g.facts_mutex);
-        g.types.erase(ctx);
-    }
-    if (auto s = open_session_or_null()) {
-        s->forget(ctx);
-        s->log.flush();  // a process that ends with _exit() runs nothing of ours after this
-    }
-}
-
-//
-// C API
-//
-
-int32_t llama_instr_abi(void) {
-    return LLAMA_INSTR_ABI;
-}
-
-const char * llama_instr_info(void) {
-    static const std::string info = std::string("{\"llama_cpp\":\"" LLAMA_INSTR_BUILD_LLAMA_CPP "\",\"commit\":\"" LLAMA_INSTR_BUILD_COMMIT
-        "\",\"patches\":\"" LLAMA_INSTR_BUILD_PATCHES "\",\"abi\":") + std::to_string(LLAMA_INSTR_ABI) + "}";
-    return info.c_str();
-}
 
 const char * llama_instr_error(void) {
     return last_error.c_str();
@@ -548,51 +270,4 @@ int32_t llama_instr_begin(const char * path, const char * level, const char * ar
 
 int32_t llama_instr_end(void) {
     return close_session("closed", true);
-}
-
-int32_t llama_instr_status(void) {
-    const auto s = open_session_or_null();
-    return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
-}
-
-int64_t llama_instr_dropped(void) {
-    const auto s = open_session_or_null();
-    return s ? (int64_t) s->log.dropped() : 0;
-}
-
-int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
-    static const char * phases[] = { "begin", "end", "instant" };
-    auto s = llama_instr_enabled() ? current_session() : nullptr;
-    if (!s || phase < 0 || phase > 2) {
-        return -1;
-    }
-    if (phase != 1) {
-        id = s->next_mark++;
-    }
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phases[phase]);
-    line.kv(LLAMA_INSTR_K_THREAD, thread_id());
-    s->write(LLAMA_INSTR_EV_MARK, line);
-    return id;
-}
-
-int32_t llama_instr_note(const char * name, const char * json) {
-    auto s = llama_instr_enabled() ? current_session() : nullptr;
-    if (!s) {
-        return -1;
-    }
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_NOTE, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_NAME, name).kv_json(LLAMA_INSTR_K_DATA, json);
-    s->write(LLAMA_INSTR_EV_NOTE, line);
-    return 0;
-}
-
-int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size) {
-    const std::string json = memory_json(ctx);
-    if (buf && size > 0) {
-        snprintf(buf, (size_t) size, "%s", json.c_str());
-    }
-    return (int32_t) json.size();
 }

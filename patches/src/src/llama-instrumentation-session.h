@@ -157,6 +157,7 @@ struct context_types {
     ggml_type v = GGML_TYPE_F16;
 };
 context_types types_of(const llama_context * ctx);
+void forget_facts_lock();  // in the child of a fork
 
 // llama.cpp's memory breakdown as a JSON array of buffer uses
 std::string memory_json(const llama_context * ctx);

@@ -1,103 +1,25 @@
-// llama-instrumentation.cpp - the hooks: steps, ubatches, computes, caches, samplers, messages
-//
-// What one call of llama_decode needs to remember stands in a thread-local. All of the recorder's own
-// work is timed and taken out of the spans around it, so that a step's parts add up to the step.
+// llama-instrumentation.cpp - the hooks: steps, ubatches, computes, samplers, messages
 
 #include "llama-instrumentation.h"
 
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-thread.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
-#include "llama-kv-cache.h"
-#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include <algorithm>
-#include <array>
-#include <sys/resource.h>
 
 using namespace llama_instr;
 
-namespace {
-
-// a clock that stops while the recorder works
-struct span_clock {
-    uint64_t last  = 0;
-    uint64_t spent = 0;
-
-    void start(uint64_t now) {
-        last  = now;
-        spent = recorder_clock::spent();
-    }
-
-    // nanoseconds since the last lap, without the recorder's own
-    uint64_t lap(uint64_t now) {
-        const uint64_t recorder = recorder_clock::spent() - spent;
-        const uint64_t elapsed  = now - last;
-        start(now);
-        return elapsed > recorder ? elapsed - recorder : 0;
-    }
-};
-
-struct step_state {
-    std::shared_ptr<session> s;
-    context_state * state = nullptr;
-    int      depth = 0;
-    int      id    = -1;   // -1 until the batch is known
-    uint64_t t_begin        = 0;
-    uint64_t spent_at_begin = 0;
-    span_clock clock;
-    uint64_t prepare  = 0;
-    uint64_t readback = 0;
-    int      n_ubatch = 0;
-    int      n_reused = 0;
-    rusage   usage    = {};
-};
-
-struct ubatch_state {
-    bool     open    = false;
-    bool     encoder = false;
-    bool     reused  = false;
-    bool     computed = false;
-    uint32_t n_tokens = 0;
-    uint64_t t_begin  = 0;
-    span_clock clock;
-    std::array<uint64_t, 4> laps = {};
-};
-
-struct compute_state {
-    std::shared_ptr<session> s;
-    context_state * state = nullptr;
-    graph_state *   graph = nullptr;
-    compute_times   times = {};
-    uint64_t t_begin   = 0;
-    int      n_threads = 0;
-    bool     is_update = false;
-    bool     stopped   = false;  // by a NaN
-    ggml_cgraph * gf   = nullptr;
-    std::vector<std::pair<const char *, std::string>> lines_after;
-};
-
-struct build_state {
-    bool open = false;
-    ggml_tensor * last = nullptr;
-    std::unordered_map<const ggml_tensor *, int> layers;
-};
-
-struct thread_state {
-    step_state    step;
-    ubatch_state  ubatch;
-    compute_state compute;
-    build_state   build;
-};
+namespace llama_instr {
 
 thread_state & tl() {
     thread_local thread_state state;
     return state;
 }
 
-}  // namespace
+}  // namespace llama_instr
 
 //
 // steps
@@ -389,149 +311,6 @@ void llama_instr_sync::finish() {
         json_line & line = line_buffer();
         line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
         s->write(LLAMA_INSTR_EV_SYNC, line);
-    }
-}
-
-//
-// caches
-//
-
-namespace {
-
-struct cell_counts {
-    uint64_t used = 0;
-    uint64_t size = 0;
-};
-
-cell_counts count_cells(const cache_state & cache) {
-    cell_counts counts;
-    if (cache.recurrent) {
-        const auto * mem = (const llama_memory_recurrent *) cache.cache;
-        counts.used = mem->used;
-        counts.size = mem->size;
-    } else {
-        const auto * kv = (const llama_kv_cache *) cache.cache;
-        for (uint32_t s = 0; s < kv->get_n_stream(); s++) {
-            counts.used += kv->get_cells((llama_seq_id) s).get_used();
-        }
-        counts.size = (uint64_t) kv->get_size() * kv->get_n_stream();
-    }
-    return counts;
-}
-
-// the cache's number in the context; a cache is met when it is first applied
-size_t cache_index(context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
-    for (size_t i = 0; i < state.caches.size(); i++) {
-        if (state.caches[i].cache == cache) {
-            return i;
-        }
-    }
-    uint64_t bytes = 0;
-    for (const auto & entry : mem->memory_breakdown()) {
-        bytes += entry.second;
-    }
-    state.caches.push_back({ cache, recurrent, bytes });
-    return state.caches.size() - 1;
-}
-
-void begin_kv_line(json_line & line, const context_state & state, int step, size_t index, const char * op) {
-    const cache_state & cache  = state.caches[index];
-    const cell_counts   counts = count_cells(cache);
-    line.begin(LLAMA_INSTR_EV_KV, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_CTX, state.id);
-    if (step >= 0) {
-        line.kv(LLAMA_INSTR_K_STEP, step);
-    }
-    if (index > 0) {
-        line.kv(LLAMA_INSTR_K_CACHE, index);
-    }
-    if (cache.recurrent) {
-        line.kv(LLAMA_INSTR_K_KIND, "recurrent");
-    }
-    line.kv(LLAMA_INSTR_K_OP, op).kv(LLAMA_INSTR_K_USED, counts.used).kv(LLAMA_INSTR_K_SIZE, counts.size);
-    line.kv(LLAMA_INSTR_K_BYTES, counts.size > 0 ? cache.bytes / counts.size * counts.used : 0);
-}
-
-}  // namespace
-
-void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
-    auto & step = tl().step;
-    if (step.depth == 0) {
-        return;
-    }
-    recorder_clock recorder;
-    const size_t index = cache_index(*step.state, kv, false, kv);
-    json_line & line = line_buffer();
-    begin_kv_line(line, *step.state, step.id, index, cells ? "apply" : "shift");
-    if (cells) {
-        line.kv(LLAMA_INSTR_K_N_KV, n_kv);
-    }
-    if (cells && step.s->detail == level::verbose) {
-        // streams lie behind one another
-        line.array(LLAMA_INSTR_K_CELLS);
-        for (const auto & stream : *cells) {
-            for (const uint32_t cell : stream) {
-                line.item(cell);
-            }
-        }
-        line.close_array();
-    }
-    step.s->write(LLAMA_INSTR_EV_KV, line);
-}
-
-void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
-    auto & step = tl().step;
-    if (step.depth == 0) {
-        return;
-    }
-    recorder_clock recorder;
-    const size_t index = cache_index(*step.state, mem, true, mem);
-    json_line & line = line_buffer();
-    begin_kv_line(line, *step.state, step.id, index, "apply");
-    line.kv(LLAMA_INSTR_K_N_KV, mem->n);
-    step.s->write(LLAMA_INSTR_EV_KV, line);
-}
-
-void llama_instr_memory_op::begin() {
-    const auto s = current_session();
-    context_state * state = s ? s->find_by_memory(mem) : nullptr;
-    if (!state) {
-        mem = nullptr;
-        return;
-    }
-    for (const auto & cache : state->caches) {
-        used_before += count_cells(cache).used;
-    }
-}
-
-void llama_instr_memory_op::finish() {
-    const auto s = current_session();
-    context_state * state = s ? s->find_by_memory(mem) : nullptr;
-    if (!state) {
-        return;
-    }
-    uint64_t used_after = 0;
-    for (const auto & cache : state->caches) {
-        used_after += count_cells(cache).used;
-    }
-    // llama-cpp-python removes what lies behind its position before every eval; mostly there is nothing
-    if (strcmp(op, "seq_rm") == 0 && used_after == used_before) {
-        return;
-    }
-    const auto optional = [](json_line & line, const char * key, int value) {
-        if (value != none) {
-            line.kv(key, value);
-        }
-    };
-    for (size_t i = 0; i < state->caches.size(); i++) {
-        json_line & line = line_buffer();
-        begin_kv_line(line, *state, -1, i, op);
-        optional(line, LLAMA_INSTR_K_SEQ, seq);
-        optional(line, LLAMA_INSTR_K_SEQ_DST, seq_dst);
-        optional(line, LLAMA_INSTR_K_P0, p0);
-        optional(line, LLAMA_INSTR_K_P1, p1);
-        optional(line, LLAMA_INSTR_K_ARG, arg);
-        s->write(LLAMA_INSTR_EV_KV, line);
     }
 }
 

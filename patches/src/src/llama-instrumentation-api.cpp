@@ -1,0 +1,67 @@
+// llama-instrumentation-api.cpp - the part of the C API that only asks, or adds a line
+
+#include "llama-instrumentation.h"
+
+#include "llama-instrumentation-build.h"
+#include "llama-instrumentation-session.h"
+
+#include <cstdio>
+
+using namespace llama_instr;
+
+int32_t llama_instr_abi(void) {
+    return LLAMA_INSTR_ABI;
+}
+
+const char * llama_instr_info(void) {
+    static const std::string info = std::string("{\"llama_cpp\":\"" LLAMA_INSTR_BUILD_LLAMA_CPP "\",\"commit\":\"" LLAMA_INSTR_BUILD_COMMIT
+        "\",\"patches\":\"" LLAMA_INSTR_BUILD_PATCHES "\",\"abi\":") + std::to_string(LLAMA_INSTR_ABI) + "}";
+    return info.c_str();
+}
+
+int32_t llama_instr_status(void) {
+    const auto s = open_session_or_null();
+    return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
+}
+
+int64_t llama_instr_dropped(void) {
+    const auto s = open_session_or_null();
+    return s ? (int64_t) s->log.dropped() : 0;
+}
+
+int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
+    static const char * phases[] = { "begin", "end", "instant" };
+    auto s = llama_instr_enabled() ? current_session() : nullptr;
+    if (!s || phase < 0 || phase > 2) {
+        return -1;
+    }
+    if (phase != 1) {
+        id = s->next_mark++;
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phases[phase]);
+    line.kv(LLAMA_INSTR_K_THREAD, thread_id());
+    s->write(LLAMA_INSTR_EV_MARK, line);
+    return id;
+}
+
+int32_t llama_instr_note(const char * name, const char * json) {
+    auto s = llama_instr_enabled() ? current_session() : nullptr;
+    if (!s) {
+        return -1;
+    }
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_NOTE, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_NAME, name).kv_json(LLAMA_INSTR_K_DATA, json);
+    s->write(LLAMA_INSTR_EV_NOTE, line);
+    return 0;
+}
+
+int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size) {
+    const std::string json = memory_json(ctx);
+    if (buf && size > 0) {
+        snprintf(buf, (size_t) size, "%s", json.c_str());
+    }
+    return (int32_t) json.size();
+}

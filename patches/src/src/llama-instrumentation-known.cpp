@@ -1,0 +1,289 @@
+// llama-instrumentation-known.cpp - models and contexts: what they are, written when a session meets them
+
+#include "llama-instrumentation-session.h"
+
+#include "llama-instrumentation.h"
+
+#include "llama-context.h"
+#include "llama-model.h"
+
+#include <map>
+
+namespace llama_instr {
+
+namespace {
+
+// Facts that llama.cpp does not keep, for sessions that begin later. Never destroyed, as the session's
+// own globals; a mutex of their own, since a session asks for them while it holds its own.
+struct fact_table {
+    std::mutex mutex;
+    std::unordered_map<const llama_model *, model_load>      loads;
+    std::unordered_map<const llama_context *, context_types> types;
+};
+
+fact_table & facts() {
+    static fact_table * table = new fact_table;
+    return *table;
+}
+
+}  // namespace
+
+void forget_facts_lock() {
+    new (&facts().mutex) std::mutex;
+}
+
+model_load load_of(const llama_model * model) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    const auto it = f.loads.find(model);
+    return it == f.loads.end() ? model_load() : it->second;
+}
+
+context_types types_of(const llama_context * ctx) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    const auto it = f.types.find(ctx);
+    return it == f.types.end() ? context_types() : it->second;
+}
+
+context_state * session::find(const llama_context * ctx) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto it = contexts.find(ctx);
+    return it == contexts.end() ? nullptr : it->second.get();
+}
+
+context_state * session::find_by_memory(llama_memory_t mem) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (const auto & entry : contexts) {
+        if (entry.first->get_memory() == mem) {
+            return entry.second.get();
+        }
+    }
+    return nullptr;
+}
+
+context_state & session::of(const llama_context * ctx) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto & slot = contexts[ctx];
+    if (!slot) {
+        const int model_id = model_locked(&ctx->get_model()).id;
+        slot = std::make_unique<context_state>();
+        slot->ctx = ctx;
+        slot->id  = next_ctx++;
+        slot->sink.use_counter = ggml_instr_has_counter();
+        slot->sink.record_wait = detail == level::verbose;
+        ggml_backend_sched_t sched = ctx->get_sched();
+        for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
+            ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
+            slot->has_device = slot->has_device || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU ||
+                                                   ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU;
+        }
+        write_context(*slot, model_id);
+        write_memory_if_changed(*this, *slot);
+    }
+    return *slot;
+}
+
+model_state & session::of(const llama_model * model) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return model_locked(model);
+}
+
+void session::forget(const llama_context * ctx) {
+    std::lock_guard<std::mutex> lock(mutex);
+    contexts.erase(ctx);
+}
+
+void session::forget(const llama_model * model) {
+    std::lock_guard<std::mutex> lock(mutex);
+    models.erase(model);
+}
+
+namespace {
+
+// blk.12.attn_q.weight -> 12; enc.blk. and dec.blk. count their own
+int layer_of_weight(const std::string & name) {
+    const size_t at = name.find("blk.");
+    if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) {
+        return -1;
+    }
+    char * end = nullptr;
+    const long layer = strtol(name.c_str() + at + 4, &end, 10);
+    return end != name.c_str() + at + 4 && *end == '.' ? (int) layer : -1;
+}
+
+void write_weight(session & s, int model_id, int id, const std::string & name, const ggml_tensor * t) {
+    ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_TENSOR, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_MODEL, model_id).kv(LLAMA_INSTR_K_TENSOR, id).kv(LLAMA_INSTR_K_NAME, name);
+    line.kv(LLAMA_INSTR_K_TYPE, ggml_type_name(t->type));
+    line.column(LLAMA_INSTR_K_NE, (size_t) ggml_n_dims(t), [t](size_t i) { return t->ne[i]; });
+    line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(t));
+    line.kv(LLAMA_INSTR_K_BUFFER, buffer ? ggml_backend_buffer_name(buffer) : "");
+    const int layer = layer_of_weight(name);
+    if (layer >= 0) {
+        line.kv(LLAMA_INSTR_K_LAYER, layer);
+    }
+    s.write(LLAMA_INSTR_EV_TENSOR, line);
+}
+
+void write_hparams(json_line & line, const llama_model & model) {
+    const llama_hparams & hp = model.hparams;
+    line.object(LLAMA_INSTR_K_HPARAMS);
+    line.kv("n_vocab", model.vocab.n_tokens()).kv("n_ctx_train", hp.n_ctx_train);
+    line.kv("n_layer", hp.n_layer()).kv("n_embd", hp.n_embd);
+    line.kv("n_head", hp.n_head()).kv("n_head_kv", hp.n_head_kv());
+    line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
+    line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff()).kv("n_swa", hp.n_swa);
+    line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
+    line.kv("rope_freq_base", hp.rope_freq_base_train);
+    line.kv("norm_rms_eps", hp.f_norm_rms_eps);
+    line.close_object();
+}
+
+}  // namespace
+
+model_state & session::model_locked(const llama_model * model) {
+    auto & slot = models[model];
+    if (slot) {
+        return *slot;
+    }
+    slot = std::make_unique<model_state>();
+    slot->id = next_model++;
+
+    const model_load load = load_of(model);
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_MODEL, load.t_begin ? load.t_begin : ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_MODEL, slot->id).kv(LLAMA_INSTR_K_PATH, load.path);
+    line.kv(LLAMA_INSTR_K_ARCH, model->arch_name()).kv(LLAMA_INSTR_K_NAME, model->name);
+    line.kv(LLAMA_INSTR_K_DESCRIPTION, model->desc());
+    line.kv(LLAMA_INSTR_K_PARAMS, model->n_elements()).kv(LLAMA_INSTR_K_BYTES, model->size());
+    line.kv(LLAMA_INSTR_K_FTYPE, llama_ftype_name(model->ftype()));
+    write_hparams(line, *model);
+    line.kv(LLAMA_INSTR_K_DUR, load.dur).kv(LLAMA_INSTR_K_N_TENSORS, model->tensors_by_name.size());
+    write(LLAMA_INSTR_EV_MODEL, line);
+
+    for (const auto & entry : model->tensors_by_name) {
+        const int id = (int) slot->weights.size();
+        // a tensor that two names share is one weight
+        if (slot->weights.emplace(entry.second, id).second) {
+            write_weight(*this, slot->id, id, entry.first, entry.second);
+        }
+    }
+    return *slot;
+}
+
+void session::write_context(const context_state & state, int model_id) {
+    const llama_context * ctx = state.ctx;
+    const llama_cparams & cp  = ctx->get_cparams();
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_CONTEXT, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_MODEL, model_id);
+    line.kv(LLAMA_INSTR_K_N_CTX, cp.n_ctx).kv(LLAMA_INSTR_K_N_CTX_SEQ, cp.n_ctx_seq);
+    line.kv(LLAMA_INSTR_K_N_BATCH, cp.n_batch).kv(LLAMA_INSTR_K_N_UBATCH, cp.n_ubatch);
+    line.kv(LLAMA_INSTR_K_N_SEQ_MAX, cp.n_seq_max);
+    line.kv(LLAMA_INSTR_K_N_THREADS, cp.n_threads).kv(LLAMA_INSTR_K_N_THREADS_BATCH, cp.n_threads_batch);
+    const context_types types = types_of(ctx);
+    line.kv(LLAMA_INSTR_K_TYPE_K, ggml_type_name(types.k)).kv(LLAMA_INSTR_K_TYPE_V, ggml_type_name(types.v));
+    line.kv(LLAMA_INSTR_K_FLASH_ATTN, cp.flash_attn).kv(LLAMA_INSTR_K_CAUSAL, cp.causal_attn);
+    line.kv(LLAMA_INSTR_K_EMBEDDINGS, cp.embeddings).kv(LLAMA_INSTR_K_KV_UNIFIED, cp.kv_unified);
+    line.kv(LLAMA_INSTR_K_OFFLOAD_KQV, cp.offload_kqv);
+    line.array(LLAMA_INSTR_K_BACKENDS);
+    ggml_backend_sched_t sched = ctx->get_sched();
+    for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
+        line.item(ggml_backend_name(ggml_backend_sched_get_backend(sched, i)));
+    }
+    line.close_array();
+    write(LLAMA_INSTR_EV_CONTEXT, line);
+}
+
+std::string memory_json(const llama_context * ctx) {
+    json_line line;
+    // by name: the order of the map is that of addresses
+    std::map<std::string, llama_memory_breakdown_data> by_name;
+    for (const auto & entry : ctx->memory_breakdown()) {
+        auto & sum = by_name[ggml_backend_buft_name(entry.first)];
+        sum.model   += entry.second.model;
+        sum.context += entry.second.context;
+        sum.compute += entry.second.compute;
+    }
+    line.begin_array();
+    for (const auto & entry : by_name) {
+        line.object().kv(LLAMA_INSTR_K_BUFFER, entry.first).kv(LLAMA_INSTR_K_MODEL, entry.second.model);
+        line.kv(LLAMA_INSTR_K_CONTEXT, entry.second.context).kv(LLAMA_INSTR_K_COMPUTE, entry.second.compute).close_object();
+    }
+    return line.end_array();
+}
+
+void write_memory_if_changed(session & s, context_state & state) {
+    const std::string now = memory_json(state.ctx);
+    if (now == state.memory) {
+        return;
+    }
+    state.memory = now;
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_MEMORY, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_BUFFERS, now.c_str());
+    line.kv(LLAMA_INSTR_K_RSS, resident_bytes());
+    s.write(LLAMA_INSTR_EV_MEMORY, line);
+}
+
+}  // namespace llama_instr
+
+using namespace llama_instr;
+
+//
+// models and contexts come and go
+//
+
+llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ ? path_ : ""), t_begin(ggml_instr_clock_ns()) {}
+
+void llama_instr_model_load::done(const llama_model * model) {
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        f.loads[model] = { path, t_begin, ggml_instr_clock_ns() - t_begin };
+    }
+    if (llama_instr_enabled()) {
+        if (auto s = current_session()) {
+            s->of(model);
+        }
+    }
+}
+
+void llama_instr_model_free(const llama_model * model) {
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        f.loads.erase(model);
+    }
+    if (auto s = open_session_or_null()) {
+        s->forget(model);
+    }
+}
+
+void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        f.types[ctx] = { type_k, type_v };
+    }
+    if (llama_instr_enabled()) {
+        if (auto s = current_session()) {
+            s->of(ctx);
+        }
+    }
+}
+
+void llama_instr_context_free(const llama_context * ctx) {
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        f.types.erase(ctx);
+    }
+    if (auto s = open_session_or_null()) {
+        s->forget(ctx);
+        s->log.flush();  // a process that ends with _exit() runs nothing of ours after this
+    }
+}
