@@ -2,6 +2,9 @@
 # make test   the test suite, in the same environment
 # make lint   the checks that need no model
 #
+# make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+# make bench      what recording costs, as ratios (half an hour on a quiet machine)
+#
 # PYTHON is the interpreter that the environment .venv is made with.
 
 PYTHON ?= python3
@@ -11,7 +14,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TEST_INSTALLED := .venv/.installed-test
 
-.PHONY: demo test lint native clean
+.PHONY: demo test lint native sanitize bench clean
 
 demo: native
 	@mkdir -p out
@@ -23,6 +26,12 @@ test: native $(TEST_INSTALLED)
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+sanitize: native $(TEST_INSTALLED)
+	$(BIN)/python -m tests.sanitize
+
+bench: native $(TEST_INSTALLED)
+	$(BIN)/python -m benchmarks.overhead
 
 # takes a second when it was built before: the build has a cache of its own
 native: $(INSTALLED)

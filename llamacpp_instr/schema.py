@@ -337,9 +337,9 @@ class StepEnd(Event, kw_only=True):
     recorder: Ns = 0
     """time that the recorder itself took; it is in no other span of the step"""
     minflt: Count = 0
-    """minor page faults of the process during the step"""
+    """minor page faults of the process since the previous step's end (or the session's begin)"""
     majflt: Count = 0
-    """major page faults of the process during the step"""
+    """major page faults of the process since then: a cold start reads the model's file"""
 
 
 class Compute(Event, kw_only=True):
@@ -387,6 +387,8 @@ class Ops(Event, kw_only=True):
     dur: list[Ns]
     wait: list[Ns] | None = None
     """of `dur`, time inside barriers (verbose)"""
+    tail: Ns = 0
+    """after the last kernel: barrier until all threads are done"""
 
 
 class Splits(Event, kw_only=True):

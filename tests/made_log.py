@@ -13,9 +13,9 @@ from random import Random
 from typing import Literal
 
 import msgspec
-from made_graph import llama_rows, llama_weights
 
 from llamacpp_instr import schema as s
+from tests.made_graph import llama_rows, llama_weights
 
 Pick = Callable[[int, int], int]
 """a number between two, both included"""

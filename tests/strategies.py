@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from made_log import make_log
 
 from llamacpp_instr.schema import Event
+from tests.made_log import make_log
 
 
 @st.composite

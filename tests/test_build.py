@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pip
 import pytest
-import sdist_kit as kit
 
 from llamacpp_instr import build, upstream
 from llamacpp_instr.build_cache import cache_dir, workplace
@@ -25,6 +24,7 @@ from llamacpp_instr.build_progress import (
 )
 from llamacpp_instr.errors import BuildError
 from llamacpp_instr.source_tree import fetch_sdist
+from tests import sdist_kit as kit
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

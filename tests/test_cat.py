@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from made_log import encode, make_log
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.cat import cat
 from llamacpp_instr.errors import InstrError, LogError, UsageError
+from tests.made_log import encode, make_log
 
 EVENTS = make_log(Random(11).randint, n_contexts=2, level="verbose")
 

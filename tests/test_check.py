@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from made_log import encode, make_log
-from strategies import logs, unclosed_logs
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.check import check_log
 from llamacpp_instr.cli.check import check
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import read_events
+from tests.made_log import encode, make_log
+from tests.strategies import logs, unclosed_logs
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RECORDED = sorted([*FIXTURES.glob("*.log"), *FIXTURES.glob("*.log.zst")])

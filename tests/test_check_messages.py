@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from made_log import encode, make_log
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.check import check_log
+from tests.made_log import encode, make_log
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_log import encode, make_log
-from strategies import logs, unclosed_logs
 
 from llamacpp_instr import log as log_module
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import LogEnd, LogReader, read_events
 from llamacpp_instr.schema import Event
+from tests.made_log import encode, make_log
+from tests.strategies import logs, unclosed_logs
 
 EVENTS = make_log(Random(7).randint, n_contexts=2, level="verbose")
 LOG = encode(EVENTS)

@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from made_log import encode, make_log
-from strategies import logs, unclosed_logs
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.session import load_session
+from tests.made_log import encode, make_log
+from tests.strategies import logs, unclosed_logs
 
 EVENTS = make_log(Random(2).randint, n_contexts=2, level="verbose")
 

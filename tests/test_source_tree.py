@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sdist_kit as kit
 
 from llamacpp_instr import source_tree, upstream
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.errors import BuildError
+from tests import sdist_kit as kit
 
 MakeTree = Callable[..., Path]
 

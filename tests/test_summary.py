@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
-from made_log import encode, make_log
-from strategies import logs, unclosed_logs
 
 from converters.report import Column, Report, render_text, shown
 from converters.summary import compute_summary
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.summary import summary
 from llamacpp_instr.session import load_session
+from tests.made_log import encode, make_log
+from tests.strategies import logs, unclosed_logs
 
 EVENTS = make_log(Random(2).randint, n_contexts=2, level="detailed")
 DIALECTS = Path(__file__).parent / "fixtures" / "dialects"

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import sdist_kit as kit
 
 from llamacpp_instr import upstream
 from llamacpp_instr.errors import BuildError
+from tests import sdist_kit as kit
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def _layers(event: Layers) -> Iterator[str]:
 
 def _ops(event: Ops) -> Iterator[str]:
     yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "wait": event.wait})
-    yield from _no_negative(dur=event.dur, gap=event.gap, wait=event.wait)
+    yield from _no_negative(dur=event.dur, gap=event.gap, wait=event.wait, tail=event.tail)
     yield from _gap(event.gap)
     for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
         if wait > dur:

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 #ifdef __APPLE__
@@ -148,6 +149,11 @@ void write_session_start(session & s, const char * args) {
     const uint64_t before = ggml_instr_clock_ns();
     clock_gettime(CLOCK_REALTIME, &wall);
     s.t_start = before + (ggml_instr_clock_ns() - before) / 2;
+
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    s.minflt = usage.ru_minflt;
+    s.majflt = usage.ru_majflt;
 
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_SESSION_START, s.t_start);

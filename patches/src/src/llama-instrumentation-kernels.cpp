@@ -79,6 +79,9 @@ struct intervals {
         at = end;
     }
 
+    // nanoseconds from the end of the last interval to `ns`
+    uint64_t until(uint64_t ns) const { return ns > at ? ns - at : 0; }
+
     void write(json_line & line) const {
         if (sum_of_gaps > 0) {
             line.column(LLAMA_INSTR_K_GAP, count, [this](size_t i) { return gap[i]; });
@@ -150,6 +153,9 @@ void write_ops(session & s, int thread, int plan, const ggml_instr_thread & th, 
         line.column(LLAMA_INSTR_K_WAIT, (size_t) th.n, [&](size_t i) {
             return std::min(scale.duration(th.ops[i].wait), spans.dur[i]);
         });
+    }
+    if (const uint64_t tail = spans.until(scale.ns(th.last))) {
+        line.kv(LLAMA_INSTR_K_TAIL, tail);
     }
     s.write(LLAMA_INSTR_EV_OPS, line);
 }

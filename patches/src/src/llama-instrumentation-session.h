@@ -93,6 +93,10 @@ class session {
     std::atomic<uint64_t> dropped_ops { 0 };
     std::atomic<bool>     nan_seen { false };
 
+    // page faults of the process at the end of the last step
+    std::atomic<long> minflt { 0 };
+    std::atomic<long> majflt { 0 };
+
     bool reads_values() const { return !stats_pattern.empty(); }
 
     // The state of a context; on its first use here, writes it, its model and its weights to the log.

@@ -8,7 +8,6 @@
 #include "llama-instrumentation-session.h"
 
 #include <array>
-#include <sys/resource.h>
 
 namespace llama_instr {
 
@@ -43,7 +42,6 @@ struct step_state {
     uint64_t readback = 0;
     int      n_ubatch = 0;
     int      n_reused = 0;
-    rusage   usage    = {};
 };
 
 struct ubatch_state {

@@ -9,6 +9,8 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <array>
+#include <sys/resource.h>
 
 using namespace llama_instr;
 
@@ -30,6 +32,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     if (step.depth > 0) {
         return;  // a callback of the application decodes inside a decode
     }
+    const uint64_t spent = recorder_clock::spent();
     recorder_clock recorder;
     auto s = current_session();
     if (!s) {
@@ -38,15 +41,13 @@ void llama_instr_step::begin(const llama_context * ctx) {
     active = true;
     step   = step_state();
     step.depth = 1;
-    step.spent_at_begin = recorder_clock::spent();
+    step.t_begin        = recorder.t_begin;
+    step.spent_at_begin = spent;
+    step.clock.last     = recorder.t_begin;
+    step.clock.spent    = spent;
     step.state = &s->of(ctx);
     step.s     = std::move(s);
     step.s->step_begins();
-    getrusage(RUSAGE_SELF, &step.usage);
-    step.t_begin = ggml_instr_clock_ns();
-    step.clock.start(step.t_begin);
-    // what was done so far is before the step
-    step.clock.spent = step.spent_at_begin = recorder_clock::spent() + (step.t_begin - recorder.t_begin);
 }
 
 void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
@@ -82,27 +83,29 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
 
 void llama_instr_step::finish() {
     auto & step = tl().step;
-    const uint64_t now = ggml_instr_clock_ns();
-    recorder_clock recorder;
-    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(now);
-    rusage usage;
+    const uint64_t t_entry = ggml_instr_clock_ns();
+    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(t_entry);
+    const uint64_t spent = recorder_clock::spent() - step.spent_at_begin;
+    rusage usage;  // asked once a step: the call takes as long as formatting a line
     getrusage(RUSAGE_SELF, &usage);
 
+    const uint64_t now = ggml_instr_clock_ns();
     if (step.id >= 0) {
         json_line & line = line_buffer();
         line.begin(LLAMA_INSTR_EV_STEP_END, now);
         line.kv(LLAMA_INSTR_K_STEP, step.id).kv(LLAMA_INSTR_K_STATUS, status);
         line.kv(LLAMA_INSTR_K_N_UBATCH, step.n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, step.n_reused);
         line.kv(LLAMA_INSTR_K_PREPARE, step.prepare).kv(LLAMA_INSTR_K_READBACK, step.readback);
-        line.kv(LLAMA_INSTR_K_RECORDER, recorder_clock::spent() - step.spent_at_begin);
-        line.kv(LLAMA_INSTR_K_MINFLT, usage.ru_minflt - step.usage.ru_minflt);
-        line.kv(LLAMA_INSTR_K_MAJFLT, usage.ru_majflt - step.usage.ru_majflt);
+        line.kv(LLAMA_INSTR_K_RECORDER, spent + (now - t_entry));
+        line.kv(LLAMA_INSTR_K_MINFLT, usage.ru_minflt - step.s->minflt.exchange(usage.ru_minflt));
+        line.kv(LLAMA_INSTR_K_MAJFLT, usage.ru_majflt - step.s->majflt.exchange(usage.ru_majflt));
         step.s->write(LLAMA_INSTR_EV_STEP_END, line);
     }
-    step.s->decode_ns += now - step.t_begin;
-    // with what comes after the step's end: writing this line
-    step.s->overhead_ns += recorder_clock::spent() - step.spent_at_begin + (ggml_instr_clock_ns() - now);
     step.s->log.flush_if_due(now);
+    // the totals, unlike the line, know what the line itself took
+    const uint64_t t_exit = ggml_instr_clock_ns();
+    step.s->decode_ns   += t_exit - step.t_begin;
+    step.s->overhead_ns += spent + (t_exit - t_entry);
     step.s->step_ends();
     step.depth = 0;
     step.s.reset();

@@ -139,7 +139,7 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
     th->last = now;
 }
 
-// the barrier between two kernels belongs to neither
+// the barrier between two kernels belongs to neither; that after the last one ends at `last`
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
     th->wait = 0;
     th->last = ggml_instr_ticks(th->use_counter);

@@ -1,0 +1,83 @@
+"""Decodes in blocks and prints the CPU nanoseconds of each: one process, one library.
+
+    python benchmarks/decode_worker.py MODEL THREADS BLOCKS DECODES VARIANT [VARIANT ...]
+
+Variants take turns block by block: `off`, a level (a session open), or `callback` (a no-op eval
+callback in C, which asks for every node). One JSON line: {variant: [ns, …]}. Nothing of this
+product is imported, so that the unpatched library can be measured by the very same program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WARM_UP = 3
+NOOP = """
+#include <stdbool.h>
+bool noop(void * t, bool ask, void * data) { (void) t; (void) ask; (void) data; return true; }
+"""
+
+
+def main() -> None:
+    model_path, threads, blocks, decodes, *variants = sys.argv[1:]
+    import llama_cpp.llama_cpp as api
+
+    silent = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(silent, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    model = api.llama_model_load_from_file(model_path.encode(), api.llama_model_default_params())
+    with tempfile.TemporaryDirectory() as folder:
+        contexts = {
+            variant: make_context(api, model, int(threads), variant, Path(folder))
+            for variant in variants
+        }
+        log = f"{folder}/session.log".encode()
+        times: dict[str, list[int]] = {variant: [] for variant in variants}
+        for block in range(int(blocks)):
+            for variant in variants if block % 2 else variants[::-1]:
+                recorded = variant not in ("off", "callback")
+                if recorded:
+                    begun = api._lib.llama_instr_begin(log, variant.encode(), None, None, 1)
+                    assert begun == 0, begun
+                times[variant].append(measure(api, contexts[variant], int(decodes)))
+                if recorded:
+                    assert api._lib.llama_instr_end() == 0
+    print(json.dumps(times))
+
+
+def make_context(api: Any, model: Any, threads: int, variant: str, folder: Path) -> Any:
+    params = api.llama_context_default_params()
+    params.n_ctx = 512
+    params.n_threads = params.n_threads_batch = threads
+    if variant == "callback":
+        library = folder / "noop.so"
+        subprocess.run(
+            ["cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", library],
+            input=NOOP, text=True, check=True,
+        )  # fmt: skip
+        noop = ctypes.CDLL(str(library)).noop
+        params.cb_eval = ctypes.cast(noop, type(params.cb_eval))
+    return api.llama_init_from_model(model, params)
+
+
+def measure(api: Any, context: Any, decodes: int) -> int:
+    """CPU nanoseconds of all threads for `decodes` single tokens, after some to warm up."""
+    api.llama_memory_clear(api.llama_get_memory(context), False)
+    token = (ctypes.c_int32 * 1)(7)
+    begin = 0
+    for i in range(WARM_UP + decodes):
+        if i == WARM_UP:
+            begin = time.process_time_ns()
+        assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+    return time.process_time_ns() - begin
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What recording costs: `python -m benchmarks.overhead`, ratios of CPU time and of instructions.
+
+Everything is measured in interleaved pairs on the same machine in one run: with a session against
+without one (same process, block by block), the patched library without a session against the
+unpatched build of the same sdist (process by process), and a no-op eval callback in C, the way to
+observe a graph that llama.cpp offers, against none. Callgrind counts the instructions inside
+llama_decode with and without the patches: that figure has no noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.random_model import write_random_model
+from benchmarks.ratios import median_ratio
+from llamacpp_instr.build_cache import cache_dir
+from tests.native_kit import DEMO, ROOT, unpatched_library
+
+WORKER = ROOT / "benchmarks" / "decode_worker.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks")
+    quick = parser.parse_args().quick
+    large = cache_dir() / "tests" / "random-100m.gguf"
+    large.parent.mkdir(parents=True, exist_ok=True)
+    models = {
+        "demo, 3.7 M parameters": (DEMO, 200),
+        "random, 106 M parameters": (write_random_model(large), 12),
+    }
+    blocks = 6 if quick else 60
+    pairs = 4 if quick else 20
+
+    print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")
+    print("|---|---|---|---|")
+    for name, (model, decodes) in models.items():
+        for threads in (1, 2):
+            times = work(model, threads, blocks, decodes, "off", "detailed", "verbose", "callback")
+            for variant in ("detailed", "verbose", "callback"):
+                row(name, threads, f"{variant} / off", median_ratio(times[variant], times["off"]))
+            off, plain = [], []
+            for _ in range(pairs):
+                off.append(sum(work(model, threads, 4, decodes, "off")["off"]))
+                plain.append(sum(work(model, threads, 4, decodes, "off", unpatched=True)["off"]))
+            row(name, threads, "off / unpatched", median_ratio(off, plain))
+    if shutil.which("valgrind"):
+        patched, plain_count = instructions(unpatched=False), instructions(unpatched=True)
+        print(
+            f"\nInstructions in llama_decode (demo, 1 thread, callgrind): off / unpatched = "
+            f"{patched:,} / {plain_count:,} = {patched / plain_count:.5f}"
+        )
+    else:
+        print("\nvalgrind is not installed: instructions were not counted")
+
+
+def row(model: str, threads: int, what: str, ratio: object) -> None:
+    print(f"| {model} | {threads} | {what} | {ratio} |", flush=True)
+
+
+def work(
+    model: Path, threads: int, blocks: int, decodes: int, *variants: str, unpatched: bool = False
+) -> dict[str, list[int]]:
+    """CPU nanoseconds of every block, by variant."""
+    arguments = [str(model), str(threads), str(blocks), str(decodes), *variants]
+    done = subprocess.run(
+        [sys.executable, str(WORKER), *arguments],
+        env=environment(unpatched), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    times: dict[str, list[int]] = json.loads(done.stdout)
+    return times
+
+
+def instructions(*, unpatched: bool) -> int:
+    """Instructions executed inside llama_decode for ten single tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["valgrind", "--tool=callgrind", "--toggle-collect=llama_decode",
+             f"--callgrind-out-file={folder}/out",
+             sys.executable, str(WORKER), str(DEMO), "1", "1", "10", "off"],
+            env=environment(unpatched), check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    assert found, done.stderr[-2000:]
+    return int(found[1])
+
+
+def environment(unpatched: bool) -> dict[str, str]:
+    env = dict(os.environ)
+    if unpatched:
+        env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
+    return env
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What the tests compare with and run: the unpatched library, random models, native programs.
+
+Everything is built from the same pinned sdist and kept in the product's cache by the digest of what
+it was made of, so a second run of the suite builds nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamacpp_instr import build
+from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.source_tree import VENDORED, fetch_sdist, make_tree
+from llamacpp_instr.upstream import patches_dir
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "llamacpp_instr" / "data" / "demo.gguf"
+
+CMAKE = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+)
+
+
+@functools.cache
+def unpatched_library() -> Path:
+    """Directory of the libraries of the sdist as it came, with upstream's `test-llama-archs`."""
+    return _built("unpatched", ("-DLLAMA_BUILD_TESTS=ON",), ("llama", "test-llama-archs"), False)
+
+
+@functools.cache
+def sanitized_library(sanitizer: str) -> Path:
+    """Directory of the patched libraries, compiled with `address` (and undefined) or `thread`."""
+    if sanitizer == "thread":
+        # ThreadSanitizer does not know the barriers of GNU's OpenMP runtime
+        flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
+    else:
+        flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
+    flags = (*flags, "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+    return _built(sanitizer, flags, ("llama",), True)
+
+
+def installed_library() -> Path:
+    """Directory of the patched libraries of this environment."""
+    return Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib"
+
+
+@functools.cache
+def random_models() -> Path:
+    """Directory of the small random models that upstream's test writes, by architecture."""
+    library = unpatched_library()
+    models = library.parent / "models"
+    if not (models / ".complete").exists():
+        shutil.rmtree(models, ignore_errors=True)
+        models.mkdir()
+        subprocess.run(
+            [library / "test-llama-archs", "-o", models], check=True, capture_output=True
+        )
+        (models / ".complete").touch()
+    return models
+
+
+@functools.cache
+def patched_tree() -> Path:
+    """The patched source of llama.cpp."""
+    key = _key((), patched=True)
+    return _tree(build.cache_dir() / "tests" / f"tree-{key}", patched=True)
+
+
+def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str] = ()) -> Path:
+    """A C++ program linked with the patched libraries in `library`; its path below `into`."""
+    tree = patched_tree()
+    program = into / source.stem
+    command = [
+        os.environ.get("CXX", "c++"), "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror",
+        *flags, str(source), "-o", str(program),
+        *(f"-I{tree / folder}" for folder in ("include", "src", "ggml/include")),
+        f"-L{library}", "-lllama", "-lggml", "-lggml-base", "-pthread", f"-Wl,-rpath,{library}",
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return program
+
+
+def run_probe(
+    out: Path, model: Path, *arguments: str, unpatched: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run `tests/probe.py` in a process of its own, with one library or the other."""
+    env = dict(os.environ)
+    if unpatched:
+        env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "probe.py"), str(model), str(out), *arguments],
+        env=env, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: bool) -> Path:
+    flags = (*CMAKE, *flags)
+    place = build.cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
+    binaries = place / "bin"
+    if (place / ".complete").exists():
+        return binaries
+    shutil.rmtree(place, ignore_errors=True)
+    work = place / "work"
+    tree = _tree(work / "tree", patched)
+    # cmake and ninja came with the test extra, beside this Python
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = {**os.environ, "PATH": path, "CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    objects = work / "build"
+    print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
+    for command in (
+        ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(objects), *flags],
+        ["cmake", "--build", str(objects), "-j", str(build.usable_cpus()), "--target", *targets],
+    ):
+        command[0] = shutil.which(command[0], path=path) or command[0]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    # the programs find their libraries by an absolute path, so they stay where they were built
+    shutil.rmtree(binaries, ignore_errors=True)
+    binaries.symlink_to(objects / "bin")
+    (place / ".complete").touch()
+    return binaries
+
+
+def _key(flags: Sequence[str], patched: bool) -> str:
+    return build.wheel_key(
+        build.wheel_inputs(patches_dir(), flags, patched=patched, native=True)
+    )
+
+
+def _tree(place: Path, patched: bool) -> Path:
+    """The vendored llama.cpp below `place`, unpacked there unless it is."""
+    complete = place / ".complete"
+    if not complete.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        cache = build.cache_dir()
+        log = BuildLog(cache / "logs" / "tests.log")
+        sdist = fetch_sdist(patches_dir(), cache, log)
+        make_tree(sdist, place, patches_dir(), log, patched=patched)
+        complete.touch()
+    (root,) = (path for path in place.iterdir() if path.is_dir())
+    return root / VENDORED

@@ -1,0 +1,102 @@
+"""The time adds up: ops fill their compute, and a step's spans what its caller waits for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from llamacpp_instr import schema
+from llamacpp_instr.log import read_events
+from tests.native_kit import (
+    DEMO,
+    ROOT,
+    compile_program,
+    installed_library,
+    random_models,
+    run_probe,
+)
+
+DECODES = 60
+
+
+def record(tmp_path: Path, model: Path, threads: int, level: str) -> list[schema.Event]:
+    log = tmp_path / "session.log"
+    run_probe(
+        tmp_path / "out.npz", model, "--threads", str(threads), "--level", level,
+        "--log", str(log), "--decodes", str(DECODES),
+    )  # fmt: skip
+    return [event for _, event in read_events(log)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+@pytest.mark.parametrize("name", ["demo", "qwen3next-moe"])
+def test_ops_and_their_gaps_cover_the_compute(
+    tmp_path: Path, name: str, threads: int, level: str
+) -> None:
+    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    events = record(tmp_path, model, threads, level)
+    ops = {e.compute: e for e in events if isinstance(e, schema.Ops) and e.thread == 0}
+    computes = [e for e in events if isinstance(e, schema.Compute)]
+    assert any(c.reused for c in computes)
+    shares = []
+    for compute in computes:
+        begin = compute.t + compute.start
+        run = ops[compute.compute]
+        end = run.t + sum(run.dur) + sum(run.gap or []) + run.tail
+        assert begin <= run.t
+        assert end <= begin + compute.dur
+        # the launch (threads woken, plan made) lies before the first op: a gap like the others
+        shares.append((end - begin) / compute.dur)
+    assert median(shares) >= 0.99, shares
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_spans_of_a_step_add_up_to_what_the_caller_waits_for(
+    tmp_path: Path, threads: int
+) -> None:
+    log = tmp_path / "session.log"
+    program = compile_program(
+        ROOT / "tests" / "native" / "decode_times.cpp", installed_library(), tmp_path
+    )
+    printed = subprocess.run(
+        [program, DEMO, log, str(threads), str(DECODES)], check=True, capture_output=True, text=True
+    ).stdout
+    outside = [int(line) for line in printed.split()]
+    events = [event for _, event in read_events(log)]
+    ends = [e for e in events if isinstance(e, schema.StepEnd)]
+    assert len(ends) == len(outside) == DECODES + 1
+    spans = {end.step: end.prepare + end.readback + end.recorder for end in ends}
+    for e in events:
+        if isinstance(e, schema.Compute):
+            spans[e.step] += e.apply + e.build + e.alloc + e.inputs + e.dur
+    assert all(spans[end.step] <= waited for end, waited in zip(ends, outside, strict=True))
+    assert sum(end.n_reused for end in ends) >= DECODES - 1
+    shares = [spans[end.step] / waited for end, waited in zip(ends, outside, strict=True)]
+    assert median(shares) >= 0.98, shares
+
+
+def test_layers_are_the_sums_of_their_ops(tmp_path: Path) -> None:
+    events = record(tmp_path, DEMO, 2, "detailed")
+    graphs = {e.graph: e for e in events if isinstance(e, schema.Graph)}
+    plans = {e.plan: e for e in events if isinstance(e, schema.Plan)}
+    ops = {e.compute: e for e in events if isinstance(e, schema.Ops) and e.thread == 0}
+    for layers in (e for e in events if isinstance(e, schema.Layers)):
+        run = ops[layers.compute]
+        plan = plans[run.plan]
+        nodes = graphs[plan.graph].nodes
+        assert nodes is not None
+        own = dict.fromkeys(layers.layer, 0)
+        gaps = run.gap or [0] * len(run.dur)
+        previous = None
+        for node, gap, dur in zip(plan.node, gaps, run.dur, strict=True):
+            layer = nodes.layer[node]
+            own[layer] += dur + (gap if layer == previous else 0)
+            previous = layer
+        told = dict.fromkeys(layers.layer, 0)
+        for layer, dur in zip(layers.layer, layers.dur, strict=True):
+            told[layer] += dur
+        assert told == own
