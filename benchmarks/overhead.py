@@ -3,8 +3,8 @@
 Everything is measured in interleaved pairs on the same machine in one run: with a session against
 without one (same process, block by block), the patched library without a session against the
 unpatched build of the same sdist (process by process), and a no-op eval callback in C, the way to
-observe a graph that llama.cpp offers, against none. Callgrind counts the instructions inside
-llama_decode with and without the patches: that figure has no noise.
+observe a graph that llama.cpp offers, against none. Callgrind counts the instructions of
+a decode with and without the patches: that figure has hardly any noise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from benchmarks.random_model import write_random_model
@@ -47,16 +46,16 @@ def main() -> None:
             times = work(model, threads, blocks, decodes, "off", "detailed", "verbose", "callback")
             for variant in ("detailed", "verbose", "callback"):
                 row(name, threads, f"{variant} / off", median_ratio(times[variant], times["off"]))
-            off, plain = [], []
+            off_ns, plain_ns = [], []
             for _ in range(pairs):
-                off.append(sum(work(model, threads, 4, decodes, "off")["off"]))
-                plain.append(sum(work(model, threads, 4, decodes, "off", unpatched=True)["off"]))
-            row(name, threads, "off / unpatched", median_ratio(off, plain))
+                off_ns.append(sum(work(model, threads, 4, decodes, "off")["off"]))
+                plain_ns.append(sum(work(model, threads, 4, decodes, "off", unpatched=True)["off"]))
+            row(name, threads, "off / unpatched", median_ratio(off_ns, plain_ns))
     if shutil.which("valgrind"):
-        patched, plain_count = instructions(unpatched=False), instructions(unpatched=True)
+        off, plain = (instructions_per_decode(unpatched=which) for which in (False, True))
         print(
-            f"\nInstructions in llama_decode (demo, 1 thread, callgrind): off / unpatched = "
-            f"{patched:,} / {plain_count:,} = {patched / plain_count:.5f}"
+            f"\nInstructions for a decode (demo, 1 thread, callgrind): off / unpatched = "
+            f"{off:,.0f} / {plain:,.0f} = {off / plain:.5f}"
         )
     else:
         print("\nvalgrind is not installed: instructions were not counted")
@@ -79,18 +78,21 @@ def work(
     return times
 
 
-def instructions(*, unpatched: bool) -> int:
-    """Instructions executed inside llama_decode for ten single tokens."""
-    with tempfile.TemporaryDirectory() as folder:
+def instructions_per_decode(*, unpatched: bool) -> float:
+    """Instructions for one single token, by callgrind: the difference of a long and a short run."""
+    few, many = 20, 120
+    counted = {}
+    for decodes in (few, many):
         done = subprocess.run(
-            ["valgrind", "--tool=callgrind", "--toggle-collect=llama_decode",
-             f"--callgrind-out-file={folder}/out",
-             sys.executable, str(WORKER), str(DEMO), "1", "1", "10", "off"],
-            env=environment(unpatched), check=True, capture_output=True, text=True,
+            ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
+             sys.executable, str(WORKER), str(DEMO), "1", "1", str(decodes), "off"],
+            env={**environment(unpatched), "PYTHONHASHSEED": "0"},
+            check=True, capture_output=True, text=True,
         )  # fmt: skip
-    found = re.search(r"Collected : (\d+)", done.stderr)
-    assert found, done.stderr[-2000:]
-    return int(found[1])
+        found = re.search(r"Collected : (\d+)", done.stderr)
+        assert found, done.stderr[-2000:]
+        counted[decodes] = int(found[1])
+    return (counted[many] - counted[few]) / (many - few)
 
 
 def environment(unpatched: bool) -> dict[str, str]:

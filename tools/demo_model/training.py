@@ -26,8 +26,8 @@ class Recipe:
     def length_at(self, step: int) -> int:
         """Return the row length of a step: most of the time a story or little more.
 
-        Remembering a name is learned sooner while no earlier story holds other names; the last
-        quarter then fills the whole context.
+        Short rows cost less and hold few names of other stories; the last quarter of the steps
+        then trains the whole context.
         """
         return self.short if step < self.steps * 3 // 4 else self.long
 
