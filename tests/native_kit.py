@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamacpp_instr import build
+from llamacpp_instr.build_cache import cache_dir
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.source_tree import VENDORED, fetch_sdist, make_tree
 from llamacpp_instr.upstream import patches_dir
@@ -76,7 +77,7 @@ def random_models() -> Path:
 def patched_tree() -> Path:
     """The patched source of llama.cpp."""
     key = _key((), patched=True)
-    return _tree(build.cache_dir() / "tests" / f"tree-{key}", patched=True)
+    return _tree(cache_dir() / "tests" / f"tree-{key}", patched=True)
 
 
 def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str] = ()) -> Path:
@@ -108,11 +109,11 @@ def run_probe(
 
 def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: bool) -> Path:
     flags = (*CMAKE, *flags)
-    place = build.cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
+    place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
     binaries = place / "bin"
     if (place / ".complete").exists():
         return binaries
-    shutil.rmtree(place, ignore_errors=True)
+    _clear(place)
     work = place / "work"
     tree = _tree(work / "tree", patched)
     # cmake and ninja came with the test extra, beside this Python
@@ -140,13 +141,20 @@ def _key(flags: Sequence[str], patched: bool) -> str:
     )
 
 
+def _clear(place: Path) -> None:
+    """Remove what was built in a place, and in those of the same name for an older digest."""
+    name = place.name.rpartition("-")[0]
+    for old in [place, *place.parent.glob(f"{name}-*" if name else place.name)]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def _tree(place: Path, patched: bool) -> Path:
     """The vendored llama.cpp below `place`, unpacked there unless it is."""
     complete = place / ".complete"
     if not complete.exists():
-        shutil.rmtree(place, ignore_errors=True)
+        _clear(place)
         place.mkdir(parents=True)
-        cache = build.cache_dir()
+        cache = cache_dir()
         log = BuildLog(cache / "logs" / "tests.log")
         sdist = fetch_sdist(patches_dir(), cache, log)
         make_tree(sdist, place, patches_dir(), log, patched=patched)
