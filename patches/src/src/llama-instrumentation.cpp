@@ -81,6 +81,15 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     step.s->write(LLAMA_INSTR_EV_STEP_BEGIN, line);
 }
 
+// The process's faults since they were last asked for. Another thread may have asked later and be here
+// earlier: then they are told there.
+static long faults_since(std::atomic<long> & last, long now) {
+    long before = last.load();
+    while (before < now && !last.compare_exchange_weak(before, now)) {
+    }
+    return before < now ? now - before : 0;
+}
+
 void llama_instr_step::finish() {
     auto & step = tl().step;
     const uint64_t t_entry = ggml_instr_clock_ns();
@@ -97,8 +106,8 @@ void llama_instr_step::finish() {
         line.kv(LLAMA_INSTR_K_N_UBATCH, step.n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, step.n_reused);
         line.kv(LLAMA_INSTR_K_PREPARE, step.prepare).kv(LLAMA_INSTR_K_READBACK, step.readback);
         line.kv(LLAMA_INSTR_K_RECORDER, spent + (now - t_entry));
-        line.kv(LLAMA_INSTR_K_MINFLT, usage.ru_minflt - step.s->minflt.exchange(usage.ru_minflt));
-        line.kv(LLAMA_INSTR_K_MAJFLT, usage.ru_majflt - step.s->majflt.exchange(usage.ru_majflt));
+        line.kv(LLAMA_INSTR_K_MINFLT, faults_since(step.s->minflt, usage.ru_minflt));
+        line.kv(LLAMA_INSTR_K_MAJFLT, faults_since(step.s->majflt, usage.ru_majflt));
         step.s->write(LLAMA_INSTR_EV_STEP_END, line);
     }
     step.s->log.flush_if_due(now);
