@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from statistics import median
@@ -100,3 +101,19 @@ def test_layers_are_the_sums_of_their_ops(tmp_path: Path) -> None:
         for layer, dur in zip(layers.layer, layers.dur, strict=True):
             told[layer] += dur
         assert told == own
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_op_costs_at_most_sixteen_bytes_of_log(tmp_path: Path, threads: int) -> None:
+    # everything that a kernel adds at `detailed`: its share of `ops`, `layers` and `plan` lines
+    record(tmp_path, DEMO, threads, "detailed")
+    size = ops = 0
+    for line in (tmp_path / "session.log").read_bytes().splitlines(keepends=True):
+        event = json.loads(line)
+        if event["event"] in ("ops", "layers", "plan"):
+            size += len(line)
+        if event["event"] == "ops":
+            ops += len(event["dur"])
+    assert ops > 50 * DECODES
+    assert size / ops <= 16, f"{size / ops:.1f} bytes an op"
+    print(f"{size / ops:.2f} bytes an op")
