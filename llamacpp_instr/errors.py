@@ -1,10 +1,10 @@
 """The errors that the product raises on purpose; `cli` alone turns them into a line and a code.
 
-    InstrError              exit code 1: something failed that the user can do something about
-     +- UsageError          exit code 2: a wrong input: an argument, a model, a path
-     |   +- LogError        exit code 2: a log that cannot be read; knows the file and the line
-     +- BuildError          exit code 1: the patched library could not be built
-     +- NativeError         exit code 2: the patched library is missing, or is not the one expected
+InstrError              exit code 1: something failed that the user can do something about
+ +- UsageError          exit code 2: a wrong input: an argument, a model, a path
+ |   +- LogError        exit code 2: a log that cannot be read; knows the file and the line
+ +- BuildError          exit code 1: the patched library could not be built
+ +- NativeError         exit code 2: the patched library is missing, or is not the one expected
 """
 
 from __future__ import annotations

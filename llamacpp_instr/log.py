@@ -23,6 +23,7 @@ import msgspec
 
 from llamacpp_instr.dialects import Dialect, dialect_of
 from llamacpp_instr.errors import LogError
+from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     EVENTS,
     SCHEMA_VERSION,
@@ -63,15 +64,18 @@ class LogEnd:
         return "; ".join(parts)
 
 
-def read_events(path: str | Path, lenient: bool = False) -> LogReader:
+def read_events(
+    path: str | Path, lenient: bool = False, on_progress: OnProgress | None = None
+) -> LogReader:
     """The events of the log at `path` (`-` is standard input), as (line number, event) in order.
 
     Files of gzip and zstd are known by their first bytes, whatever their name. A log that stops
     in the middle of a line, as `kill -9` leaves it, is read up to its last whole line; the
     reader's `end` then says so. Raises LogError at once for what is no log, and at its line for
     a line that is not as the schema says; `lenient` counts and skips such lines instead.
+    `on_progress` is told the bytes of the file that were read and how many there are.
     """
-    return LogReader(path, (lambda _line, _reason: None) if lenient else None)
+    return LogReader(path, (lambda _line, _reason: None) if lenient else None, on_progress)
 
 
 class LogReader:
@@ -83,14 +87,20 @@ class LogReader:
     """
 
     def __init__(
-        self, path: str | Path, on_bad_line: Callable[[int, str], None] | None = None
+        self,
+        path: str | Path,
+        on_bad_line: Callable[[int, str], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.path = "standard input" if str(path) == "-" else str(path)
         self.end: LogEnd | None = None
         self._on_bad_line = on_bad_line
+        self._on_progress = on_progress
         self._lines = self._skipped = self._bytes_before_last = 0
         self._cut = False
-        self._chunks = _decompressed(_open(path, self.path))
+        self._file = _open(path, self.path)
+        self._size = _size(self._file)
+        self._chunks = _decompressed(self._file)
         self._blocks = self._line_blocks()
         self._first = next(self._blocks, b"")
         self.dialect = self._identify()
@@ -182,6 +192,8 @@ class LogReader:
         yield b"".join(pending)
 
     def _next_chunk(self) -> bytes:
+        if self._on_progress is not None and self._size and not self._file.closed:
+            self._on_progress(self._file.tell(), self._size)
         try:
             return next(self._chunks, b"")
         except EOFError:
@@ -266,6 +278,14 @@ def _open(path: str | Path, shown: str) -> BinaryIO:
         return Path(path).open("rb", buffering=0)
     except OSError as error:
         raise LogError(_os_reason(error), shown) from None
+
+
+def _size(file: BinaryIO) -> int:
+    """Bytes of a regular file, 0 for what has no size."""
+    try:
+        return os.fstat(file.fileno()).st_size if file.seekable() else 0
+    except OSError:
+        return 0
 
 
 def _os_reason(error: OSError) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.kernels import Kernels, plan_kernels
 from llamacpp_instr.log import LogEnd, LogReader, read_events
+from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     Compute,
     Context,
@@ -138,13 +139,13 @@ class Session:
         return self._kernels[plan]
 
 
-def load_session(path: str | Path) -> Session:
+def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Session:
     """The session of the log at `path` (`-` is standard input), unclosed ones included.
 
-    Raises LogError, with the line, for a line that is not as the schema says or that refers to
-    something that the log does not have.
+    `on_progress` is told the bytes read and all bytes. Raises LogError, with the line, for a line
+    that is not as the schema says or that refers to something that the log does not have.
     """
-    reader = read_events(path)
+    reader = read_events(path, on_progress=on_progress)
     loader = _Loader()
     for line, event in reader:
         try:

@@ -136,9 +136,7 @@ def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: boo
 
 
 def _key(flags: Sequence[str], patched: bool) -> str:
-    return build.wheel_key(
-        build.wheel_inputs(patches_dir(), flags, patched=patched, native=True)
-    )
+    return build.wheel_key(build.wheel_inputs(patches_dir(), flags, patched=patched, native=True))
 
 
 def _clear(place: Path) -> None:

@@ -38,9 +38,7 @@ def main() -> None:
     api.llama_backend_init()
     if args.level:
         stats = args.stats.encode() if args.stats else None
-        begun = api._lib.llama_instr_begin(
-            args.log.encode(), args.level.encode(), None, stats, 1
-        )
+        begun = api._lib.llama_instr_begin(args.log.encode(), args.level.encode(), None, stats, 1)
         assert begun == 0, begun
     model = api.llama_model_load_from_file(args.model.encode(), api.llama_model_default_params())
     assert model, "the model does not load"

@@ -11,10 +11,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 OURS = ("llamacpp_instr", "converters")
 
 # The floor knows nobody; then log -> session -> converters on one side ...
-FLOOR = {"llamacpp_instr", "llamacpp_instr.errors", "llamacpp_instr.schema"}
+FLOOR = {f"llamacpp_instr{name}" for name in ("", ".errors", ".schema", ".output", ".progress")}
 BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.errors": set(),
     "llamacpp_instr.schema": set(),
+    "llamacpp_instr.progress": set(),
+    "llamacpp_instr.output": {"llamacpp_instr.errors"},
     "llamacpp_instr.ops": FLOOR,
     "llamacpp_instr.dialects": FLOOR,
     "llamacpp_instr.kernels": FLOOR | {"llamacpp_instr.ops"},

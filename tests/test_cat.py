@@ -112,7 +112,7 @@ def test_it_writes_a_file_and_overwrites_none_unless_told_to(log, tmp_path):
         run(log, "-o", out)
     run(log, "-o", out, "--force", "--event", "model")
     assert out.read_bytes().count(b"\n") == 1
-    with pytest.raises(UsageError, match="No such file or directory"):
+    with pytest.raises(UsageError, match="there is no directory"):
         run(log, "-o", tmp_path / "none" / "out")
 
 
@@ -127,9 +127,8 @@ def test_an_unclosed_log_is_printed_and_said_to_be(log):
 
 def test_a_reader_that_has_enough_is_no_error(log):
     log.write_bytes(encode(EVENTS[:-1] + EVENTS[1:-1] * 50))
-    command = "from llamacpp_instr.cli.cat import cat; cat()"
     with subprocess.Popen(
-        [sys.executable, "-c", command, str(log), "--expand"],
+        [sys.executable, "-m", "llamacpp_instr", "cat", str(log), "--expand"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -138,5 +137,5 @@ def test_a_reader_that_has_enough_is_no_error(log):
         process.stdout.readline()
         process.stdout.close()
         said = process.stderr.read()
-    assert b"Traceback" not in said
-    assert process.returncode == 0
+    assert said == b""
+    assert process.returncode == 1

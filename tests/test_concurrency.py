@@ -49,9 +49,9 @@ def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
         assert begins.keys() == ends.keys()
         # the two did run at once: some step began before the other context's step had ended
         spans = [(begins[s].t, ends[s].t, begins[s].ctx) for s in begins]
-        assert any(
-            a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2]
-        ), "the threads took turns"
+        assert any(a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2]), (
+            "the threads took turns"
+        )
         # each context's computes are its own, made by one thread
         by_step = {e.step: e.ctx for e in begins.values()}
         for compute in (e for e in events if isinstance(e, schema.Compute)):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable
-from pathlib import Path
-
 import click
 
 from llamacpp_instr.errors import UsageError
@@ -39,11 +34,13 @@ def cat(
     """
     from converters.flat import Selection, expand_lines, select_lines
     from llamacpp_instr.log import read_events
+    from llamacpp_instr.output import open_output
 
     selection = Selection(events, _parse_range(steps), layer)
     reader = read_events(log)
     lines = expand_lines(reader, selection) if expand else select_lines(reader, selection)
-    _write(lines, output, force)
+    with open_output(output, force) as file:
+        file.writelines(lines)
     if reader.end is not None and (said := reader.end.sentence()):
         click.echo(f"{reader.path}: {said}", err=True)
 
@@ -57,23 +54,3 @@ def _parse_range(text: str | None) -> tuple[int, int] | None:
     except ValueError:
         raise UsageError(f"--step {text}: give a step (7) or a range (7:9, 7:, :9)") from None
     return numbers
-
-
-def _write(lines: Iterable[bytes], output: str, force: bool) -> None:
-    if output != "-":
-        try:
-            file = Path(output).open("wb" if force else "xb")  # noqa: SIM115
-        except FileExistsError:
-            raise UsageError(f"{output} exists; use --force to overwrite it") from None
-        except OSError as error:
-            raise UsageError(f"{output}: {error.strerror}") from None
-        with file:
-            file.writelines(lines)
-        return
-    stdout = sys.stdout.buffer
-    try:
-        stdout.writelines(lines)
-        stdout.flush()
-    except BrokenPipeError:
-        # the reader (head) has enough; Python would complain when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,9 +22,12 @@ def summary(log: str, as_json: bool) -> None:
     """
     from converters.report import render_text
     from converters.summary import compute_summary
+    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
 
-    sections = compute_summary(load_session(log))
+    with progress_bar(f"Reading {log}") as on_progress:
+        session = load_session(log, on_progress)
+    sections = compute_summary(session)
     if as_json:
         click.echo(json.dumps([section.to_json() for section in sections], indent=2))
     else:

@@ -1,0 +1,70 @@
+"""An output file is whole or not there; nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.output import check_output, open_output
+
+
+def test_the_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    with open_output(path) as file:
+        file.write(b"half")
+        assert not path.exists()
+        file.write(b" and whole")
+    assert path.read_bytes() == b"half and whole"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.bin"]
+
+
+@pytest.mark.parametrize("reason", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_what_was_there_before(tmp_path: Path, reason: type[BaseException]) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"before")
+
+    def write_half() -> None:
+        with open_output(path, force=True) as file:
+            file.write(b"half")
+            raise reason
+
+    with pytest.raises(reason):
+        write_half()
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_an_existing_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"before")
+    with pytest.raises(UsageError, match=r"out\.bin exists; use --force"), open_output(path):
+        pass
+    assert path.read_bytes() == b"before"
+
+
+def test_the_mode_is_that_of_any_other_file(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with open_output(tmp_path / "out.bin"):
+        pass
+    assert (tmp_path / "out.bin").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_place_where_nothing_can_be_written_is_named_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory; name a file"):
+        check_output(tmp_path)
+    with pytest.raises(UsageError, match="there is no directory"):
+        check_output(tmp_path / "no" / "out.bin")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    full = pytest.raises(InstrError, match="/dev/full cannot be written: No space left")
+    with full, open_output("/dev/full") as file:
+        file.write(b"x" * 100_000)
+
+
+def test_what_is_no_regular_file_stays_what_it_is() -> None:
+    with open_output("/dev/null") as file:
+        file.write(b"gone")
+    assert not Path("/dev/null").is_file()
