@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,18 @@ def main() -> None:
         shared = make_context(api, model, int(threads), "off", Path(folder))
         observed = make_context(api, model, int(threads), "callback", Path(folder))
         contexts = {variant: observed if variant == "callback" else shared for variant in variants}
-        log = f"{folder}/session.log".encode()
         times: dict[str, list[int]] = {variant: [] for variant in variants}
         for block in range(int(blocks)):
             for variant in variants if block % 2 else variants[::-1]:
                 recorded = variant not in ("off", "callback")
                 if recorded:
+                    # a new file each time: ext4 writes one that was truncated out when it is closed
+                    log = f"{folder}/{block}-{variant}.log".encode()
                     begun = api._lib.llama_instr_begin(log, variant.encode(), None, None, 1)
                     assert begun == 0, begun
-                times[variant].append(measure(api, contexts[variant], int(decodes)))
-                if recorded:
-                    assert api._lib.llama_instr_end() == 0
+                # what is still to be written when the last decode returns is part of the cost
+                end = api._lib.llama_instr_end if recorded else None
+                times[variant].append(measure(api, contexts[variant], int(decodes), end))
     print(json.dumps(times))
 
 
@@ -67,8 +69,8 @@ def make_context(api: Any, model: Any, threads: int, variant: str, folder: Path)
     return api.llama_init_from_model(model, params)
 
 
-def measure(api: Any, context: Any, decodes: int) -> int:
-    """CPU nanoseconds of all threads for `decodes` single tokens, after some to warm up."""
+def measure(api: Any, context: Any, decodes: int, end: Callable[[], int] | None) -> int:
+    """CPU ns of all threads for `decodes` single tokens and `end`, after some to warm up."""
     api.llama_memory_clear(api.llama_get_memory(context), False)
     token = (ctypes.c_int32 * 1)(7)
     begin = 0
@@ -76,6 +78,7 @@ def measure(api: Any, context: Any, decodes: int) -> int:
         if i == WARM_UP:
             begin = time.process_time_ns()
         assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+    assert end is None or end() == 0
     return time.process_time_ns() - begin
 
 

@@ -96,7 +96,7 @@ def instructions_per_decode(*, unpatched: bool) -> float:
 
 
 def environment(unpatched: bool) -> dict[str, str]:
-    env = dict(os.environ)
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads spin for work at first
     if unpatched:
         env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
     return env

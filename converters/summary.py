@@ -147,7 +147,8 @@ def _fault_notes(steps: Table) -> Iterator[str]:
     if faults[0] > 100 and faults[0] > 4 * np.median(faults[1:]):
         yield (
             f"Cold start: the first step took {steps['minflt'][0]:,} minor and"
-            f" {steps['majflt'][0]:,} major page faults, later ones {np.median(faults[1:]):,.0f}."
+            f" {steps['majflt'][0]:,} major page faults, later ones"
+            f" {np.mean(faults[1:]):,.0f} on average."
         )
 
 

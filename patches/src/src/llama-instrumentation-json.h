@@ -1,25 +1,114 @@
-// llama-instrumentation-json.h - builds one NDJSON line: numbers and keys appended to a reused buffer
+// llama-instrumentation-json.h - builds NDJSON lines: numbers and keys appended to a reused buffer
 //
-// A line is formatted in the thread that measured, outside every timed region, and handed to the log
-// whole. The text of a model, a path or a message may hold anything: it always ends as valid JSON.
+// Formatted outside of every timed region. The text of a model, a path or a message may hold anything:
+// it always ends as valid JSON.
 
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace llama_instr {
 
+// bytes that grow at the end; a std::string would check and terminate at every append
+class text_buffer {
+  public:
+    text_buffer() = default;
+    text_buffer(const text_buffer &) = delete;
+    text_buffer & operator=(const text_buffer &) = delete;
+    ~text_buffer() { free(bytes); }
+
+    // where at most `n` bytes may be written, until advance() says how many were
+    char * room(size_t n) {
+        if (capacity - used < n) {
+            grow(n);
+        }
+        return bytes + used;
+    }
+
+    void advance(size_t n) { used += n; }
+    void clear()           { used = 0; }
+
+    void append(const void * data, size_t n) {
+        if (n > 0) {
+            memcpy(room(n), data, n);
+            used += n;
+        }
+    }
+
+    void append(char c) {
+        *room(1) = c;
+        used++;
+    }
+
+    char * data() { return bytes; }
+    size_t size() const { return used; }
+    std::string_view view() const { return { bytes ? bytes : "", used }; }
+
+  private:
+    char * bytes    = nullptr;
+    size_t used     = 0;
+    size_t capacity = 0;
+
+    void grow(size_t n) {
+        const size_t wanted = used + n > 2 * capacity ? used + n : 2 * capacity;
+        char * larger = (char *) realloc(bytes, wanted);
+        if (!larger) {
+            throw std::bad_alloc();
+        }
+        bytes    = larger;
+        capacity = wanted;
+    }
+};
+
+// writes the decimal digits of `u` at `out`, where 20 bytes must be free; returns the end
+inline char * format_digits(char * out, uint64_t u) {
+    // eight digits at once, two halves, then pairs, then single digits side by side in one register: no
+    // branch depends on how long the number is. `skip` leading zeros are left out.
+    const auto eight = [](char * at, uint32_t v, bool skip_zeros) {
+        const uint64_t halves = (v / 10000) | ((uint64_t) (v % 10000) << 32);
+        const uint64_t hundreds = ((halves * 10486) >> 20) & 0x0000007f0000007f;
+        const uint64_t pairs = hundreds | ((halves - 100 * hundreds) << 16);
+        const uint64_t tens = ((pairs * 103) >> 10) & 0x000f000f000f000f;
+        uint64_t digits = tens | ((pairs - 10 * tens) << 8);
+        // the most significant digit is in the lowest byte; the last one is written even when it is zero
+        const int zeros = skip_zeros ? __builtin_ctzll(digits | ((uint64_t) 1 << 56)) / 8 : 0;
+        digits = (digits | 0x3030303030303030) >> (8 * zeros);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        digits = __builtin_bswap64(digits);
+#endif
+        memcpy(at, &digits, 8);
+        return at + 8 - zeros;
+    };
+    constexpr uint64_t limit = 100000000;
+    if (u < limit) {
+        return eight(out, (uint32_t) u, true);
+    }
+    if (u < limit * limit) {
+        return eight(eight(out, (uint32_t) (u / limit), true), (uint32_t) (u % limit), false);
+    }
+    out = eight(out, (uint32_t) (u / (limit * limit)), true);
+    out = eight(out, (uint32_t) (u / limit % limit), false);
+    return eight(out, (uint32_t) (u % limit), false);
+}
+
 class json_line {
   public:
-    // every line begins with its event and its time
+    // every line begins with its event and its time; forgets what was there
     json_line & begin(const char * event, uint64_t t) {
         buf.clear();
-        need_comma = false;
+        return begin_next(event, t);
+    }
+
+    // the same, behind the lines that were ended before
+    json_line & begin_next(const char * event, uint64_t t) {
         raw("{\"event\":\"");
         raw(event);
         raw("\",\"t\":");
@@ -28,56 +117,61 @@ class json_line {
         return *this;
     }
 
-    // closes the line; the text is valid until the next begin()
-    const std::string & end() {
+    // closes the line; returns all lines, valid until the next begin()
+    std::string_view end() {
         raw("}\n");
-        return buf;
+        return buf.view();
     }
+
+    void append(std::string_view whole_lines) { buf.append(whole_lines.data(), whole_lines.size()); }
+    void clear() { buf.clear(); }
+    std::string_view lines() const { return buf.view(); }
 
     // a bare array instead of a line
     json_line & begin_array() {
-        buf = '[';
+        buf.clear();
+        buf.append('[');
         need_comma = false;
         return *this;
     }
 
-    const std::string & end_array() {
-        buf += ']';
-        return buf;
+    std::string end_array() {
+        buf.append(']');
+        return std::string(buf.view());
     }
 
     // keys are literals
     template <size_t N, typename T> json_line & kv(const char (&name)[N], const T & v) {
-        key(name, N - 1);
+        literal_key(name);
         value(v);
         return *this;
     }
 
     // a column of numbers, taken from `n` items by `get`
     template <size_t N, typename F> json_line & column(const char (&name)[N], size_t n, F get) {
-        key(name, N - 1);
-        buf += '[';
+        literal_key(name);
+        buf.append('[');
         if constexpr (std::is_integral_v<decltype(get((size_t) 0))>) {
             integers(n, get);
         } else {
             for (size_t i = 0; i < n; i++) {
                 if (i > 0) {
-                    buf += ',';
+                    buf.append(',');
                 }
                 value(get(i));
             }
         }
-        buf += ']';
+        buf.append(']');
         return *this;
     }
 
     json_line & object(const char * name) { return open(name, '{'); }
-    json_line & object()                  { separator(); buf += '{'; need_comma = false; return *this; }
-    json_line & close_object()            { buf += '}'; need_comma = true; return *this; }
+    json_line & object()                  { separator(); buf.append('{'); need_comma = false; return *this; }
+    json_line & close_object()            { buf.append('}'); need_comma = true; return *this; }
 
     json_line & array(const char * name)  { return open(name, '['); }
-    json_line & inner_array()             { separator(); buf += '['; need_comma = false; return *this; }
-    json_line & close_array()             { buf += ']'; need_comma = true; return *this; }
+    json_line & inner_array()             { separator(); buf.append('['); need_comma = false; return *this; }
+    json_line & close_array()             { buf.append(']'); need_comma = true; return *this; }
 
     template <typename T> json_line & kv_dynamic(const char * name, const T & v) {
         key(name);
@@ -97,45 +191,48 @@ class json_line {
         key(name);
         // a line is a line: white space between tokens may be anything, so a space will do
         for (const char * c = json; *c; c++) {
-            buf += *c == '\n' || *c == '\r' ? ' ' : *c;
+            buf.append(*c == '\n' || *c == '\r' ? ' ' : *c);
         }
         return *this;
     }
 
   private:
-    std::string buf;
+    text_buffer buf;
     bool        need_comma = false;
 
     void raw(const char * s) { buf.append(s, strlen(s)); }
 
     void separator() {
         if (need_comma) {
-            buf += ',';
+            buf.append(',');
         }
         need_comma = true;
     }
 
-    void key(const char * name, size_t length) {
-        char text[64];
-        char * out = text;
-        if (need_comma) {
-            *out++ = ',';
-        }
+    // of known length: the copy is a move or two
+    template <size_t N> void literal_key(const char (&name)[N]) {
+        char * const begin = buf.room(N + 3);
+        char * out = begin;
+        *out = ',';
+        out += need_comma;
         need_comma = true;
         *out++ = '"';
-        length = length < sizeof(text) - 4 ? length : sizeof(text) - 4;
-        memcpy(out, name, length);
-        out += length;
-        *out++ = '"';
-        *out++ = ':';
-        buf.append(text, (size_t) (out - text));
+        memcpy(out, name, N - 1);
+        out[N - 1] = '"';
+        out[N]     = ':';
+        buf.advance((size_t) (out + N + 1 - begin));
     }
 
-    void key(const char * name) { key(name, strlen(name)); }
+    void key(const char * name) {
+        separator();
+        buf.append('"');
+        raw(name);
+        buf.append("\":", 2);
+    }
 
     json_line & open(const char * name, char bracket) {
         key(name);
-        buf += bracket;
+        buf.append(bracket);
         need_comma = false;
         return *this;
     }
@@ -152,24 +249,10 @@ class json_line {
         }
     }
 
-    static constexpr size_t integer_chars = 20;  // of the longest 64-bit number, sign included
-
-    static size_t count_digits(uint64_t u) {
-        size_t n = 1;
-        for (;; u /= 10000, n += 4) {
-            if (u < 10)    { return n; }
-            if (u < 100)   { return n + 1; }
-            if (u < 1000)  { return n + 2; }
-            if (u < 10000) { return n + 3; }
-        }
-    }
+    static constexpr size_t integer_chars = 21;  // of the longest 64-bit number, with room for eight at a time
 
     // writes `v` at `out`, returns the end
     template <typename T> static char * format_integer(char * out, T v) {
-        static const char pairs[] =
-            "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
-            "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
-            "8081828384858687888990919293949596979899";
         uint64_t u = (uint64_t) v;
         if constexpr (std::is_signed_v<T>) {
             if (v < 0) {
@@ -177,37 +260,25 @@ class json_line {
                 u = 0 - u;
             }
         }
-        char * const end = out + count_digits(u);
-        char * at = end;
-        for (; u >= 100; u /= 100) {
-            at -= 2;
-            memcpy(at, pairs + 2 * (u % 100), 2);
-        }
-        if (u >= 10) {
-            memcpy(at - 2, pairs + 2 * u, 2);
-        } else {
-            at[-1] = (char) ('0' + u);
-        }
-        return end;
+        return format_digits(out, u);
     }
 
     template <typename T> void integer(T v) {
-        char digits[integer_chars];
-        buf.append(digits, (size_t) (format_integer(digits, v) - digits));
+        char * const begin = buf.room(integer_chars + 8);
+        buf.advance((size_t) (format_integer(begin, v) - begin));
     }
 
     // the hot one: two columns for every kernel
     template <typename F> void integers(size_t n, F get) {
-        const size_t begin = buf.size();
-        buf.resize(begin + n * (integer_chars + 1));
-        char * out = &buf[begin];
+        char * const begin = buf.room(n * (integer_chars + 1) + 8);
+        char * out = begin;
         for (size_t i = 0; i < n; i++) {
             if (i > 0) {
                 *out++ = ',';
             }
             out = format_integer(out, get(i));
         }
-        buf.resize((size_t) (out - buf.data()));
+        buf.advance((size_t) (out - begin));
     }
 
     void number(double v) {
@@ -230,14 +301,14 @@ class json_line {
     void text(const char * s)        { text(s ? s : "", s ? strlen(s) : 0); }
 
     void text(const char * s, size_t n) {
-        buf += '"';
+        buf.append('"');
         for (size_t i = 0; i < n;) {
             const unsigned char c = (unsigned char) s[i];
             if (c < 0x20 || c == '"' || c == '\\' || c == 0x7f) {
                 escape(c);
                 i++;
             } else if (c < 0x80) {
-                buf += (char) c;
+                buf.append((char) c);
                 i++;
             } else {
                 const size_t len = utf8_length(s + i, n - i);
@@ -250,7 +321,7 @@ class json_line {
                 }
             }
         }
-        buf += '"';
+        buf.append('"');
     }
 
     void escape(unsigned char c) {

@@ -6,47 +6,48 @@
 #include "llama-instrumentation-session.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace llama_instr {
 
 namespace {
 
+int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
+int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
+
 // the order in which the sink says that the kernels ran: the one written before, or a new one
 const plan_state & plan_of(session & s, graph_state & graph, const ggml_instr_thread & th) {
-    const auto same = [&th](const plan_state & plan) {
-        if (plan.node.size() != (size_t) th.n) {
-            return false;
-        }
-        for (int32_t i = 0; i < th.n; i++) {
-            if (plan.node[(size_t) i] != th.ops[i].node || plan.n[(size_t) i] != th.ops[i].n) {
-                return false;
-            }
-        }
-        return true;
-    };
+    const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
-        if (same(plan)) {
+        if (plan.nodes.size() == n && memcmp(plan.nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
             return plan;
         }
     }
-    plan_state plan;
-    plan.id = s.next_plan++;
+    graph.plans.emplace_back();
+    plan_state & plan = graph.plans.back();
+    plan.nodes.assign(th.nodes, th.nodes + n);
     bool fused = false;
     for (int32_t i = 0; i < th.n; i++) {
-        plan.node.push_back(th.ops[i].node);
-        plan.n.push_back(th.ops[i].n);
-        fused = fused || th.ops[i].n != 1;
+        const int32_t layer = graph.layers[(size_t) first_node(plan.nodes[(size_t) i])];
+        if (i == 0 || layer != plan.runs.back().layer) {
+            plan.runs.push_back({ layer, i, i });
+        }
+        plan.runs.back().last = i;
+        fused = fused || n_nodes(plan.nodes[(size_t) i]) != 1;
     }
+    if (s.detail == level::minimal) {
+        return plan;
+    }
+    plan.id = s.next_plan++;
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_PLAN, plan.id).kv(LLAMA_INSTR_K_GRAPH, graph.id);
-    line.column(LLAMA_INSTR_K_NODE, plan.node.size(), [&](size_t i) { return plan.node[i]; });
+    line.column(LLAMA_INSTR_K_NODE, n, [&](size_t i) { return first_node(plan.nodes[i]); });
     if (fused) {
-        line.column(LLAMA_INSTR_K_N, plan.n.size(), [&](size_t i) { return plan.n[i]; });
+        line.column(LLAMA_INSTR_K_N, n, [&](size_t i) { return n_nodes(plan.nodes[i]); });
     }
     s.write(LLAMA_INSTR_EV_PLAN, line);
-    graph.plans.push_back(std::move(plan));
-    return graph.plans.back();
+    return plan;
 }
 
 // intervals as a begin and two columns: the gap before each (none before the first), and its duration
@@ -112,52 +113,136 @@ struct tick_scale {
     uint64_t duration(uint64_t ticks) const { return (uint64_t) (int64_t) ((double) (int64_t) ticks * ns_per_tick + 0.5); }
 };
 
-// runs of consecutive kernels of one layer; their gaps inside a run belong to it
-void write_layers(session & s, const graph_state & graph, const ggml_instr_thread & th, const tick_scale & scale, const compute_times & times) {
-    thread_local std::vector<int32_t> layer;
-    thread_local intervals spans;
-    layer.clear();
-    spans.reset((size_t) th.n);
-    for (int32_t i = 0; i < th.n;) {
-        const int32_t current = graph.layers[(size_t) th.ops[i].node];
-        int32_t last = i;
-        while (last + 1 < th.n && graph.layers[(size_t) th.ops[last + 1].node] == current) {
-            last++;
+// The kernels of one thread in one compute, as short as they can be told: the ticks that each took, that
+// passed before each (none before the first) and, at `verbose`, that each waited. The tail holds these
+// columns, of 32 bits unless one of them needs 64.
+struct alignas(8) kernels_record {
+    const plan_state * plan;
+    compute_times      times;
+    uint64_t           begin;  // of the first
+    uint64_t           last;   // when one more could have begun
+    int32_t            thread;
+    bool               wide, with_gap, with_wait, with_ops;
+
+    void format(std::string_view tail, log_lines & lines) const {
+        if (wide) {
+            format_columns((const uint64_t *) tail.data(), lines);
+        } else {
+            format_columns((const uint32_t *) tail.data(), lines);
         }
-        layer.push_back(current);
-        spans.add(scale.ns(th.ops[i].begin), scale.ns(th.ops[last].end));
-        i = last + 1;
     }
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_LAYERS, spans.begin_ns);
-    line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
-    line.column(LLAMA_INSTR_K_LAYER, layer.size(), [&](size_t i) { return layer[i]; });
-    spans.write(line);
-    s.write(LLAMA_INSTR_EV_LAYERS, line);
+
+  private:
+    template <typename T> void format_columns(const T * dur, log_lines & lines) const {
+        const size_t n    = plan->nodes.size();
+        const T *    gap  = with_gap ? dur + n : nullptr;
+        const T *    wait = with_wait ? dur + (with_gap ? 2 : 1) * n : nullptr;
+        const tick_scale scale(times);
+        thread_local std::vector<uint64_t> ends;
+        thread_local intervals spans;
+        ends.resize(n);
+        spans.reset(n);
+        uint64_t ticks = begin;
+        uint64_t at    = scale.ns(begin);
+        for (size_t i = 0; i < n; i++) {
+            if (gap && gap[i] > 0) {
+                ticks += gap[i];
+                at     = scale.ns(ticks);
+            }
+            ticks  += dur[i];
+            ends[i] = scale.ns(ticks);
+            spans.add(at, ends[i]);
+            at = ends[i];
+        }
+        if (thread == 0) {
+            format_layers(spans, ends, lines);
+        }
+        if (with_ops) {
+            format_ops(spans, wait, scale, lines);
+        }
+    }
+
+    // the gaps inside a run belong to it
+    void format_layers(const intervals & ops, const std::vector<uint64_t> & ends, log_lines & lines) const {
+        const auto & runs = plan->runs;
+        thread_local intervals spans;
+        spans.reset(runs.size());
+        for (const auto & run : runs) {
+            spans.add(ends[(size_t) run.first] - ops.dur[(size_t) run.first], ends[(size_t) run.last]);
+        }
+        json_line & line = lines.begin(LLAMA_INSTR_EV_LAYERS, spans.begin_ns);
+        line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
+        line.column(LLAMA_INSTR_K_LAYER, runs.size(), [&](size_t i) { return runs[i].layer; });
+        spans.write(line);
+        line.end();
+    }
+
+    template <typename T> void format_ops(const intervals & spans, const T * wait, const tick_scale & scale, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_OPS, spans.begin_ns);
+        line.kv(LLAMA_INSTR_K_COMPUTE, times.compute).kv(LLAMA_INSTR_K_PLAN, plan->id);
+        if (thread != 0) {
+            line.kv(LLAMA_INSTR_K_THREAD, thread);
+        }
+        spans.write(line);
+        if (wait) {
+            line.column(LLAMA_INSTR_K_WAIT, plan->nodes.size(), [&](size_t i) { return std::min(scale.duration(wait[i]), spans.dur[i]); });
+        }
+        if (const uint64_t tail = spans.until(scale.ns(last))) {
+            line.kv(LLAMA_INSTR_K_TAIL, tail);
+        }
+        line.end();
+    }
+};
+
+// the columns of a record in the numbers' type; returns false when a number does not fit
+template <typename T> bool fill_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<T> & columns) {
+    const size_t n = (size_t) th.n;
+    columns.resize((record.with_wait ? 3 : 2) * n);
+    uint64_t at = th.begin[0], all = 0, gaps = 0;
+    for (size_t i = 0; i < n; i++) {
+        // two cores' counters may disagree by some ticks: time does not run backwards here
+        const uint64_t begin = std::max(th.begin[i], at);
+        const uint64_t end   = std::max(th.end[i], begin);
+        columns[i]     = (T) (end - begin);
+        columns[n + i] = (T) (begin - at);
+        all  |= (end - begin) | (begin - at);
+        gaps |= begin - at;
+        at = end;
+    }
+    record.begin    = th.begin[0];
+    record.with_gap = gaps != 0;
+    if (record.with_wait) {
+        T * wait = columns.data() + (record.with_gap ? 2 : 1) * n;
+        for (size_t i = 0; i < n; i++) {
+            wait[i] = (T) th.wait[i];
+            all |= th.wait[i];
+        }
+    }
+    columns.resize((1 + (size_t) record.with_gap + (size_t) record.with_wait) * n);
+    return sizeof(T) == sizeof(uint64_t) || all >> 32 == 0;
 }
 
-void write_ops(session & s, int thread, int plan, const ggml_instr_thread & th, const tick_scale & scale, const compute_times & times) {
-    thread_local intervals spans;
-    spans.reset((size_t) th.n);
-    for (int32_t i = 0; i < th.n; i++) {
-        spans.add(scale.ns(th.ops[i].begin), scale.ns(th.ops[i].end));
+template <typename T> std::string_view bytes_of(const std::vector<T> & columns) {
+    return { (const char *) columns.data(), columns.size() * sizeof(T) };
+}
+
+void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, const compute_times & times) {
+    kernels_record record = {};
+    record.plan      = &plan_of(s, graph, th);
+    record.times     = times;
+    record.last      = th.last;
+    record.thread    = thread;
+    record.with_ops  = s.detail != level::minimal;
+    record.with_wait = s.detail == level::verbose;
+    thread_local std::vector<uint32_t> columns;
+    if (fill_columns(record, th, columns)) {
+        s.add(record, { bytes_of(columns) });
+        return;
     }
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_OPS, spans.begin_ns);
-    line.kv(LLAMA_INSTR_K_COMPUTE, times.compute).kv(LLAMA_INSTR_K_PLAN, plan);
-    if (thread != 0) {
-        line.kv(LLAMA_INSTR_K_THREAD, thread);
-    }
-    spans.write(line);
-    if (s.detail == level::verbose) {
-        line.column(LLAMA_INSTR_K_WAIT, (size_t) th.n, [&](size_t i) {
-            return std::min(scale.duration(th.ops[i].wait), spans.dur[i]);
-        });
-    }
-    if (const uint64_t tail = spans.until(scale.ns(th.last))) {
-        line.kv(LLAMA_INSTR_K_TAIL, tail);
-    }
-    s.write(LLAMA_INSTR_EV_OPS, line);
+    std::vector<uint64_t> wide;  // a kernel took longer than 32 bits of ticks
+    record.wide = true;
+    fill_columns(record, th, wide);
+    s.add(record, { bytes_of(wide) });
 }
 
 void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
@@ -179,25 +264,16 @@ void write_split_times(session & s, const ggml_instr_sink & sink, const tick_sca
 
 void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;
-    const tick_scale scale(times);
     for (int32_t i = 0; i < sink.n_threads; i++) {
         const ggml_instr_thread & th = sink.threads[i];
         s.dropped_ops += (uint64_t) th.dropped;
         if (th.n == 0) {
             continue;
         }
-        if (i == 0) {
-            const int plan = s.detail == level::minimal ? -1 : plan_of(s, graph, th).id;
-            write_layers(s, graph, th, scale, times);
-            if (plan >= 0) {
-                write_ops(s, i, plan, th, scale, times);
-            }
-        } else {
-            write_ops(s, i, plan_of(s, graph, th).id, th, scale, times);
-        }
+        write_thread(s, graph, i, th, times);
     }
     if (graph.splits_matter && sink.n_splits > 0) {
-        write_split_times(s, sink, scale, times);
+        write_split_times(s, sink, tick_scale(times), times);
     }
 }
 

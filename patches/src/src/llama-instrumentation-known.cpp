@@ -90,6 +90,7 @@ model_state & session::of(const llama_model * model) {
 }
 
 void session::forget(const llama_context * ctx) {
+    log.flush();  // its records point at the context's plans
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
 }

@@ -86,21 +86,48 @@ int log_file::open(const char * path, bool overwrite) {
     fd         = opened;
     regular    = !special;
     last_flush = ggml_instr_clock_ns();
-    pending.reserve(2 * flush_bytes);
+    pending.room(2 * flush_bytes);
     return 0;
 }
 
-void log_file::write(const char * event, const std::string & line) {
+namespace {
+
+// an entry that is a line already
+struct alignas(8) whole_line {
+    const char * event;
+
+    void format(std::string_view text, log_lines & lines) const {
+        lines.count_of(event).lines++;
+        lines.line.append(text);
+    }
+};
+
+}  // namespace
+
+void log_file::write(const char * event, std::string_view line) {
+    add(whole_line { event }, { line });
+}
+
+void log_file::add(format_fn format, std::string_view record, std::initializer_list<std::string_view> tails) {
     std::lock_guard<std::mutex> lock(mutex);
     if (fd < 0) {
         return;
     }
-    if (failed()) {
-        summary.dropped++;
-        return;
+    entry head = { format, record.size() };
+    for (const auto & tail : tails) {
+        head.size += tail.size();
     }
-    pending += line;
-    count_of(event).lines++;
+    const size_t size = sizeof(head) + aligned(head.size);
+    char * out = pending.room(size);
+    memcpy(out, &head, sizeof(head));
+    out += sizeof(head);
+    memcpy(out, record.data(), record.size());
+    out += record.size();
+    for (const auto & tail : tails) {
+        memcpy(out, tail.data(), tail.size());
+        out += tail.size();
+    }
+    pending.advance(size);
     if (pending.size() >= flush_bytes) {
         flush_locked();
     }
@@ -123,7 +150,7 @@ void log_file::flush() {
 
 uint64_t log_file::dropped() {
     std::lock_guard<std::mutex> lock(mutex);
-    return summary.dropped;
+    return n_dropped;
 }
 
 void log_file::abandon() {
@@ -135,17 +162,38 @@ void log_file::abandon() {
 }
 
 void log_file::flush_locked() {
-    if (pending.empty() || error != 0) {
-        return;
-    }
-    const size_t written = write_some(pending.data(), pending.size());
-    if (written == pending.size()) {
-        offset        += written;
-        summary.bytes += written;
-    } else {
-        give_up(written);
+    const char * at = pending.data();
+    const char * const end = at + pending.size();
+    while (at < end) {
+        entry head;
+        memcpy(&head, at, sizeof(head));
+        head.format(at + sizeof(head), head.size, lines);
+        at += sizeof(head) + aligned(head.size);
+        if (lines.line.lines().size() >= write_bytes) {
+            write_lines();
+        }
     }
     pending.clear();
+    write_lines();
+}
+
+void log_file::write_lines() {
+    const std::string_view text = lines.line.lines();
+    if (text.empty()) {
+        return;
+    }
+    if (error != 0) {
+        drop_lines(text.data(), text.size());
+    } else {
+        const size_t written = write_some(text.data(), text.size());
+        if (written == text.size()) {
+            offset += written;
+            bytes  += written;
+        } else {
+            give_up(written);
+        }
+    }
+    lines.line.clear();
 }
 
 // returns the bytes written; when fewer than asked for, `error` says why
@@ -170,13 +218,14 @@ void log_file::give_up(size_t written) {
     if (regular) {
         keep = keep > last_line_room ? keep - last_line_room : 0;
     }
-    keep = keep == 0 ? 0 : pending.rfind('\n', keep - 1) + 1;  // npos + 1 is 0
+    const std::string_view text = lines.line.lines();
+    keep = keep == 0 ? 0 : text.rfind('\n', keep - 1) + 1;  // npos + 1 is 0
     if (regular && ftruncate(fd, (off_t) (offset + keep)) == 0) {
         (void) lseek(fd, (off_t) (offset + keep), SEEK_SET);
     }
-    offset        += keep;
-    summary.bytes += keep;
-    drop_lines(pending.data() + keep, pending.size() - keep);
+    offset += keep;
+    bytes  += keep;
+    drop_lines(text.data() + keep, text.size() - keep);
 }
 
 void log_file::drop_lines(const char * data, size_t size) {
@@ -186,8 +235,8 @@ void log_file::drop_lines(const char * data, size_t size) {
         const char * newline = (const char *) memchr(data, '\n', (size_t) (end - data));
         const char * name    = data + sizeof(prefix) - 1;
         const char * quote   = (const char *) memchr(name, '"', (size_t) (newline - name));
-        count_of(name, (size_t) (quote - name)).lines--;
-        summary.dropped++;
+        lines.count_of(name, (size_t) (quote - name)).lines--;
+        n_dropped++;
         data = newline + 1;
     }
 }
@@ -214,8 +263,8 @@ int log_file::close_locked(const std::string & last_line) {
 }
 
 // literals are mostly one and the same, so that their addresses tell them apart
-log_file::totals::event_count & log_file::count_of(const char * event) {
-    for (auto & count : summary.events) {
+log_lines::event_count & log_lines::count_of(const char * event) {
+    for (auto & count : counts) {
         if (count.event == event) {
             return count;
         }
@@ -223,14 +272,14 @@ log_file::totals::event_count & log_file::count_of(const char * event) {
     return count_of(event, strlen(event));
 }
 
-log_file::totals::event_count & log_file::count_of(const char * event, size_t length) {
-    for (auto & count : summary.events) {
+log_lines::event_count & log_lines::count_of(const char * event, size_t length) {
+    for (auto & count : counts) {
         if (strncmp(count.event, event, length) == 0 && count.event[length] == '\0') {
             return count;
         }
     }
-    summary.events.push_back({ event, 0 });
-    return summary.events.back();
+    counts.push_back({ event, 0 });
+    return counts.back();
 }
 
 }  // namespace llama_instr

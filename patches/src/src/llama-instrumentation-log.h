@@ -1,17 +1,47 @@
-// llama-instrumentation-log.h - the log's file: whole lines in, in order, from any thread
+// llama-instrumentation-log.h - the log's file: events in, in order, from any thread
 //
 // Invariant: whatever happens to the disk or to the process, the file on disk is a sequence of whole
 // lines, followed at most by one that a kill cut off. A line that cannot be written is counted.
+//
+// What comes with every decode is taken as a record and becomes lines only when the file is written to,
+// many decodes at once: between two decodes of a model the caches hold the model's weights, so that code
+// and tables that run once a decode run cold.
 
 #pragma once
 
+#include "llama-instrumentation-json.h"
+
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace llama_instr {
+
+// lines under way to the file, counted by event
+class log_lines {
+  public:
+    struct event_count {
+        const char * event;
+        uint64_t     lines;
+    };
+
+    // a line of the event `event`, a literal; end() closes it
+    json_line & begin(const char * event, uint64_t t) {
+        count_of(event).lines++;
+        return line.begin_next(event, t);
+    }
+
+    json_line line;
+    std::vector<event_count> counts;
+
+    event_count & count_of(const char * event);
+    event_count & count_of(const char * event, size_t length);
+};
 
 class log_file {
   public:
@@ -21,7 +51,19 @@ class log_file {
     int open(const char * path, bool overwrite);
 
     // adds a line of the event `event`, a literal
-    void write(const char * event, const std::string & line);
+    void write(const char * event, std::string_view line);
+
+    // Adds a record, which `record.format(tail, lines)` turns into lines later, and in any thread: what it
+    // points to must live until the next flush(). The tail is made of the bytes of `tails`, one behind the
+    // other, aligned like the record.
+    template <typename R> void add(const R & record, std::initializer_list<std::string_view> tails = {}) {
+        static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
+        static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
+        const format_fn format = [](const char * data, size_t size, log_lines & lines) {
+            ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
+        };
+        add(format, { (const char *) &record, sizeof(R) }, tails);
+    }
 
     // hands to the kernel what is older than `flush_interval_ns`
     void flush_if_due(uint64_t now);
@@ -29,13 +71,9 @@ class log_file {
 
     // writes the last line, which `make` builds from the totals, and closes; returns 0 or -errno
     struct totals {
-        struct event_count {
-            const char * event;
-            uint64_t     lines;
-        };
-        std::vector<event_count> events;
-        uint64_t bytes   = 0;
-        uint64_t dropped = 0;
+        const std::vector<log_lines::event_count> & events;
+        uint64_t bytes;
+        uint64_t dropped;
     };
     template <typename F> int close(F make) {
         std::lock_guard<std::mutex> lock(mutex);
@@ -43,7 +81,7 @@ class log_file {
             return 0;
         }
         flush_locked();
-        const std::string line = make(summary);
+        const std::string line = make(totals { lines.counts, bytes, n_dropped });
         return close_locked(line);
     }
 
@@ -57,7 +95,19 @@ class log_file {
     uint64_t dropped();
 
   private:
+    using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
+
+    // in front of every entry of `pending`
+    struct entry {
+        format_fn format;
+        size_t    size;
+    };
+
+    static constexpr size_t alignment = 8;
+    static constexpr size_t aligned(size_t n) { return (n + alignment - 1) / alignment * alignment; }
+
     static constexpr size_t   flush_bytes       = 64 * 1024;
+    static constexpr size_t   write_bytes       = 64 * 1024;
     static constexpr uint64_t flush_interval_ns = 20 * 1000 * 1000;
     // bytes given back when the disk is full, so that the last line still finds room
     static constexpr size_t   last_line_room    = 4096;
@@ -67,18 +117,20 @@ class log_file {
     int         fd      = -1;
     bool        regular = false;
     std::atomic<int> error { 0 };
-    std::string pending;
+    text_buffer pending;  // entries
+    log_lines   lines;    // what they were formatted to
     uint64_t    last_flush = 0;
-    uint64_t    offset     = 0;  // of `pending` in the file
-    totals      summary;
+    uint64_t    offset     = 0;  // of the next line in the file
+    uint64_t    bytes      = 0;  // written
+    uint64_t    n_dropped  = 0;
 
+    void   add(format_fn format, std::string_view record, std::initializer_list<std::string_view> tails);
     void   flush_locked();
+    void   write_lines();
     size_t write_some(const char * data, size_t size);
     void   give_up(size_t written);
     int    close_locked(const std::string & last_line);
     void   drop_lines(const char * data, size_t size);
-    totals::event_count & count_of(const char * event);
-    totals::event_count & count_of(const char * event, size_t length);
 };
 
 }  // namespace llama_instr

@@ -1,5 +1,6 @@
 // llama-instrumentation-memory.cpp - the hooks of KV caches and recurrent memory: cells in use
 
+#include "llama-instrumentation-records.h"
 #include "llama-instrumentation-thread.h"
 
 #include "llama-instrumentation.h"
@@ -47,62 +48,59 @@ size_t cache_index(context_state & state, const void * cache, bool recurrent, co
     return state.caches.size() - 1;
 }
 
-void begin_kv_line(json_line & line, const context_state & state, int step, size_t index, const char * op) {
+kv_record make_record(const context_state & state, int step, size_t index, const char * op, uint64_t now) {
     const cache_state & cache  = state.caches[index];
     const cell_counts   counts = count_cells(cache);
-    line.begin(LLAMA_INSTR_EV_KV, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_CTX, state.id);
-    if (step >= 0) {
-        line.kv(LLAMA_INSTR_K_STEP, step);
-    }
-    if (index > 0) {
-        line.kv(LLAMA_INSTR_K_CACHE, index);
-    }
-    if (cache.recurrent) {
-        line.kv(LLAMA_INSTR_K_KIND, "recurrent");
-    }
-    line.kv(LLAMA_INSTR_K_OP, op).kv(LLAMA_INSTR_K_USED, counts.used).kv(LLAMA_INSTR_K_SIZE, counts.size);
-    line.kv(LLAMA_INSTR_K_BYTES, counts.size > 0 ? cache.bytes / counts.size * counts.used : 0);
+    kv_record record = {};
+    record.op        = op;
+    record.t         = now;
+    record.used      = counts.used;
+    record.size      = counts.size;
+    record.bytes     = counts.size > 0 ? cache.bytes / counts.size * counts.used : 0;
+    record.n_kv      = -1;
+    record.ctx       = state.id;
+    record.step      = step;
+    record.cache     = (int32_t) index;
+    record.recurrent = cache.recurrent;
+    return record;
 }
 
 }  // namespace
 
 void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
-    auto & step = tl().step;
-    if (step.depth == 0) {
+    auto & t = tl();
+    if (t.step.depth == 0) {
         return;
     }
-    recorder_clock recorder;
-    const size_t index = cache_index(*step.state, kv, false, kv);
-    json_line & line = line_buffer();
-    begin_kv_line(line, *step.state, step.id, index, cells ? "apply" : "shift");
+    recorder_clock recorder(t);
+    session &    s      = *t.step.s;
+    const size_t index  = cache_index(*t.step.state, kv, false, kv);
+    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", recorder.t_begin);
     if (cells) {
-        line.kv(LLAMA_INSTR_K_N_KV, n_kv);
+        record.n_kv = n_kv;
     }
-    if (cells && step.s->detail == level::verbose) {
-        // streams lie behind one another
-        line.array(LLAMA_INSTR_K_CELLS);
-        for (const auto & stream : *cells) {
-            for (const uint32_t cell : stream) {
-                line.item(cell);
-            }
-        }
-        line.close_array();
+    record.has_cells = cells && s.detail == level::verbose;
+    if (!record.has_cells) {
+        s.add(record);
+        return;
     }
-    step.s->write(LLAMA_INSTR_EV_KV, line);
+    std::vector<uint32_t> all;  // streams lie behind one another
+    for (const auto & stream : *cells) {
+        all.insert(all.end(), stream.begin(), stream.end());
+    }
+    s.add(record, { { (const char *) all.data(), all.size() * sizeof(all[0]) } });
 }
 
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
-    auto & step = tl().step;
-    if (step.depth == 0) {
+    auto & t = tl();
+    if (t.step.depth == 0) {
         return;
     }
-    recorder_clock recorder;
-    const size_t index = cache_index(*step.state, mem, true, mem);
-    json_line & line = line_buffer();
-    begin_kv_line(line, *step.state, step.id, index, "apply");
-    line.kv(LLAMA_INSTR_K_N_KV, mem->n);
-    step.s->write(LLAMA_INSTR_EV_KV, line);
+    recorder_clock recorder(t);
+    const size_t index  = cache_index(*t.step.state, mem, true, mem);
+    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", recorder.t_begin);
+    record.n_kv = mem->n;
+    t.step.s->add(record);
 }
 
 void llama_instr_memory_op::begin() {
@@ -131,19 +129,15 @@ void llama_instr_memory_op::finish() {
     if (strcmp(op, "seq_rm") == 0 && used_after == used_before) {
         return;
     }
-    const auto optional = [](json_line & line, const char * key, int value) {
-        if (value != none) {
-            line.kv_dynamic(key, value);
-        }
-    };
+    const uint64_t now = ggml_instr_clock_ns();
+    static_assert(none == kv_record::none, "an argument that the operation does not have");
     for (size_t i = 0; i < state->caches.size(); i++) {
-        json_line & line = line_buffer();
-        begin_kv_line(line, *state, -1, i, op);
-        optional(line, LLAMA_INSTR_K_SEQ, seq);
-        optional(line, LLAMA_INSTR_K_SEQ_DST, seq_dst);
-        optional(line, LLAMA_INSTR_K_P0, p0);
-        optional(line, LLAMA_INSTR_K_P1, p1);
-        optional(line, LLAMA_INSTR_K_ARG, arg);
-        s->write(LLAMA_INSTR_EV_KV, line);
+        kv_record record = make_record(*state, -1, i, op, now);
+        record.seq     = seq;
+        record.seq_dst = seq_dst;
+        record.p0      = p0;
+        record.p1      = p1;
+        record.arg     = arg;
+        s->add(record);
     }
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <pthread.h>
+#include <thread>
 #include <unistd.h>
 
 std::atomic<bool> llama_instr_on { false };
@@ -151,7 +152,7 @@ int close_session(const char * reason, bool wait) {
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, s->dropped_ops.load());
         line.kv(LLAMA_INSTR_K_DECODE_NS, s->decode_ns.load());
         line.kv(LLAMA_INSTR_K_OVERHEAD_NS, s->overhead_ns.load());
-        return line.end();
+        return std::string(line.end());
     });
     return status == 0 ? 0 : fail(-status, std::string("the log is not complete: ") + strerror(-status));
 }
@@ -216,28 +217,19 @@ std::shared_ptr<session> open_session_or_null() {
     return g.open;
 }
 
-json_line & line_buffer() {
-    thread_local json_line line;
-    return line;
-}
-
-uint64_t & recorder_clock::spent() {
-    thread_local uint64_t ns = 0;
-    return ns;
-}
-
 void session::wait_for_steps() {
-    // a step that hangs must not hang the end of the session
-    std::unique_lock<std::mutex> lock(steps_mutex);
-    steps_done.wait_for(lock, std::chrono::seconds(10), [this] { return steps == 0; });
+    // asked again and again, so that a step need not tell; one that hangs must not hang the end of the session
+    const uint64_t until = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
+    while (steps > 0 && ggml_instr_clock_ns() < until) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
 }
 
-// a full disk is told once, and ends the program where that was asked for
-void session::after_write() {
-    const int error = log.failed();
-    if (error == 0 || told_failure.exchange(true)) {
+void session::tell_failure() {
+    if (told_failure.exchange(true)) {
         return;
     }
+    const int  error = log.failed();
     const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
     fprintf(stderr, "llama-instr: %s cannot be written (%s): %s\n", log.path().c_str(), strerror(error),
             stop ? "stopping, as asked" : "inference goes on, events are dropped and counted");

@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include "llama-instrumentation-json.h"
 #include "llama-instrumentation-log.h"
 #include "llama-instrumentation-schema.h"
 
@@ -14,7 +13,7 @@
 #include "llama.h"
 
 #include <atomic>
-#include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <regex>
@@ -27,18 +26,23 @@ enum class level { minimal, detailed, verbose };
 
 bool parse_level(const char * text, level & out);
 
-// the order in which the kernels of a graph ran, as it was written
+// consecutive kernels of one layer
+struct layer_run {
+    int32_t layer, first, last;
+};
+
+// the order in which the kernels of a graph ran, as it was written; does not change any more
 struct plan_state {
-    int id;
-    std::vector<int32_t> node;
-    std::vector<int32_t> n;
+    int id = -1;
+    std::vector<uint64_t>  nodes;  // as in the sink
+    std::vector<layer_run> runs;
 };
 
 struct graph_state {
     uint64_t uid = 0;
     int      id  = -1;
     std::vector<int32_t>    layers;  // of every node
-    std::vector<plan_state> plans;
+    std::deque<plan_state>  plans;   // records in the log point at them
     bool     splits_matter = false;  // more than one, or a device
 };
 
@@ -93,9 +97,11 @@ class session {
     std::atomic<uint64_t> dropped_ops { 0 };
     std::atomic<bool>     nan_seen { false };
 
-    // page faults of the process at the end of the last step
-    std::atomic<long> minflt { 0 };
-    std::atomic<long> majflt { 0 };
+    // page faults of the process when they were last asked for
+    static constexpr uint64_t faults_interval_ns = 1000 * 1000;
+    std::atomic<uint64_t> faults_asked { 0 };
+    std::atomic<long>     minflt { 0 };
+    std::atomic<long>     majflt { 0 };
 
     bool reads_values() const { return !stats_pattern.empty(); }
 
@@ -110,9 +116,14 @@ class session {
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
 
+    template <typename R> void add(const R & record, std::initializer_list<std::string_view> tails = {}) {
+        log.add(record, tails);
+        after_write();
+    }
+
     // steps under way keep the session open
-    void step_begins() { std::lock_guard<std::mutex> lock(steps_mutex); steps++; }
-    void step_ends()   { std::lock_guard<std::mutex> lock(steps_mutex); steps--; steps_done.notify_all(); }
+    void step_begins() { steps++; }
+    void step_ends()   { steps--; }
     void wait_for_steps();
 
   private:
@@ -122,14 +133,19 @@ class session {
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
 
-    std::mutex steps_mutex;
-    std::condition_variable steps_done;
-    int  steps = 0;
+    std::atomic<int>  steps { 0 };
     std::atomic<bool> told_failure { false };
 
     model_state & model_locked(const llama_model * model);
     void write_context(const context_state & state, int model_id);
-    void after_write();
+
+    // a full disk is told once, and ends the program where that was asked for
+    void after_write() {
+        if (log.failed()) {
+            tell_failure();
+        }
+    }
+    void tell_failure();
 };
 
 // the open session; opens the one that the environment asks for when there is none yet
@@ -139,14 +155,6 @@ std::shared_ptr<session> open_session_or_null();
 
 // the calling thread's line; only one is built at a time
 json_line & line_buffer();
-
-// time that the recorder itself spent in this thread since the step began
-struct recorder_clock {
-    static uint64_t & spent();
-    recorder_clock()  : t_begin(ggml_instr_clock_ns()) {}
-    ~recorder_clock() { spent() += ggml_instr_clock_ns() - t_begin; }
-    uint64_t t_begin;
-};
 
 // process-wide facts about a model that a session opened later still needs
 struct model_load {

@@ -3,7 +3,7 @@
 // Reading values goes through the scheduler's eval callback, which computes up to each such node and
 // stops there: the log says that it is perturbed.
 
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-thread.h"
 
 #include "llama-instrumentation.h"
 
@@ -118,7 +118,7 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
     }
     line.kv(LLAMA_INSTR_K_NAN, stats.nan).kv(LLAMA_INSTR_K_INF, stats.inf).kv(LLAMA_INSTR_K_ZERO, stats.zero);
     line.column(LLAMA_INSTR_K_HIST, n_bins, [&](size_t i) { return stats.hist[i]; });
-    write_after_compute(LLAMA_INSTR_EV_TENSOR_STATS, line.end());
+    write_after_compute(LLAMA_INSTR_EV_TENSOR_STATS, std::string(line.end()));
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
     if (!find_computed_node(t, node)) {
         return true;
     }
-    recorder_clock recorder;
+    recorder_clock recorder(tl());
     value_stats stats;
     if (!compute_stats(t, stats)) {
         return true;

@@ -11,21 +11,21 @@
 
 namespace llama_instr {
 
-// a clock that stops while the recorder works
+// a clock that stops while the recorder works; `spent` is what the recorder spent in this thread so far
 struct span_clock {
-    uint64_t last  = 0;
-    uint64_t spent = 0;
+    uint64_t last         = 0;
+    uint64_t spent_before = 0;
 
-    void start(uint64_t now) {
-        last  = now;
-        spent = recorder_clock::spent();
+    void start(uint64_t now, uint64_t spent) {
+        last         = now;
+        spent_before = spent;
     }
 
     // nanoseconds since the last lap, without the recorder's own
-    uint64_t lap(uint64_t now) {
-        const uint64_t recorder = recorder_clock::spent() - spent;
+    uint64_t lap(uint64_t now, uint64_t spent) {
+        const uint64_t recorder = spent - spent_before;
         const uint64_t elapsed  = now - last;
-        start(now);
+        start(now, spent);
         return elapsed > recorder ? elapsed - recorder : 0;
     }
 };
@@ -75,12 +75,33 @@ struct build_state {
 };
 
 struct thread_state {
+    uint64_t      spent = 0;  // nanoseconds that the recorder itself took in this thread
+    json_line     line;       // only one is built at a time
     step_state    step;
     ubatch_state  ubatch;
     compute_state compute;
     build_state   build;
 };
 
+// looked up once a hook: the lookup is a call
 thread_state & tl();
+
+// counts the time until its end as the recorder's own
+struct recorder_clock {
+    thread_state & thread;
+    uint64_t       t_begin;
+
+    explicit recorder_clock(thread_state & thread_) : recorder_clock(thread_, ggml_instr_clock_ns()) {}
+    recorder_clock(thread_state & thread_, uint64_t now) : thread(thread_), t_begin(now) {}
+    ~recorder_clock() { if (t_begin != 0) { stop(); } }
+
+    // ends it here; returns the time
+    uint64_t stop() {
+        const uint64_t now = ggml_instr_clock_ns();
+        thread.spent += now - t_begin;
+        t_begin = 0;
+        return now;
+    }
+};
 
 }  // namespace llama_instr

@@ -2,6 +2,7 @@
 
 #include "llama-instrumentation.h"
 
+#include "llama-instrumentation-records.h"
 #include "llama-instrumentation-thread.h"
 
 #include "llama-batch.h"
@@ -21,6 +22,10 @@ thread_state & tl() {
     return state;
 }
 
+json_line & line_buffer() {
+    return tl().line;
+}
+
 }  // namespace llama_instr
 
 //
@@ -28,12 +33,13 @@ thread_state & tl() {
 //
 
 void llama_instr_step::begin(const llama_context * ctx) {
-    auto & step = tl().step;
+    auto & t    = tl();
+    auto & step = t.step;
     if (step.depth > 0) {
         return;  // a callback of the application decodes inside a decode
     }
-    const uint64_t spent = recorder_clock::spent();
-    recorder_clock recorder;
+    const uint64_t spent = t.spent;
+    recorder_clock recorder(t);
     auto s = current_session();
     if (!s) {
         return;
@@ -43,28 +49,29 @@ void llama_instr_step::begin(const llama_context * ctx) {
     step.depth = 1;
     step.t_begin        = recorder.t_begin;
     step.spent_at_begin = spent;
-    step.clock.last     = recorder.t_begin;
-    step.clock.spent    = spent;
+    step.clock.start(recorder.t_begin, spent);
     step.state = &s->of(ctx);
     step.s     = std::move(s);
     step.s->step_begins();
 }
 
 void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
-    auto & step = tl().step;
+    auto & t    = tl();
+    auto & step = t.step;
     if (step.depth == 0 || step.id >= 0 || step.state->ctx != ctx) {
         return;
     }
-    recorder_clock recorder;
+    recorder_clock recorder(t);
     const bool output_all = encode || ctx->get_cparams().embeddings;
-    std::array<int, LLAMA_MAX_SEQ> tokens_of = {};
+    std::array<int, LLAMA_MAX_SEQ> tokens_of;
+    std::fill_n(tokens_of.begin(), ctx->get_cparams().n_seq_max, 0);
     int n_outputs = 0, n_seqs = 0, most = 0;
     llama_pos pos = -1;
     for (const auto & token : batch.tokens) {
         n_outputs += output_all || token.output;
         pos = pos < 0 ? token.pos[0] : std::min(pos, token.pos[0]);
         for (const llama_seq_id seq : token.seq_ids) {
-            if (seq >= 0 && seq < LLAMA_MAX_SEQ) {
+            if (seq >= 0 && seq < (llama_seq_id) ctx->get_cparams().n_seq_max) {
                 n_seqs += tokens_of[(size_t) seq]++ == 0;
                 most = std::max(most, tokens_of[(size_t) seq]);
             }
@@ -72,13 +79,18 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     }
     step.id = step.state->last_step = step.s->next_step++;
 
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_STEP_BEGIN, step.t_begin);
-    line.kv(LLAMA_INSTR_K_STEP, step.id).kv(LLAMA_INSTR_K_CTX, step.state->id);
-    line.kv(LLAMA_INSTR_K_KIND, encode ? "encode" : "decode").kv(LLAMA_INSTR_K_PHASE, most > 1 ? "prefill" : "decode");
-    line.kv(LLAMA_INSTR_K_N_TOKENS, batch.tokens.size()).kv(LLAMA_INSTR_K_N_OUTPUTS, n_outputs).kv(LLAMA_INSTR_K_N_SEQS, n_seqs);
-    line.kv(LLAMA_INSTR_K_POS, pos).kv(LLAMA_INSTR_K_THREAD, thread_id());
-    step.s->write(LLAMA_INSTR_EV_STEP_BEGIN, line);
+    step_begin_record record = {};
+    record.t         = step.t_begin;
+    record.step      = step.id;
+    record.ctx       = step.state->id;
+    record.n_tokens  = (int32_t) batch.tokens.size();
+    record.n_outputs = n_outputs;
+    record.n_seqs    = n_seqs;
+    record.pos       = pos;
+    record.thread    = thread_id();
+    record.encode    = encode;
+    record.prefill   = most > 1;
+    step.s->add(record);
 }
 
 // The process's faults since they were last asked for. Another thread may have asked later and be here
@@ -91,27 +103,35 @@ static long faults_since(std::atomic<long> & last, long now) {
 }
 
 void llama_instr_step::finish() {
-    auto & step = tl().step;
+    auto & t    = tl();
+    auto & step = t.step;
     const uint64_t t_entry = ggml_instr_clock_ns();
-    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(t_entry);
-    const uint64_t spent = recorder_clock::spent() - step.spent_at_begin;
-    rusage usage;  // asked once a step: the call takes as long as formatting a line
-    getrusage(RUSAGE_SELF, &usage);
-
+    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(t_entry, t.spent);
+    const uint64_t spent = t.spent - step.spent_at_begin;
+    step_end_record record = {};
+    record.minflt = record.majflt = -1;
+    if (t_entry - step.s->faults_asked >= session::faults_interval_ns) {
+        // the kernel takes as long to tell as all the rest of this takes
+        rusage usage;
+        getrusage(RUSAGE_SELF, &usage);
+        record.minflt = faults_since(step.s->minflt, usage.ru_minflt);
+        record.majflt = faults_since(step.s->majflt, usage.ru_majflt);
+        step.s->faults_asked = t_entry;
+    }
     const uint64_t now = ggml_instr_clock_ns();
     if (step.id >= 0) {
-        json_line & line = line_buffer();
-        line.begin(LLAMA_INSTR_EV_STEP_END, now);
-        line.kv(LLAMA_INSTR_K_STEP, step.id).kv(LLAMA_INSTR_K_STATUS, status);
-        line.kv(LLAMA_INSTR_K_N_UBATCH, step.n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, step.n_reused);
-        line.kv(LLAMA_INSTR_K_PREPARE, step.prepare).kv(LLAMA_INSTR_K_READBACK, step.readback);
-        line.kv(LLAMA_INSTR_K_RECORDER, spent + (now - t_entry));
-        line.kv(LLAMA_INSTR_K_MINFLT, faults_since(step.s->minflt, usage.ru_minflt));
-        line.kv(LLAMA_INSTR_K_MAJFLT, faults_since(step.s->majflt, usage.ru_majflt));
-        step.s->write(LLAMA_INSTR_EV_STEP_END, line);
+        record.t        = now;
+        record.prepare  = step.prepare;
+        record.readback = step.readback;
+        record.recorder = spent + (now - t_entry);
+        record.step     = step.id;
+        record.status   = status;
+        record.n_ubatch = step.n_ubatch;
+        record.n_reused = step.n_reused;
+        step.s->add(record);
     }
     step.s->log.flush_if_due(now);
-    // the totals, unlike the line, know what the line itself took
+    // the totals, unlike the line, know what the writing took
     const uint64_t t_exit = ggml_instr_clock_ns();
     step.s->decode_ns   += t_exit - step.t_begin;
     step.s->overhead_ns += spent + (t_exit - t_entry);
@@ -125,26 +145,27 @@ void llama_instr_step::finish() {
 //
 
 void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
-    auto & step = tl().step;
-    auto & ub   = tl().ubatch;
+    auto & t    = tl();
+    auto & step = t.step;
+    auto & ub   = t.ubatch;
     if (step.depth == 0 || step.state->ctx != ctx) {
         return;
     }
     active = true;
     const uint64_t now = ggml_instr_clock_ns();
-    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(now);
+    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(now, t.spent);
     ub = ubatch_state();
     ub.open     = true;
     ub.encoder  = encoder;
     ub.n_tokens = n_tokens;
     ub.t_begin  = now;
-    ub.clock.start(now);
+    ub.clock.start(now, t.spent);
     step.n_ubatch++;
 }
 
 void llama_instr_ubatch::lap_impl(phase p) {
-    auto & ub = tl().ubatch;
-    ub.laps[p] += ub.clock.lap(ggml_instr_clock_ns());
+    auto & t = tl();
+    t.ubatch.laps[p] += t.ubatch.clock.lap(ggml_instr_clock_ns(), t.spent);
 }
 
 bool llama_instr_ubatch::may_reuse_impl() const {
@@ -152,8 +173,9 @@ bool llama_instr_ubatch::may_reuse_impl() const {
 }
 
 void llama_instr_ubatch::reused_impl() {
-    tl().ubatch.reused = true;
-    tl().step.n_reused++;
+    auto & t = tl();
+    t.ubatch.reused = true;
+    t.step.n_reused++;
 }
 
 void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_callback) {
@@ -173,10 +195,10 @@ void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_ca
 }
 
 void llama_instr_ubatch::finish() {
-    auto & step = tl().step;
-    tl().ubatch.open = false;
-    tl().build.open  = false;
-    step.clock.start(ggml_instr_clock_ns());
+    auto & t = tl();
+    t.ubatch.open = false;
+    t.build.open  = false;
+    t.step.clock.start(ggml_instr_clock_ns(), t.spent);
 }
 
 void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
@@ -196,49 +218,51 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
 //
 
 void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
-    auto & step = tl().step;
-    auto & ub   = tl().ubatch;
-    auto & c    = tl().compute;
+    auto & t    = tl();
+    auto & step = t.step;
+    auto & ub   = t.ubatch;
+    auto & c    = t.compute;
     c.s = step.depth > 0 ? step.s : current_session();
     if (!c.s) {
         return;
     }
     active = true;
+    recorder_clock recorder(t);
     if (ub.open) {
-        ub.laps[llama_instr_ubatch::INPUTS] += ub.clock.lap(ggml_instr_clock_ns());
+        ub.laps[llama_instr_ubatch::INPUTS] += ub.clock.lap(recorder.t_begin, t.spent);
     }
-    {
-        recorder_clock recorder;
-        c.state     = &c.s->of(ctx);
-        c.is_update = !ub.open;
-        c.n_threads = n_threads;
-        c.gf        = gf;
-        c.stopped   = false;
-        static const std::unordered_map<const ggml_tensor *, int> nothing;
-        const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
-        c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, tl().build.open ? tl().build.layers : nothing);
-        tl().build.open = false;
+    c.state     = step.depth > 0 && step.state->ctx == ctx ? step.state : &c.s->of(ctx);
+    c.is_update = !ub.open;
+    c.n_threads = n_threads;
+    c.gf        = gf;
+    c.stopped   = false;
+    static const std::unordered_map<const ggml_tensor *, int> nothing;
+    const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
+    c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? t.build.layers : nothing);
+    t.build.open = false;
 
-        const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
-        const int n_splits   = ggml_backend_sched_get_n_splits(ctx->get_sched());
-        const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), n_splits);
-        if (!room) {
-            c.s->dropped_ops += (uint64_t) ggml_graph_n_nodes(gf);
-        }
-        c.times.compute = c.s->next_compute++;
-        ggml_instr_set_sink(room ? &c.state->sink : nullptr);
+    const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
+    const int n_splits   = ggml_backend_sched_get_n_splits(ctx->get_sched());
+    const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), n_splits);
+    if (!room) {
+        c.s->dropped_ops += (uint64_t) ggml_graph_n_nodes(gf);
     }
-    c.times.begin_ns    = ggml_instr_clock_ns();
+    c.times.compute = c.s->next_compute++;
+    ggml_instr_set_sink(room ? &c.state->sink : nullptr);
+
+    c.times.begin_ns    = recorder.stop();
     c.times.begin_ticks = ggml_instr_ticks(c.state->sink.use_counter);
     c.t_begin = ub.open ? ub.t_begin : c.times.begin_ns;
 }
 
 void llama_instr_compute::finish() {
-    auto & step = tl().step;
-    auto & ub   = tl().ubatch;
-    auto & c    = tl().compute;
+    auto & t    = tl();
+    auto & step = t.step;
+    auto & ub   = t.ubatch;
+    auto & c    = t.compute;
     c.times.end_ns    = ggml_instr_clock_ns();
     c.times.end_ticks = ggml_instr_ticks(c.state->sink.use_counter);
+    recorder_clock recorder(t, c.times.end_ns);
     const bool recorded = ggml_instr_get_sink() != nullptr;
     ggml_instr_set_sink(nullptr);
     active = false;
@@ -246,29 +270,25 @@ void llama_instr_compute::finish() {
         status = GGML_STATUS_ABORTED;
     }
 
-    recorder_clock recorder;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_COMPUTE, c.t_begin);
-    line.kv(LLAMA_INSTR_K_COMPUTE, c.times.compute).kv(LLAMA_INSTR_K_GRAPH, c.graph->id).kv(LLAMA_INSTR_K_CTX, c.state->id);
-    if (step.depth > 0 && step.id >= 0) {
-        line.kv(LLAMA_INSTR_K_STEP, step.id);
-    }
-    line.kv(LLAMA_INSTR_K_SOURCE, c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode");
-    line.kv(LLAMA_INSTR_K_REUSED, !c.is_update && ub.reused);
-    if (!c.is_update) {
-        line.kv(LLAMA_INSTR_K_N_TOKENS, ub.n_tokens);
-    }
-    line.kv(LLAMA_INSTR_K_N_THREADS, c.n_threads);
-    if (!c.is_update) {
-        line.kv(LLAMA_INSTR_K_APPLY, ub.laps[llama_instr_ubatch::APPLY]).kv(LLAMA_INSTR_K_BUILD, ub.laps[llama_instr_ubatch::BUILD]);
-        line.kv(LLAMA_INSTR_K_ALLOC, ub.laps[llama_instr_ubatch::ALLOC]).kv(LLAMA_INSTR_K_INPUTS, ub.laps[llama_instr_ubatch::INPUTS]);
-        line.kv(LLAMA_INSTR_K_START, c.times.begin_ns - c.t_begin);
-    }
-    line.kv(LLAMA_INSTR_K_DUR, c.times.end_ns - c.times.begin_ns);
-    if (status != GGML_STATUS_SUCCESS) {
-        line.kv(LLAMA_INSTR_K_STATUS, (int) status);
-    }
-    c.s->write(LLAMA_INSTR_EV_COMPUTE, line);
+    compute_record record = {};
+    record.t         = c.t_begin;
+    record.apply     = ub.laps[llama_instr_ubatch::APPLY];
+    record.build     = ub.laps[llama_instr_ubatch::BUILD];
+    record.alloc     = ub.laps[llama_instr_ubatch::ALLOC];
+    record.inputs    = ub.laps[llama_instr_ubatch::INPUTS];
+    record.start     = c.times.begin_ns - c.t_begin;
+    record.dur       = c.times.end_ns - c.times.begin_ns;
+    record.compute   = c.times.compute;
+    record.graph     = c.graph->id;
+    record.ctx       = c.state->id;
+    record.step      = step.depth > 0 ? step.id : -1;
+    record.n_tokens  = (int32_t) ub.n_tokens;
+    record.n_threads = c.n_threads;
+    record.status    = (int32_t) status;
+    record.is_update = c.is_update;
+    record.encoder   = ub.encoder;
+    record.reused    = !c.is_update && ub.reused;
+    c.s->add(record);
     for (const auto & entry : c.lines_after) {
         c.s->log.write(entry.first, entry.second);
     }
@@ -319,7 +339,7 @@ void llama_instr_sync::finish() {
     const uint64_t now = ggml_instr_clock_ns();
     const auto s = current_session();
     if (s && t_begin >= s->t_start) {
-        recorder_clock recorder;
+        recorder_clock recorder(tl());
         json_line & line = line_buffer();
         line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
         s->write(LLAMA_INSTR_EV_SYNC, line);
@@ -342,22 +362,17 @@ void llama_instr_sample::finish(llama_token token, float p) {
         return;  // the session began while the sampler ran
     }
     context_state & state = s->of(ctx);
-    const std::string piece = token >= 0 && ctx->get_model().vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? ctx->get_model().vocab.token_to_piece(token) : "";
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_TOKEN, t_begin);
-    line.kv(LLAMA_INSTR_K_CTX, state.id);
-    if (state.last_step >= 0) {
-        line.kv(LLAMA_INSTR_K_STEP, state.last_step);
-    }
-    line.kv(LLAMA_INSTR_K_INDEX, state.tokens++).kv(LLAMA_INSTR_K_ID, token).kv(LLAMA_INSTR_K_TEXT, piece);
-    if (!json_line::is_utf8(piece)) {
-        line.kv(LLAMA_INSTR_K_HEX, json_line::hex(piece));
-    }
-    if (p > 0.0f) {
-        line.kv(LLAMA_INSTR_K_P, p);
-    }
-    line.kv(LLAMA_INSTR_K_DUR, now - t_begin);
-    s->write(LLAMA_INSTR_EV_TOKEN, line);
+    const auto & vocab = ctx->get_model().vocab;
+    const std::string piece = token >= 0 && vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? vocab.token_to_piece(token) : "";
+    token_record record = {};
+    record.t     = t_begin;
+    record.dur   = now - t_begin;
+    record.ctx   = state.id;
+    record.step  = state.last_step;
+    record.index = state.tokens++;
+    record.id    = token;
+    record.p     = p;
+    s->add(record, { piece });
     s->overhead_ns += ggml_instr_clock_ns() - now;
 }
 

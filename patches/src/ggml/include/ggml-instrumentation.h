@@ -28,26 +28,28 @@ struct ggml_cgraph;
 struct ggml_backend_sched;
 struct ggml_backend;
 
-// one kernel; times are ticks of ggml_instr_ticks()
-struct ggml_instr_op {
-    int32_t  node;  // first node of the graph that it computed
-    int32_t  n;     // how many nodes: more than one when they were fused
-    uint64_t begin;
-    uint64_t end;
-    uint64_t wait;  // of that, inside barriers (only with sink->record_wait)
-};
-
-// one worker; so large that the fields two workers write never share a cache line
+// One worker. Its kernels stand in columns, so that what is not recorded is not touched; times are ticks of
+// ggml_instr_ticks(). So large that the fields two workers write never share a cache line.
 struct ggml_instr_thread {
-    struct ggml_instr_op * ops;
+    uint64_t * nodes;  // of the graph that the kernel computed: the first, and how many (ggml_instr_nodes)
+    uint64_t * begin;
+    uint64_t * end;
+    uint64_t * wait;   // of that, inside barriers (only with sink->record_wait)
     int32_t  n;
     int32_t  capacity;
     int64_t  dropped;  // kernels for which there was no room
     uint64_t last;     // when the next kernel may begin
-    uint64_t wait;     // inside barriers since `last`
+    uint64_t waited;   // inside barriers since `last`
+    bool     record_wait;
     bool     use_counter;
-    uint8_t  pad[87];
+    bool     in_kernel;
+    uint8_t  pad[61];
 };
+
+// more than one node when they were fused
+static inline uint64_t ggml_instr_nodes(int32_t first, int32_t n) {
+    return (uint64_t) first << 32 | (uint32_t) n;
+}
 
 // one compute of a split
 struct ggml_instr_split {
@@ -118,31 +120,45 @@ static inline struct ggml_instr_thread * ggml_instr_thread_begin(struct ggml_ins
         return NULL;
     }
     struct ggml_instr_thread * th = &sink->threads[ith];
-    th->wait = 0;
-    th->last = ggml_instr_ticks(th->use_counter);
+    th->waited    = 0;
+    th->in_kernel = true;
+    th->last      = ggml_instr_ticks(th->use_counter);
     return th;
 }
 
 static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node_offset, int32_t node, int32_t n) {
     const uint64_t now = ggml_instr_ticks(th->use_counter);
     if (th->n < th->capacity) {
-        struct ggml_instr_op * op = &th->ops[th->n++];
-        op->node  = node_offset + node;
-        op->n     = n;
-        op->begin = th->last;
-        op->end   = now;
-        op->wait  = th->wait;
+        const int32_t i = th->n++;
+        th->nodes[i] = ggml_instr_nodes(node_offset + node, n);
+        th->begin[i] = th->last;
+        th->end[i]   = now;
+        if (th->record_wait) {
+            th->wait[i] = th->waited;
+        }
     } else {
         th->dropped++;
     }
-    th->wait = 0;
-    th->last = now;
+    th->waited    = 0;
+    th->in_kernel = false;
+    th->last      = now;
 }
 
 // the barrier between two kernels belongs to neither; that after the last one ends at `last`
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
-    th->wait = 0;
-    th->last = ggml_instr_ticks(th->use_counter);
+    th->in_kernel = true;
+    th->last      = ggml_instr_ticks(th->use_counter);
+}
+
+// around a barrier inside of a kernel: its waiting is part of the kernel's time
+static inline uint64_t ggml_instr_wait_begin(const struct ggml_instr_thread * th) {
+    return th != NULL && th->in_kernel ? ggml_instr_ticks(th->use_counter) : 0;
+}
+
+static inline void ggml_instr_wait_end(struct ggml_instr_thread * th, uint64_t begin) {
+    if (th != NULL && th->in_kernel) {
+        th->waited += ggml_instr_ticks(th->use_counter) - begin;
+    }
 }
 
 #ifdef __cplusplus

@@ -94,13 +94,18 @@ static bool ggml_instr_reserve_ops(struct ggml_instr_thread * th, int32_t n_ops)
     if (n_ops <= th->capacity) {
         return true;
     }
-    struct ggml_instr_op * ops = realloc(th->ops, (size_t) n_ops * sizeof(*ops));
-    if (ops == NULL) {
+    // one block for the four columns; what was recorded before is not needed any more
+    uint64_t * columns = malloc(4 * (size_t) n_ops * sizeof(*columns));
+    if (columns == NULL) {
         return false;
     }
-    // touch the pages now, not inside the compute
-    memset(ops, 0, (size_t) n_ops * sizeof(*ops));
-    th->ops      = ops;
+    // touch the pages now, not inside the compute (zeros would be given by the kernel, untouched)
+    memset(columns, 0xff, 4 * (size_t) n_ops * sizeof(*columns));
+    free(th->nodes);
+    th->nodes    = columns;
+    th->begin    = columns + n_ops;
+    th->end      = columns + 2 * (size_t) n_ops;
+    th->wait     = columns + 3 * (size_t) n_ops;
     th->capacity = n_ops;
     return true;
 }
@@ -116,6 +121,7 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
         }
         th->n           = 0;
         th->dropped     = 0;
+        th->record_wait = sink->record_wait;
         th->use_counter = sink->use_counter;
     }
     if (n_splits > sink->n_splits_capacity) {
@@ -133,7 +139,7 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
 
 void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
     for (int32_t i = 0; i < sink->n_threads; i++) {
-        free(sink->threads[i].ops);
+        free(sink->threads[i].nodes);  // and the columns behind them
     }
     free(sink->threads);
     free(sink->splits);

@@ -1,0 +1,146 @@
+// llama-instrumentation-records.h - what comes with every decode, as it is kept until the log is written
+//
+// Plain numbers when they are taken; the lines of the log when they are formatted. Numbers that may be
+// absent are -1 then.
+
+#pragma once
+
+#include "llama-instrumentation-log.h"
+#include "llama-instrumentation-schema.h"
+
+namespace llama_instr {
+
+struct alignas(8) step_begin_record {
+    uint64_t t;
+    int32_t  step, ctx, n_tokens, n_outputs, n_seqs, pos, thread;
+    bool     encode, prefill;
+
+    void format(std::string_view, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_BEGIN, t);
+        line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_CTX, ctx);
+        line.kv(LLAMA_INSTR_K_KIND, encode ? "encode" : "decode").kv(LLAMA_INSTR_K_PHASE, prefill ? "prefill" : "decode");
+        line.kv(LLAMA_INSTR_K_N_TOKENS, n_tokens).kv(LLAMA_INSTR_K_N_OUTPUTS, n_outputs).kv(LLAMA_INSTR_K_N_SEQS, n_seqs);
+        line.kv(LLAMA_INSTR_K_POS, pos).kv(LLAMA_INSTR_K_THREAD, thread);
+        line.end();
+    }
+};
+
+struct alignas(8) step_end_record {
+    uint64_t t, prepare, readback, recorder;
+    int64_t  minflt, majflt;  // -1: not asked for
+    int32_t  step, status, n_ubatch, n_reused;
+
+    void format(std::string_view, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, t);
+        line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_STATUS, status);
+        line.kv(LLAMA_INSTR_K_N_UBATCH, n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, n_reused);
+        line.kv(LLAMA_INSTR_K_PREPARE, prepare).kv(LLAMA_INSTR_K_READBACK, readback);
+        line.kv(LLAMA_INSTR_K_RECORDER, recorder);
+        if (minflt >= 0) {
+            line.kv(LLAMA_INSTR_K_MINFLT, minflt).kv(LLAMA_INSTR_K_MAJFLT, majflt);
+        }
+        line.end();
+    }
+};
+
+struct alignas(8) compute_record {
+    uint64_t t, apply, build, alloc, inputs, start, dur;
+    int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
+    bool     is_update, encoder, reused;
+
+    void format(std::string_view, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
+        line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
+        if (step >= 0) {
+            line.kv(LLAMA_INSTR_K_STEP, step);
+        }
+        line.kv(LLAMA_INSTR_K_SOURCE, is_update ? "memory_update" : encoder ? "encode" : "decode");
+        line.kv(LLAMA_INSTR_K_REUSED, reused);
+        if (!is_update) {
+            line.kv(LLAMA_INSTR_K_N_TOKENS, n_tokens);
+        }
+        line.kv(LLAMA_INSTR_K_N_THREADS, n_threads);
+        if (!is_update) {
+            line.kv(LLAMA_INSTR_K_APPLY, apply).kv(LLAMA_INSTR_K_BUILD, build);
+            line.kv(LLAMA_INSTR_K_ALLOC, alloc).kv(LLAMA_INSTR_K_INPUTS, inputs).kv(LLAMA_INSTR_K_START, start);
+        }
+        line.kv(LLAMA_INSTR_K_DUR, dur);
+        if (status != 0) {
+            line.kv(LLAMA_INSTR_K_STATUS, status);
+        }
+        line.end();
+    }
+};
+
+// the tail holds the cells at `verbose`
+struct alignas(8) kv_record {
+    static constexpr int32_t none = INT32_MIN;
+
+    const char * op;  // a literal
+    uint64_t t, used, size, bytes;
+    int64_t  n_kv;
+    int32_t  ctx, step, cache;
+    bool     recurrent, has_cells;
+    int32_t  seq = none, seq_dst = none, p0 = none, p1 = none, arg = none;
+
+    void format(std::string_view tail, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_KV, t);
+        line.kv(LLAMA_INSTR_K_CTX, ctx);
+        if (step >= 0) {
+            line.kv(LLAMA_INSTR_K_STEP, step);
+        }
+        if (cache > 0) {
+            line.kv(LLAMA_INSTR_K_CACHE, cache);
+        }
+        if (recurrent) {
+            line.kv(LLAMA_INSTR_K_KIND, "recurrent");
+        }
+        line.kv(LLAMA_INSTR_K_OP, op).kv(LLAMA_INSTR_K_USED, used).kv(LLAMA_INSTR_K_SIZE, size);
+        line.kv(LLAMA_INSTR_K_BYTES, bytes);
+        if (n_kv >= 0) {
+            line.kv(LLAMA_INSTR_K_N_KV, n_kv);
+        }
+        if (has_cells) {
+            const uint32_t * cells = (const uint32_t *) tail.data();
+            line.column(LLAMA_INSTR_K_CELLS, tail.size() / sizeof(*cells), [cells](size_t i) { return cells[i]; });
+        }
+        const auto argument = [&line](const char * key, int32_t value) {
+            if (value != none) {
+                line.kv_dynamic(key, value);
+            }
+        };
+        argument(LLAMA_INSTR_K_SEQ, seq);
+        argument(LLAMA_INSTR_K_SEQ_DST, seq_dst);
+        argument(LLAMA_INSTR_K_P0, p0);
+        argument(LLAMA_INSTR_K_P1, p1);
+        argument(LLAMA_INSTR_K_ARG, arg);
+        line.end();
+    }
+};
+
+// the tail is the token's text
+struct alignas(8) token_record {
+    uint64_t t, dur;
+    int32_t  ctx, step, index, id;
+    float    p;
+
+    void format(std::string_view tail, log_lines & lines) const {
+        const std::string piece(tail);
+        json_line & line = lines.begin(LLAMA_INSTR_EV_TOKEN, t);
+        line.kv(LLAMA_INSTR_K_CTX, ctx);
+        if (step >= 0) {
+            line.kv(LLAMA_INSTR_K_STEP, step);
+        }
+        line.kv(LLAMA_INSTR_K_INDEX, index).kv(LLAMA_INSTR_K_ID, id).kv(LLAMA_INSTR_K_TEXT, piece);
+        if (!json_line::is_utf8(piece)) {
+            line.kv(LLAMA_INSTR_K_HEX, json_line::hex(piece));
+        }
+        if (p > 0.0f) {
+            line.kv(LLAMA_INSTR_K_P, p);
+        }
+        line.kv(LLAMA_INSTR_K_DUR, dur);
+        line.end();
+    }
+};
+
+}  // namespace llama_instr
