@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
 from llamacpp_instr.build_cache import cache_dir
-from tests.native_kit import DEMO, ROOT, unpatched_library
+from tests.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 
@@ -33,7 +33,7 @@ def main() -> None:
     large = cache_dir() / "tests" / "random-100m.gguf"
     large.parent.mkdir(parents=True, exist_ok=True)
     models = {
-        "demo, 3.7 M parameters": (DEMO, 200),
+        "demo, 3.7 M parameters": (DEMO, 400),
         "random, 106 M parameters": (write_random_model(large), 12),
     }
     blocks = 6 if quick else 60
@@ -86,7 +86,11 @@ def instructions_per_decode(*, unpatched: bool) -> float:
         done = subprocess.run(
             ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
              sys.executable, str(WORKER), str(DEMO), "1", "1", str(decodes), "off"],
-            env={**environment(unpatched), "PYTHONHASHSEED": "0"},
+            env={
+                **environment(unpatched),
+                "LLAMA_CPP_LIB_PATH": str(countable_library(patched=not unpatched)),
+                "PYTHONHASHSEED": "0",
+            },
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         found = re.search(r"Collected : (\d+)", done.stderr)

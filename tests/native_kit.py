@@ -53,6 +53,13 @@ def sanitized_library(sanitizer: str) -> Path:
     return _built(sanitizer, flags, ("llama",), True)
 
 
+@functools.cache
+def countable_library(*, patched: bool) -> Path:
+    """Directory of libraries that valgrind can run: it does not know AVX-512."""
+    flags = ("-DGGML_NATIVE=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+    return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
+
+
 def installed_library() -> Path:
     """Directory of the patched libraries of this environment."""
     return Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib"
