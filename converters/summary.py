@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from converters.report import Cell, Column, Report, shown
 from llamacpp_instr import ops as knowledge
+from llamacpp_instr.counted import counted_steps, phase_of_compute
 from llamacpp_instr.session import Session, Table
 
 PHASES = ("prefill", "decode", "encode")
@@ -24,8 +25,8 @@ ALL_LAYERS = 12
 
 def compute_summary(session: Session) -> list[Report]:
     """The summary's sections, those left out for which the log holds nothing."""
-    steps, notes = _counted_steps(session)
-    phase_of = _phase_of_compute(session, steps)
+    steps, notes = counted_steps(session)
+    phase_of = phase_of_compute(session, steps)
     sections = [
         _overview(session),
         _speed(session, steps, notes),
@@ -36,40 +37,6 @@ def compute_summary(session: Session) -> list[Report]:
         _recorder(session),
     ]
     return [section for section in sections if section.rows or section.notes]
-
-
-# --- what counts ---
-
-
-def _counted_steps(session: Session) -> tuple[Table, list[str]]:
-    """The steps that count, with a column `label`, and what was left out."""
-    steps = session.steps
-    counted = steps["status"] == 0
-    notes = []
-    if failed := len(steps) - int(counted.sum()):
-        notes.append(f"{failed} failed steps are left out.")
-    warm_up = np.zeros(len(steps), np.bool_)
-    marks = session.marks
-    for i in np.flatnonzero(marks["name"] == "warm-up"):
-        end = marks["end"][i] if marks["end"][i] >= 0 else np.iinfo(np.int64).max
-        warm_up |= (steps["begin"] >= marks["begin"][i]) & (steps["begin"] < end)
-    if n := int((warm_up & counted).sum()):
-        notes.append(f"{n} steps of warm-up runs are left out.")
-    if session.n_open_steps:
-        notes.append(f"{session.n_open_steps} steps had not ended and are left out.")
-    steps = steps.rows(counted & ~warm_up)
-    encode = steps["kind"] == "encode"
-    steps.columns["label"] = np.where(encode, "encode", steps["phase"])
-    return steps, notes
-
-
-def _phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
-    """The phase of every compute that lies in a step that counts."""
-    label = dict(zip(steps["step"].tolist(), steps["label"].tolist(), strict=True))
-    pairs = zip(
-        session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
-    )
-    return {compute: label[step] for compute, step in pairs if step in label}
 
 
 def _phases(steps: Table) -> list[str]:

@@ -36,7 +36,7 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     n = len(plan.node)
     counts = plan.n or [1] * n
     blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
-    work = [_work(graph, nodes, i) for i in range(graph.n_nodes)]
+    work = [node_work(graph, i) for i in range(graph.n_nodes)]
     label: list[str] = []
     n_flops, n_bytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
     for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
@@ -57,8 +57,11 @@ def _label(graph: Graph, nodes: Nodes, node: int) -> str:
     return f"{op} {nodes.type[weight] if weight >= 0 else graph.leafs[-1 - weight].type}"
 
 
-def _work(graph: Graph, nodes: Nodes, node: int) -> tuple[int, int]:
-    """Floating point operations and bytes of one node."""
+def node_work(graph: Graph, node: int) -> tuple[int, int]:
+    """Floating point operations and bytes moved of one node, as `ops` counts them; the graph must
+    have its nodes."""
+    nodes = graph.nodes
+    assert nodes is not None
     sources = nodes.src[node]
     shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in sources]
     sizes = [nodes.bytes[s] if s >= 0 else graph.leafs[-1 - s].bytes for s in sources]

@@ -7,8 +7,8 @@ else that may be wrong with a log is `check`'s business. Times are absolute, in 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.columns import Columns, kind
+from llamacpp_instr.columns import Table as Table
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.kernels import Kernels, plan_kernels
-from llamacpp_instr.log import LogEnd, LogReader, read_events
+from llamacpp_instr.log import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     Compute,
@@ -48,24 +50,6 @@ from llamacpp_instr.schema import (
 )
 
 Int64 = NDArray[np.int64]
-
-
-class Table:
-    """Columns of equal length by name: int64, bool or float64 where that is what they hold,
-    objects otherwise (text, and numbers that may be absent)."""
-
-    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
-        self.columns = columns
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.columns[name]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def rows(self, selected: NDArray[Any]) -> Table:
-        """The rows that a mask or an array of indices selects."""
-        return Table({name: column[selected] for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True)
@@ -127,9 +111,13 @@ class Session:
     """mark, name, begin, end, thread; an instant ends when it begins, an open span with -1"""
     notes: list[Note]
     messages: list[Message]
-    n_open_steps: int
+    open_steps: list[StepBegin]
     """begun and not ended"""
     _kernels: dict[int, Kernels] = field(default_factory=dict)
+
+    @property
+    def n_open_steps(self) -> int:
+        return len(self.open_steps)
 
     def kernels(self, plan: int) -> Kernels:
         """What the kernels of `plan` are, worked out when it is first asked for."""
@@ -145,9 +133,26 @@ def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Ses
     `on_progress` is told the bytes read and all bytes. Raises LogError, with the line, for a line
     that is not as the schema says or that refers to something that the log does not have.
     """
+    (session,) = load_parts(path, on_progress, part_rows=sys.maxsize)
+    return session
+
+
+def load_parts(
+    path: str | Path, on_progress: OnProgress | None = None, part_rows: int = 1 << 18
+) -> Iterator[Session]:
+    """The session of a log in parts, one after the other, for logs larger than memory.
+
+    Each part has all facts by number so far (models, contexts, graphs, plans), and of everything
+    else only what came since the part before. A part ends once it has `part_rows` ops and layer
+    runs and no step is open, so a step, its computes and their ops are in one part; all parts but
+    the last look like logs that ended unclosed. Raises as `load_session` does, at its line.
+    """
     reader = read_events(path, on_progress=on_progress)
     loader = _Loader()
     for line, event in reader:
+        if loader.n_rows >= part_rows and not loader.open_steps and type(event) is StepBegin:
+            yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0))
+            loader.forget()
         try:
             loader.take(event)
         except _Unfollowable as error:
@@ -155,43 +160,13 @@ def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Ses
         except OverflowError:
             reason = f"{event_name(event)}: a number beyond 64 bits"
             raise LogError(reason, reader.path, line) from None
-    return loader.session(reader)
+    assert reader.end is not None
+    loader.end_marks()
+    yield loader.session(reader.path, reader.end)
 
 
 class _Unfollowable(Exception):
     """An event refers to what the log does not have."""
-
-
-class _Columns:
-    """Collects rows of one event type, 8 bytes a number."""
-
-    def __init__(self, kinds: dict[str, str]) -> None:
-        self._kinds = kinds
-        self._columns: dict[str, Any] = {
-            name: [] if kind == "O" else array(kind) for name, kind in kinds.items()
-        }
-        self._append = [column.append for column in self._columns.values()]
-
-    @classmethod
-    def of(cls, event: type[Event]) -> _Columns:
-        return cls({info.name: _kind(info.type) for info in msgspec.structs.fields(event)})
-
-    def add(self, values: Sequence[Any]) -> None:
-        for append, value in zip(self._append, values, strict=True):
-            append(value)
-
-    def add_event(self, event: Event) -> None:
-        self.add([getattr(event, name) for name in self._kinds])
-
-    def table(self) -> Table:
-        types = {"q": np.int64, "b": np.bool_, "O": object}
-        return Table({n: np.array(self._columns[n], types[k]) for n, k in self._kinds.items()})
-
-
-def _kind(annotation: Any) -> str:
-    """`q` for integers, `b` for truth values, `O` for the rest."""
-    plain = getattr(annotation, "__origin__", annotation)
-    return {int: "q", bool: "b"}.get(plain, "O")
 
 
 _STEP_BEGIN = tuple(name for name in StepBegin.__struct_fields__ if name != "t")
@@ -200,17 +175,17 @@ _STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t"
 
 class _Loader:
     def __init__(self) -> None:
-        begin = {info.name: _kind(info.type) for info in msgspec.structs.fields(StepBegin)}
-        self.steps = _Columns(
+        begin = {info.name: kind(info.type) for info in msgspec.structs.fields(StepBegin)}
+        self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
             | {"begin": "q", "end": "q"}
             | dict.fromkeys(_STEP_END, "q")
         )
-        self.marks = _Columns({"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q"})
-        self.computes = _Columns.of(Compute)
-        self.syncs = _Columns.of(Sync)
-        self.kv = _Columns.of(Kv)
-        self.tokens = _Columns.of(Token)
+        self.marks = Columns({"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q"})
+        self.computes = Columns.of(Compute)
+        self.syncs = Columns.of(Sync)
+        self.kv = Columns.of(Kv)
+        self.tokens = Columns.of(Token)
         self.start: SessionStart | None = None
         self.end: SessionEnd | None = None
         self.models: dict[int, Model] = {}
@@ -228,14 +203,15 @@ class _Loader:
         self.open_steps: dict[int, StepBegin] = {}
         self.open_marks: dict[int, Mark] = {}
         self.graph_of: dict[int, int] = {}
-        self.n_kernels: dict[int, int] = {}
+        self.kernels: dict[int, Kernels] = {}
+        self.n_rows = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             SessionStart: self._session_start,
             SessionEnd: self._session_end,
             Model: self._model,
-            Tensor: self.tensors.append,
+            Tensor: lambda event: self.tensors.append(event),
             Context: self._context,
-            Memory: self.memory.append,
+            Memory: lambda event: self.memory.append(event),
             Graph: self._graph,
             Plan: self._plan,
             StepBegin: self._step_begin,
@@ -247,25 +223,34 @@ class _Loader:
             Sync: self.syncs.add_event,
             Kv: self.kv.add_event,
             Token: self.tokens.add_event,
-            TensorStats: self.stats.append,
+            TensorStats: lambda event: self.stats.append(event),
             Mark: self._mark,
-            Note: self.notes.append,
-            Message: self.messages.append,
+            Note: lambda event: self.notes.append(event),
+            Message: lambda event: self.messages.append(event),
         }
 
     def take(self, event: Event) -> None:
         self._takers[type(event)](event)
 
-    def session(self, reader: LogReader) -> Session:
-        assert self.start is not None
-        assert reader.end is not None
+    def forget(self) -> None:
+        """Begin a new part: lists are new ones, those of the part before belong to it."""
+        for columns in (self.steps, self.marks, self.computes, self.syncs, self.kv, self.tokens):
+            columns.clear()
+        for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):
+            setattr(self, name, [])
+        self.n_rows = 0
+
+    def end_marks(self) -> None:
         for mark in self.open_marks.values():
             self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread))
+
+    def session(self, path: str, log_end: LogEnd) -> Session:
+        assert self.start is not None
         return Session(
-            path=reader.path,
+            path=path,
             start=self.start,
             end=self.end,
-            log_end=reader.end,
+            log_end=log_end,
             models=self.models,
             tensors=self.tensors,
             contexts=self.contexts,
@@ -284,7 +269,8 @@ class _Loader:
             marks=self.marks.table(),
             notes=self.notes,
             messages=self.messages,
-            n_open_steps=len(self.open_steps),
+            open_steps=list(self.open_steps.values()),
+            _kernels=self.kernels,
         )
 
     def _session_start(self, event: SessionStart) -> None:
@@ -357,10 +343,12 @@ class _Loader:
             n = len(event.dur)
             raise _Unfollowable(f"{n} kernels, plan {event.plan} has {len(plan.node)}")
         wait = None if event.wait is None else _column(event.wait, event.dur)
+        self.n_rows += len(event.dur)
         self.ops.append(_timed(event, thread=event.thread, plan=event.plan, wait=wait))
 
     def _layers(self, event: Layers) -> None:
         _follow("compute", event.compute, self.graph_of)
+        self.n_rows += len(event.dur)
         self.layers.append(_timed(event, label=_column(event.layer, event.dur)))
 
     def _splits(self, event: Splits) -> None:

@@ -27,7 +27,10 @@ BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.check": FLOOR
     | {"llamacpp_instr.log"}
     | {f"llamacpp_instr.check.{part}" for part in ("event", "facts", "measures")},
-    "llamacpp_instr.session": FLOOR | {"llamacpp_instr.kernels", "llamacpp_instr.log"},
+    "llamacpp_instr.columns": FLOOR,
+    "llamacpp_instr.session": FLOOR
+    | {"llamacpp_instr.columns", "llamacpp_instr.kernels", "llamacpp_instr.log"},
+    "llamacpp_instr.counted": FLOOR | {"llamacpp_instr.session"},
 }
 READING = set(BELOW_READING) - FLOOR
 # ... and everything that needs the native library on the other; only the cli sees both.
@@ -82,8 +85,9 @@ def allowed(name: str, other: str) -> bool:
     if name == "converters":
         return other.startswith("converters.") or other in FLOOR | READING
     if name.startswith("converters."):
-        # what all reports are made of is no sibling
-        return other in FLOOR | READING | {"converters.report"}
+        # what all reports are made of is no sibling, and the parts of one converter are one room
+        room = ".".join(name.split(".")[:2])
+        return other in FLOOR | READING | {"converters.report"} or other.startswith(f"{room}.")
     if name == "llamacpp_instr":
         # `llamacpp_instr.recording` is the package's Python interface
         return other in {"llamacpp_instr.errors", "llamacpp_instr.recording"}

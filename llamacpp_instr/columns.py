@@ -1,0 +1,69 @@
+"""Measurements as columns: those that grow event by event, and those of a whole table."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.schema import Event
+
+
+class Table:
+    """Columns of equal length by name: int64, bool or float64 where that is what they hold,
+    objects otherwise (text, and numbers that may be absent)."""
+
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def rows(self, selected: NDArray[Any]) -> Table:
+        """The rows that a mask or an array of indices selects."""
+        return Table({name: column[selected] for name, column in self.columns.items()})
+
+
+class Columns:
+    """Collects rows, 8 bytes a number; `kinds` says what a column holds: `q` integers, `b`
+    truth values, `O` the rest. Adding a number beyond 64 bits raises OverflowError."""
+
+    def __init__(self, kinds: dict[str, str]) -> None:
+        self._kinds = kinds
+        self.clear()
+
+    @classmethod
+    def of(cls, event: type[Event]) -> Columns:
+        """A column for each key of an event."""
+        return cls({info.name: kind(info.type) for info in msgspec.structs.fields(event)})
+
+    def add(self, values: Sequence[Any]) -> None:
+        for append, value in zip(self._append, values, strict=True):
+            append(value)
+
+    def add_event(self, event: Event) -> None:
+        self.add([getattr(event, name) for name in self._kinds])
+
+    def clear(self) -> None:
+        self._columns: dict[str, Any] = {
+            name: [] if kind == "O" else array(kind) for name, kind in self._kinds.items()
+        }
+        self._append = [column.append for column in self._columns.values()]
+
+    def table(self) -> Table:
+        """The rows so far."""
+        types = {"q": np.int64, "b": np.bool_, "O": object}
+        return Table({n: np.array(self._columns[n], types[k]) for n, k in self._kinds.items()})
+
+
+def kind(annotation: Any) -> str:
+    """What a column of a schema's type holds."""
+    plain = getattr(annotation, "__origin__", annotation)
+    return {int: "q", bool: "b"}.get(plain, "O")
