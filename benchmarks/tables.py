@@ -1,0 +1,132 @@
+"""What loading a log as DataFrames costs: `python -m benchmarks.tables`, CPU seconds of one process.
+
+The log has a million ops: the steps of the recorded session in tests/fixtures, again and again
+under new numbers. Peer: every op as a row of Python, as `json.loads` and a list of dicts give it,
+over the same log. Each is measured in a process of its own, importing pandas left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import accumulate
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+NUMBERED = ("step", "compute")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--work", nargs=2, metavar=("WHAT", "LOG"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work:
+        print(json.dumps(WORK[asked.work[0]](Path(asked.work[1]))))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "long.log"
+        n_ops = write_long_log(log, asked.ops)
+        print(f"{n_ops:,} ops, {log.stat().st_size / 1e6:.0f} MB of NDJSON")
+        best: dict[str, float] = {}
+        for what in WORK:
+            for _ in range(asked.runs):
+                for name, seconds in measure(what, log).items():
+                    best[name] = min(seconds, best.get(name, seconds))
+    for name, seconds in best.items():
+        print(f"{name:<42} {seconds:6.2f} CPU s")
+    ratio = best["rows of dicts, json.loads"] / best["load_tables"]
+    print(f"rows of dicts / load_tables: {ratio:.1f}")
+
+
+def write_long_log(path: Path, n_ops: int) -> int:
+    """The recorded session with its steps repeated until there are `n_ops` ops."""
+    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    decodes = [e for e in events if e.get("step", -1) > 1 or e.get("compute", -1) > 1]
+    head = [e for e in events if e not in decodes and e["event"] != "session_end"]
+    steps = {e["step"] for e in decodes if e["event"] == "step_end"}
+    ops = [e for e in events if e["event"] == "ops"]
+    written = sum(len(e["dur"]) for e in ops if e not in decodes)
+    shift, span = 0, events[-1]["t"] - events[0]["t"]
+    with path.open("w") as file:
+        file.writelines(json.dumps(e, separators=(",", ":")) + "\n" for e in head)
+        while written < n_ops:
+            for event in decodes:
+                moved = {
+                    k: event[k] + shift * len(steps) for k in NUMBERED if event.get(k, -1) >= 0
+                }
+                moved["t"] = event["t"] + shift * span
+                file.write(json.dumps({**event, **moved}, separators=(",", ":")) + "\n")
+            written += sum(len(e["dur"]) for e in decodes if e["event"] == "ops")
+            shift += 1
+    return written
+
+
+def measure(what: str, log: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.tables", "--work", what, str(log)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
+
+
+def by_tables(log: Path) -> dict[str, float]:
+    from converters.table import tables_of
+    from llamacpp_instr.log import read_events
+    from llamacpp_instr.session import load_session
+
+    begin = time.process_time()
+    for _ in read_events(log):
+        pass
+    decoded = time.process_time()
+    session = load_session(log)
+    loaded = time.process_time()
+    ops = tables_of(session).ops
+    end = time.process_time()
+    assert len(ops)
+    return {
+        "load_tables": end - decoded,
+        "  of it decoding JSON into lists (msgspec)": decoded - begin,
+        "  of it lists into columns (numpy)": loaded - decoded - (decoded - begin),
+        "  of it columns into DataFrames": end - loaded,
+    }
+
+
+def by_rows(log: Path) -> dict[str, float]:
+    import pandas as pd
+
+    begin = time.process_time()
+    rows, nodes, plans, phase, step = [], {}, {}, {}, {}
+    with log.open() as file:
+        for event in map(json.loads, file):
+            kind = event["event"]
+            if kind == "graph":
+                nodes[event["graph"]] = event["nodes"]
+            elif kind == "plan":
+                plans[event["plan"]] = (nodes[event["graph"]], event["node"])
+            elif kind == "step_begin":
+                phase[event["step"]] = event["phase"]
+            elif kind == "compute":
+                step[event["compute"]] = event["step"]
+            elif kind == "ops":
+                of, kernels = plans[event["plan"]]
+                where = {"step": step[event["compute"]], "thread": event.get("thread", 0)}
+                where["phase"] = phase[where["step"]]
+                gaps = event.get("gap") or [0] * len(kernels)
+                ends = accumulate(g + d for g, d in zip(gaps, event["dur"], strict=True))
+                for node, dur, at in zip(kernels, event["dur"], ends, strict=True):
+                    names = {key: of[key][node] for key in ("name", "op", "layer", "type")}
+                    rows.append({**where, **names, "begin": event["t"] + at - dur, "dur": dur})
+    assert len(pd.DataFrame(rows))
+    return {"rows of dicts, json.loads": time.process_time() - begin}
+
+
+WORK = {"tables": by_tables, "rows": by_rows}
+
+if __name__ == "__main__":
+    main()
