@@ -1,4 +1,4 @@
-"""What loading a log as DataFrames costs: `python -m benchmarks.tables`, CPU seconds of one process.
+"""What loading a log as DataFrames costs: `python -m benchmarks.tables`, in CPU seconds.
 
 The log has a million ops: the steps of the recorded session in tests/fixtures, again and again
 under new numbers. Peer: every op as a row of Python, as `json.loads` and a list of dicts give it,

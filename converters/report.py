@@ -16,6 +16,8 @@ Unit = Literal[
     "ns",
     "bytes",
     "share",
+    "fraction",
+    "ratio",
     "per_second",
     "flop_per_second",
     "bytes_per_second",
@@ -23,6 +25,9 @@ Unit = Literal[
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
+
+FOLDED = 22
+"""characters that a column of text has at least, when its cells are as long"""
 
 BAR = 10
 """characters of a full bar"""
@@ -63,7 +68,8 @@ class Report:
 
 
 def render_text(reports: Sequence[Report], width: int = 80) -> str:
-    """The reports as text of at most `width` columns, for a terminal or a file."""
+    """The reports as text of at most `width` columns, for a terminal or a file. Columns that find
+    no room are shown in a table below, beside the first column once more."""
     from rich.console import Console
     from rich.markup import escape
     from rich.padding import Padding
@@ -77,24 +83,51 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
                 console.print()
             console.print(escape(report.title))
             if report.rows:
-                table = Table(
-                    box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=report.headed
-                )
-                for column in report.columns:
-                    text = column.unit == "text"
-                    table.add_column(
-                        Text(column.name),
-                        justify=column.align,
-                        no_wrap=not text,
-                        overflow="fold" if text else "ellipsis",
+                for at, numbers in enumerate(_fitting(report, width - 2)):
+                    table = Table(
+                        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=report.headed
                     )
-                for row in report.rows:
-                    cells = zip(report.columns, row, strict=True)
-                    table.add_row(*(Text(shown(cell, column.unit)) for column, cell in cells))
-                console.print(Padding(table, (0, 0, 0, 2)))
+                    columns = [report.columns[i] for i in numbers]
+                    for column in columns:
+                        text = column.unit == "text"
+                        table.add_column(
+                            Text(column.name),
+                            justify=column.align,
+                            no_wrap=not text,
+                            overflow="fold" if text else "ellipsis",
+                        )
+                    for row in report.rows:
+                        cells = zip(columns, (row[i] for i in numbers), strict=True)
+                        table.add_row(*(Text(shown(cell, column.unit)) for column, cell in cells))
+                    if at:
+                        console.print()
+                    console.print(Padding(table, (0, 0, 0, 2)))
             for note in report.notes:
                 console.print(Padding(Text(note), (0, 0, 0, 2)))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _fitting(report: Report, width: int) -> list[list[int]]:
+    """The columns' numbers, table by table: as many beside the first as find room.
+
+    Columns of text fold, so they need no more than FOLDED; those without any cell are left out.
+    """
+    gap = 2
+    widths: dict[int, int] = {}
+    for i, column in enumerate(report.columns):
+        cells = [column.name, *(shown(row[i], column.unit) for row in report.rows)]
+        longest = max(map(len, cells))
+        if i == 0 or any(cells[1:]):
+            widths[i] = gap + (min(longest, FOLDED) if column.unit == "text" else longest)
+    tables: list[list[int]] = [[]]
+    for i in list(widths)[1:]:
+        needed = sum(widths[j] for j in (0, *tables[-1], i)) - gap
+        if needed > width and tables[-1]:
+            tables.append([])
+        tables[-1].append(i)
+    if len(tables) > 1 and len(tables[-1]) == 1 and len(tables[-2]) > 2:
+        tables[-1].insert(0, tables[-2].pop())  # a column alone looks lost
+    return [[0, *table] for table in tables]
 
 
 def shown(cell: Cell, unit: Unit) -> str:
@@ -115,7 +148,9 @@ def shown(cell: Cell, unit: Unit) -> str:
         filled = round(min(max(cell, 0.0), 1.0) * BAR * 2)
         bar = "█" * (filled // 2) + "▌" * (filled % 2)
         return f"{100 * cell:5.1f} % {bar}"
-    if unit == "per_second":
+    if unit == "fraction":
+        return f"{100 * cell:.1f} %"
+    if unit in ("per_second", "ratio"):
         return _three_digits(cell)
     if unit == "layer":
         return "none" if cell < 0 else str(cell)

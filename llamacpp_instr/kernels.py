@@ -6,6 +6,7 @@ nodes is not moved.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,3 +68,14 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
     sizes = [nodes.bytes[s] if s >= 0 else graph.leafs[-1 - s].bytes for s in sources]
     op, ne, size = nodes.op[node], nodes.ne[node], nodes.bytes[node]
     return flops(op, ne, shapes), bytes_moved(op, ne, size, shapes, sizes)
+
+
+def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
+    """Name and type of the first weight that the nodes read themselves; None, None when there is
+    none. The graph must have its nodes."""
+    assert graph.nodes is not None
+    for node in nodes:
+        for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):
+            if leaf.tensor >= 0:
+                return leaf.name, leaf.type
+    return None, None

@@ -1,4 +1,5 @@
-"""Where a command writes: a file that appears whole or not at all, or standard output.
+"""Where a command writes: what appears whole or not at all, a file or a directory of them, or
+standard output.
 
 Invariant: the file of that name is complete; what was there before stays until the new one is
 whole, whether an error, a full disk or Ctrl-C ends the writing. No file is overwritten unless
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -64,6 +66,68 @@ def check_output(path: str | Path, force: bool = False) -> None:
         raise UsageError(f"{path}: the directory {path.parent} cannot be written to")
 
 
+@contextlib.contextmanager
+def open_output_directory(
+    path: str | Path, suffixes: Collection[str], force: bool = False
+) -> Iterator[Path]:
+    """A new directory to write files into; it takes its name when the block is left without an
+    error, so no half of a set is ever seen under that name.
+
+    `suffixes` are those of the files that the caller writes. An existing directory is replaced
+    only with `force`, and only when it holds nothing else. Raises UsageError when that is not so
+    or the directory cannot be made; InstrError when it cannot be written to its end.
+    """
+    path = Path(path)
+    check_output_directory(path, suffixes, force)
+    temporary = _temporary_directory(path)
+    with _named_errors(path, inside=temporary):
+        try:
+            yield temporary
+            temporary.chmod(0o777 & ~_umask())
+            if path.is_dir() and any(path.iterdir()):
+                _exchange(temporary, path)
+            else:
+                temporary.replace(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def check_output_directory(path: Path, suffixes: Collection[str], force: bool = False) -> None:
+    """Raises UsageError when `path` may not or cannot become such a directory; creates nothing."""
+    if not path.is_dir():
+        if path.exists():
+            raise UsageError(f"{path} is no directory; name another")
+        check_output(path)
+        return
+    entries = sorted(path.iterdir())
+    foreign = [entry.name for entry in entries if entry.suffix not in suffixes]
+    if foreign:
+        raise UsageError(f"{path} holds something else ({foreign[0]}); name another directory")
+    if entries and not force:
+        raise UsageError(f"{path} exists; use --force to replace what is in it")
+    check_output(path.resolve().parent / f"{path.resolve().name}.new", force=True)
+
+
+def _temporary_directory(path: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=f".{path.resolve().name}.", dir=path.resolve().parent))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Put the directory `new` in the place of `old`, and remove that."""
+    aside = _temporary_directory(old)
+    old.replace(aside)
+    try:
+        new.replace(old)
+    except BaseException:
+        aside.replace(old)
+        raise
+    shutil.rmtree(aside)
+
+
 def _temporary(path: Path) -> tuple[BinaryIO, Path]:
     """A new file beside `path`, so that it can be renamed to it."""
     try:
@@ -74,15 +138,18 @@ def _temporary(path: Path) -> tuple[BinaryIO, Path]:
 
 
 @contextlib.contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Errors of the file system become one line; those of pipes stay what they are."""
+def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
+    """Errors of the file system become one line; those of pipes stay what they are. Ours are
+    those about `path` and about what lies in `inside`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.filename is not None and str(error.filename) != str(path):
-            raise  # about another file than ours
+        if error.filename is not None:
+            name = Path(os.fsdecode(error.filename))
+            if name != path and (inside is None or inside not in (name, *name.parents)):
+                raise  # about another file than ours
         raise InstrError(f"{path} cannot be written: {error.strerror}") from None
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from converters.table.cells import Int64, Words, joined
 from llamacpp_instr import ops as knowledge
-from llamacpp_instr.kernels import node_work
+from llamacpp_instr.kernels import node_work, weight_read
 from llamacpp_instr.schema import Graph, Nodes
 from llamacpp_instr.session import Session, Timed
 
@@ -127,15 +127,6 @@ def node_columns(graph: Graph) -> dict[str, list[Any]]:
 def _nodes_of(graph: Graph) -> Nodes:
     assert graph.nodes is not None
     return graph.nodes
-
-
-def weight_read(graph: Graph, nodes: Sequence[int]) -> tuple[str | None, str | None]:
-    """Name and type of the first weight that these nodes read."""
-    sources = (source for node in nodes for source in _nodes_of(graph).src[node])
-    for leaf in (graph.leafs[-1 - source] for source in sources if source < 0):
-        if leaf.tensor >= 0:
-            return leaf.name, leaf.type
-    return None, None
 
 
 def _params(op: str, words: Sequence[int]) -> str | None:

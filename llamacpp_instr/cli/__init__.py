@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
     "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
     "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
+    "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
+    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
 }
 """Name -> ("module:function", one line of help), in the order in which the help lists them."""
 

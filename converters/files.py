@@ -1,0 +1,93 @@
+"""Tables into a directory, piece by piece: Parquet with a row group for each piece, or CSV.
+
+Invariant: a table's file has one schema from its first piece to its last, and no more than one
+piece is in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Pieces = Iterable[tuple[str, "pd.DataFrame"]]
+
+
+def check_pyarrow() -> None:
+    """Raises UsageError, with the command that helps, when Parquet cannot be written."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            'Parquet needs pyarrow: pip install "llamacpp-instr[parquet]" (--csv needs nothing)'
+        ) from None
+
+
+def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
+    """Write `(name, rows)` after one another to NAME.parquet; returns the rows by name.
+
+    Categorical columns become dictionaries of strings, which pandas reads as categorical again.
+    Raises UsageError when pyarrow is missing.
+    """
+    check_pyarrow()
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    writers: dict[str, Any] = {}
+    n_rows: dict[str, int] = {}
+    try:
+        for name, frame in pieces:
+            if name not in writers:
+                schema = _schema(frame)
+                path = directory / f"{name}.parquet"
+                writers[name] = ParquetWriter(path, schema, compression="zstd")
+                n_rows[name] = 0
+            writer = writers[name]
+            writer.write_table(pa.Table.from_pandas(frame, writer.schema, preserve_index=False))
+            n_rows[name] += len(frame)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return n_rows
+
+
+def write_csv(pieces: Pieces, directory: Path) -> dict[str, int]:
+    """Write `(name, rows)` after one another to NAME.csv; returns the rows by name.
+
+    UTF-8, one line of headings, text in quotes, nothing where a value is missing.
+    """
+    n_rows: dict[str, int] = {}
+    for name, frame in pieces:
+        first = name not in n_rows
+        # text of a model may hold any control character: all text is quoted
+        frame.to_csv(
+            directory / f"{name}.csv",
+            mode="w" if first else "a",
+            header=first,
+            index=False,
+            quoting=csv.QUOTE_NONNUMERIC,
+            lineterminator="\n",
+        )
+        n_rows[name] = n_rows.get(name, 0) + len(frame)
+    return n_rows
+
+
+def _schema(frame: pd.DataFrame) -> Any:
+    """The Arrow schema of a table, the same whatever its first piece happens to hold."""
+    import pyarrow as pa
+
+    schema = pa.Schema.from_pandas(frame, preserve_index=False)
+    words = pa.dictionary(pa.int32(), pa.string())
+    fields = [
+        pa.field(field.name, words) if pa.types.is_dictionary(field.type)
+        else pa.field(field.name, pa.string()) if pa.types.is_large_string(field.type)
+        else field
+        for field in schema
+    ]  # fmt: skip
+    return pa.schema(fields, schema.metadata)

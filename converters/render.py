@@ -1,0 +1,96 @@
+"""Reports as Markdown, CSV and HTML; as text for a terminal they are rendered in `report`.
+
+Invariant: nothing that stands in a log can become markup.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Sequence
+
+from converters.report import Column, Report, Unit, shown
+
+
+def render_markdown(reports: Sequence[Report]) -> str:
+    """The reports as Markdown with tables as code hosts understand them; numbers as shown."""
+    parts = []
+    for report in reports:
+        lines = [f"## {_markdown(report.title)}", ""]
+        if report.rows:
+            heads = [_markdown(column.name) for column in report.columns]
+            rules = ["---:" if _is_number(column) else "---" for column in report.columns]
+            lines += [_row(heads), _row(rules)]
+            lines += [_row([_markdown(cell) for cell in cells]) for cells in _cells(report)]
+            lines.append("")
+        for note in report.notes:
+            lines += [_markdown(note), ""]
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def render_csv(report: Report) -> str:
+    """One report's rows as CSV, numbers as they are: ns, bytes, shares from 0 to 1. A heading has
+    its unit where its name has none; notes are left out."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    units: dict[Unit, str] = {"ns": " (ns)", "bytes": " (bytes)"}
+    writer.writerow(column.name + units.get(column.unit, "") for column in report.columns)
+    writer.writerows(report.rows)
+    return file.getvalue()
+
+
+def render_html(reports: Sequence[Report]) -> str:
+    """The reports as one page of HTML that needs nothing else; numbers as shown."""
+    title = html.escape(reports[0].title if reports else "Report")
+    body = "".join(map(_section, reports))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; color-scheme: light dark }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .2em .8em; border-bottom: 1px solid #8884; text-align: left }
+.number { text-align: right; white-space: nowrap }
+"""
+
+
+def _section(report: Report) -> str:
+    lines = [f"<h2>{html.escape(report.title)}</h2>"]
+    if report.rows:
+        kinds = [' class="number"' if _is_number(column) else "" for column in report.columns]
+        heads = zip(kinds, (column.name for column in report.columns), strict=True)
+        lines.append("<table>")
+        lines.append("<tr>" + "".join(f"<th{k}>{html.escape(c)}</th>" for k, c in heads) + "</tr>")
+        for cells in _cells(report):
+            row = zip(kinds, cells, strict=True)
+            lines.append(
+                "<tr>" + "".join(f"<td{k}>{html.escape(c)}</td>" for k, c in row) + "</tr>"
+            )
+        lines.append("</table>")
+    lines += [f"<p>{html.escape(note)}</p>" for note in report.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(report: Report) -> list[list[str]]:
+    units = [column.unit for column in report.columns]
+    return [[shown(c, u).strip() for c, u in zip(row, units, strict=True)] for row in report.rows]
+
+
+def _is_number(column: Column) -> bool:
+    return column.unit not in ("text", "share")
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown(text: str) -> str:
+    """Characters that Markdown would take for markup are escaped; a line break is a space."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.splitlines()))

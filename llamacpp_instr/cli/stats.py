@@ -1,0 +1,69 @@
+"""`instr stats LOG`: prints time, spread and rates by op, layer, block, tensor, type or phase."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+@click.command(
+    "stats",
+    short_help="Statistics by op, layer, block, tensor, type, phase or thread.",
+    epilog="\b\nExample:\n  instr stats session.log --by block --phase decode",
+)
+@click.argument("log")
+@click.option(
+    "--by",
+    type=click.Choice(["op", "layer", "block", "tensor", "type", "phase", "thread"]),
+    help="What a row is of.  [default: op; layer where the log has no ops]",
+)
+@click.option(
+    "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
+)
+@click.option("--warmup", is_flag=True, help="Count warm-up runs too.")
+@click.option("--json", "form", flag_value="json", help="Print JSON: numbers in ns and bytes.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV: the first table, in ns, bytes.")
+@click.option("--md", "form", flag_value="md", help="Print Markdown.")
+@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
+@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+def stats(
+    log: str,
+    by: Any,
+    phase: str | None,
+    warmup: bool,
+    form: str | None,
+    output: str,
+    force: bool,
+) -> None:
+    """Print how often each op ran and how long: count, total, share, mean, median (p50), 90th and
+    99th percentile, and the rates it reached. Warm-up runs are left out.
+
+    At the level verbose also how long each thread waited. LOG is a file, plain or compressed
+    (.gz, .zst), or - for standard input.
+    """
+    from converters.render import render_csv, render_html, render_markdown
+    from converters.report import render_text
+    from converters.stats import compute_stats
+    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.session import load_session
+
+    check_output(output, force)
+    with progress_bar(f"Reading {log}") as on_progress:
+        session = load_session(log, on_progress)
+    reports = compute_stats(session, by, phase, warmup)
+    if form == "json":
+        text = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
+    elif form == "csv":
+        text = render_csv(reports[0])
+    elif form == "md":
+        text = render_markdown(reports)
+    elif form == "html":
+        text = render_html(reports)
+    else:
+        text = render_text(reports)
+    with open_output(output, force) as file:
+        file.write(text.encode())

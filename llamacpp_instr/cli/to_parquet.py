@@ -1,0 +1,37 @@
+"""`instr to-parquet LOG -o DIR`: writes a log's tables, one file each."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    "to-parquet",
+    short_help="Write a log's tables as Parquet or CSV.",
+    epilog="\b\nExample:\n  instr to-parquet session.log -o tables",
+)
+@click.argument("log")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Directory of the files.")
+@click.option("--csv", "as_csv", is_flag=True, help="Write CSV, which needs no pyarrow.")
+@click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
+def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
+    """Write a session's tables, one file each: steps, layers, ops, nodes, tensors, tokens, kv,
+    memory, marks. Times are ns, sizes bytes.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. DIR appears when all
+    its files are whole.
+    """
+    from converters.files import check_pyarrow, write_csv, write_parquet
+    from converters.table import stream_tables
+    from llamacpp_instr.output import open_output_directory
+    from llamacpp_instr.progress import progress_bar
+
+    if not as_csv:
+        check_pyarrow()
+    with (
+        open_output_directory(output, (".parquet", ".csv"), force) as directory,
+        progress_bar(f"Reading {log}") as on_progress,
+    ):
+        write = write_csv if as_csv else write_parquet
+        n_rows = write(stream_tables(log, on_progress), directory)
+    click.echo(f"{output}: " + ", ".join(f"{n:,} {name}" for name, n in n_rows.items()), err=True)
