@@ -1,0 +1,89 @@
+"""Reports as Markdown, CSV, HTML and wide text: exact, and nothing in a log becomes markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.render import render_csv, render_html, render_markdown
+from converters.report import Column, Report, render_text
+
+COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
+REPORT = Report("A | <b>", COLUMNS, [["x|y <i>", 1500, 0.25], ["z_1", None, None]], ["A *note*."])
+
+
+def test_markdown():
+    assert render_markdown([REPORT]) == (
+        "## A \\| \\<b\\>\n"
+        "\n"
+        "| Name | time | share |\n"
+        "| --- | ---: | ---: |\n"
+        "| x\\|y \\<i\\> | 1.50 µs | 25.0 % |\n"
+        "| z\\_1 |  |  |\n"
+        "\n"
+        "A \\*note\\*.\n"
+    )
+
+
+def test_csv_has_the_numbers_as_they_are():
+    assert render_csv(REPORT) == "Name,time (ns),share\nx|y <i>,1500,0.25\nz_1,,\n"
+
+
+def test_html_is_one_page_that_needs_nothing_else():
+    page = render_html([REPORT, Report("Empty", COLUMNS, [])])
+    assert page.startswith("<!doctype html>")
+    assert '<td>x|y &lt;i&gt;</td><td class="number">1.50 µs</td>' in page
+    assert "<h2>Empty</h2>" in page
+    assert "http" not in page
+    assert "<script" not in page
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002
+        self.tags.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "td":
+            self.cells[-1] += data
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp"))))
+def test_no_text_becomes_markup(text: str):
+    report = Report(text, COLUMNS, [[text, 1, 0.5]], [text])
+    parser = _Tags()
+    parser.feed(render_html([report]))
+    known = ["html", "head", "meta", "meta", "title", "style", "body", "h2", "table", "tr"]
+    assert parser.tags == [*known, "th", "th", "th", "tr", "td", "td", "td", "p"]
+    (row,) = list(csv.reader(io.StringIO(render_csv(report))))[1:]
+    assert row == [text, "1", "0.5"]
+    cells = render_markdown([report]).splitlines()[4]
+    assert cells.replace("\\|", "").count("|") == 4
+
+
+def test_columns_without_room_stand_below_beside_the_first():
+    columns = [Column("Op"), *(Column(f"p{i}", "ns") for i in range(9))]
+    report = Report("Wide", columns, [["MUL_MAT", *[1500] * 9]])
+    assert render_text([report], width=60) == (
+        "Wide\n"
+        "  Op            p0       p1       p2       p3       p4\n"
+        "  MUL_MAT  1.50 µs  1.50 µs  1.50 µs  1.50 µs  1.50 µs\n"
+        "\n"
+        "  Op            p5       p6       p7       p8\n"
+        "  MUL_MAT  1.50 µs  1.50 µs  1.50 µs  1.50 µs\n"
+    )
+
+
+def test_a_column_without_cells_is_not_shown():
+    report = Report("Bare", [Column("Op"), Column("a", "ns"), Column("b", "ns")], [["x", None, 5]])
+    assert render_text([report]) == "Bare\n  Op     b\n  x   5 ns\n"
