@@ -51,9 +51,12 @@ def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
             writer = writers[name]
             writer.write_table(pa.Table.from_pandas(frame, writer.schema, preserve_index=False))
             n_rows[name] += len(frame)
-    finally:
         for writer in writers.values():
             writer.close()
+    except BaseException:
+        for writer in writers.values():
+            writer.is_open = False  # else it writes its footer when it is collected
+        raise
     return n_rows
 
 

@@ -150,7 +150,7 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             name = Path(os.fsdecode(error.filename))
             if name != path and (inside is None or inside not in (name, *name.parents)):
                 raise  # about another file than ours
-        raise InstrError(f"{path} cannot be written: {error.strerror}") from None
+        raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _umask() -> int:

@@ -138,7 +138,7 @@ def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Ses
 
 
 def load_parts(
-    path: str | Path, on_progress: OnProgress | None = None, part_rows: int = 1 << 18
+    path: str | Path, on_progress: OnProgress | None = None, part_rows: int = 1 << 17
 ) -> Iterator[Session]:
     """The session of a log in parts, one after the other, for logs larger than memory.
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import builtins
 import io
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -109,6 +113,43 @@ def test_without_pyarrow_the_line_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r'pip install "llamacpp-instr\[parquet\]"'):
         files.check_pyarrow()
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"]])
+def test_ctrl_c_leaves_nothing(tmp_path: Path, environment: dict[str, str], form: list[str]):
+    command = [sys.executable, "-m", "llamacpp_instr", "to-parquet", "-", "-o", "tables", *form]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(RECORDED.read_bytes()[:50_000])
+        process.stdin.flush()
+        for _ in range(500):
+            if any(tmp_path.iterdir()):
+                break
+            time.sleep(0.02)
+        assert [entry.name.startswith(".tables.") for entry in tmp_path.iterdir()] == [True]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b"Interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--force", "--csv"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, environment: dict[str, str], form: str
+):
+    limited = f"ulimit -f 4; exec {sys.executable} -m llamacpp_instr to-parquet {RECORDED}"
+    done = subprocess.run(
+        ["bash", "-c", f"{limited} -o tables {form}"],
+        cwd=tmp_path, env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("Error: tables cannot be written:"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("reason", [KeyboardInterrupt, ValueError])
