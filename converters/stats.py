@@ -43,6 +43,8 @@ class _Samples:
     dur: Int64
     flops: Int64
     bytes: Int64
+    wait: Int64 | None = None
+    """of `dur`, inside barriers; None where that was not recorded"""
 
 
 def compute_stats(
@@ -87,7 +89,10 @@ def compute_stats(
     if not report.rows:
         report.notes.append("The log has nothing to count here.")
     if len(threads.rows) > 1 and by != "phase":
-        report.notes.append("Times are those of thread 0, which takes part in every kernel.")
+        report.notes.append(
+            "Times are those of thread 0, which takes part in every kernel;"
+            " waiting is what it spent in barriers inside of them."
+        )
     report.notes += notes
     return [report, threads] if len(threads.rows) > 1 else [report]
 
@@ -133,12 +138,14 @@ def _kernels(session: Session, ops: Sequence[Timed], by: By) -> _Samples:
         keys = _kernel_keys(session, plan, by)
         columns[plan] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
     kernels = [session.kernels(of.plan) for of in ops]
+    waits = [of.wait for of in ops if of.wait is not None]
     return _Samples(
         list(number),
         _joined([columns[of.plan] for of in ops]),
         _joined([of.dur for of in ops]),
         _joined([of.flops for of in kernels]),
         _joined([of.bytes for of in kernels]),
+        _joined(waits) if ops and len(waits) == len(ops) else None,
     )
 
 
@@ -163,10 +170,20 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
     compute = np.repeat(np.array([of.compute for of in ops], np.int64), [len(of.dur) for of in ops])
     n = max(len(kernels.key), 1)
     pairs, at = np.unique(compute * n + kernels.group, return_inverse=True)
-    sums = [np.zeros(len(pairs), np.int64) for _ in range(3)]
-    for total, column in zip(sums, (kernels.dur, kernels.flops, kernels.bytes), strict=True):
+
+    def summed(column: Int64) -> Int64:
+        total = np.zeros(len(pairs), np.int64)
         np.add.at(total, at, column)
-    return _Samples(kernels.key, pairs % n, *sums)
+        return total
+
+    return _Samples(
+        kernels.key,
+        pairs % n,
+        summed(kernels.dur),
+        summed(kernels.flops),
+        summed(kernels.bytes),
+        None if kernels.wait is None else summed(kernels.wait),
+    )
 
 
 def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
@@ -216,7 +233,9 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
         rates = [amount / total * 1e9 if amount and total else None for amount in work]
         share = total / all_time if all_time else None
         mean = total / len(dur)
-        rows.append([samples.key[number], len(dur), total, share, mean, *quantiles, *rates])
+        wait = None if samples.wait is None else int(samples.wait[at].sum())
+        first = [samples.key[number], len(dur), total, share, mean]
+        rows.append([*first, *quantiles, *rates, wait])
     if by == "layer":
         rows.sort(key=lambda row: int(row[0] or 0))
     elif by != "phase":
@@ -232,6 +251,7 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
         Column("p99", "ns"),
         Column("FLOP/s", "flop_per_second"),
         Column("bytes/s", "bytes_per_second"),
+        Column("waiting", "ns"),
     ]
     return Report(f"{counted} by {by}", columns, rows)
 
@@ -266,6 +286,8 @@ def _threads(ops: Sequence[Timed]) -> Report:
     report = Report("Threads", columns, rows)
     mean = sum(sum(busy) / len(busy) for busy in busy_of.values())
     longest = sum(max(busy) for busy in busy_of.values())
+    if rows:
+        report.notes.append("Waiting is time in barriers, inside of kernels and between them.")
     if mean and len(rows) > 1:
         report.notes.append(
             f"Imbalance {longest / mean:.3f}: in each compute the busiest thread worked, in sum,"
