@@ -17,7 +17,7 @@ from converters.report import Column, Report, Unit, shown
 def render_markdown(reports: Sequence[Report]) -> str:
     """The reports as Markdown with tables as code hosts understand them; numbers as shown."""
     parts = []
-    for report in reports:
+    for report in map(Report.filled, reports):
         lines = [f"## {_markdown(report.title)}", ""]
         if report.rows:
             heads = [_markdown(column.name) for column in report.columns]
@@ -45,7 +45,7 @@ def render_csv(report: Report) -> str:
 def render_html(reports: Sequence[Report]) -> str:
     """The reports as one page of HTML that needs nothing else; numbers as shown."""
     title = html.escape(reports[0].title if reports else "Report")
-    body = "".join(map(_section, reports))
+    body = "".join(_section(report.filled()) for report in reports)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
@@ -56,8 +56,9 @@ def render_html(reports: Sequence[Report]) -> str:
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; color-scheme: light dark }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .2em .8em; border-bottom: 1px solid #8884; text-align: left }
-.number { text-align: right; white-space: nowrap }
+th, td { padding: .2em .6em; border-bottom: 1px solid #8884; text-align: left }
+th, .number { white-space: nowrap }
+.number { text-align: right }
 """
 
 

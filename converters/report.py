@@ -7,7 +7,7 @@ rounded only where they are shown, and JSON has them as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Unit = Literal[
@@ -17,7 +17,6 @@ Unit = Literal[
     "bytes",
     "share",
     "fraction",
-    "ratio",
     "per_second",
     "flop_per_second",
     "bytes_per_second",
@@ -56,6 +55,14 @@ class Report:
     headed: bool = True
     """whether the columns' names are shown in text"""
 
+    def filled(self) -> Report:
+        """Without the columns of which nothing was measured; the first one stays."""
+        cells = list(zip(*self.rows, strict=True))
+        kept = [i for i, column in enumerate(cells) if i == 0 or any(c is not None for c in column)]
+        columns = [self.columns[i] for i in kept]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
+
     def to_json(self) -> dict[str, Any]:
         """What a script reads: rows as objects by column name, units beside."""
         names = [column.name for column in self.columns]
@@ -78,7 +85,7 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
 
     console = Console(width=width, color_system=None, highlight=False, emoji=False)
     with console.capture() as capture:
-        for i, report in enumerate(reports):
+        for i, report in enumerate(map(Report.filled, reports)):
             if i:
                 console.print()
             console.print(escape(report.title))
@@ -110,17 +117,16 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
 def _fitting(report: Report, width: int) -> list[list[int]]:
     """The columns' numbers, table by table: as many beside the first as find room.
 
-    Columns of text fold, so they need no more than FOLDED; those without any cell are left out.
+    Columns of text fold, so they need no more than FOLDED.
     """
     gap = 2
-    widths: dict[int, int] = {}
+    widths = []
     for i, column in enumerate(report.columns):
         cells = [column.name, *(shown(row[i], column.unit) for row in report.rows)]
         longest = max(map(len, cells))
-        if i == 0 or any(cells[1:]):
-            widths[i] = gap + (min(longest, FOLDED) if column.unit == "text" else longest)
+        widths.append(gap + (min(longest, FOLDED) if column.unit == "text" else longest))
     tables: list[list[int]] = [[]]
-    for i in list(widths)[1:]:
+    for i in range(1, len(widths)):
         needed = sum(widths[j] for j in (0, *tables[-1], i)) - gap
         if needed > width and tables[-1]:
             tables.append([])
@@ -150,7 +156,7 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{100 * cell:5.1f} % {bar}"
     if unit == "fraction":
         return f"{100 * cell:.1f} %"
-    if unit in ("per_second", "ratio"):
+    if unit == "per_second":
         return _three_digits(cell)
     if unit == "layer":
         return "none" if cell < 0 else str(cell)

@@ -87,3 +87,6 @@ def test_columns_without_room_stand_below_beside_the_first():
 def test_a_column_without_cells_is_not_shown():
     report = Report("Bare", [Column("Op"), Column("a", "ns"), Column("b", "ns")], [["x", None, 5]])
     assert render_text([report]) == "Bare\n  Op     b\n  x   5 ns\n"
+    assert "| Op | b |" in render_markdown([report])
+    assert render_html([report]).count("<th") == 2
+    assert render_csv(report).startswith("Op,a (ns),b (ns)\n"), "a script finds every column"

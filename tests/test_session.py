@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.session import load_session
+from llamacpp_instr.session import load_parts, load_session
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 
@@ -113,3 +113,22 @@ def test_a_number_beyond_64_bits_is_an_error_with_its_line(tmp_path):
     wrong = s.Ops(t=ops.t, compute=ops.compute, plan=ops.plan, dur=[2**70] * len(ops.dur))
     with pytest.raises(LogError, match=f":{at + 1}: ops: a number beyond 64 bits"):
         load(tmp_path, [*EVENTS[:at], wrong])
+
+
+@given(events=logs() | unclosed_logs())
+@settings(max_examples=30, deadline=None)
+def test_the_parts_of_a_log_have_each_of_its_events_once(events, tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "session.log"
+    path.write_bytes(encode(events))
+    parts = list(load_parts(path, part_rows=1))
+    whole = load_session(path)
+    for name in ("steps", "computes", "kv", "tokens", "syncs", "marks"):
+        n_rows = len(getattr(whole, name))
+        assert sum(len(getattr(part, name)) for part in parts) == n_rows
+    for name in ("ops", "layers", "splits", "tensors", "memory", "stats", "notes", "messages"):
+        assert sum(len(getattr(part, name)) for part in parts) == len(getattr(whole, name))
+    assert parts[-1].graphs == whole.graphs
+    assert parts[-1].log_end == whole.log_end
+    for part in parts[:-1]:
+        assert not part.open_steps
+        assert part.end is None
