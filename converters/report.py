@@ -21,6 +21,7 @@ Unit = Literal[
     "flop_per_second",
     "bytes_per_second",
     "layer",
+    "ratio",
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
@@ -158,6 +159,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{100 * cell:.1f} %"
     if unit == "per_second":
         return _three_digits(cell)
+    if unit == "ratio":
+        return f"{cell:.3f}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     return f"{cell:,}"

@@ -105,6 +105,7 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert "llamacpp_instr.errors" in imported("llamacpp_instr.build")
     assert "llamacpp_instr.build" in imported("llamacpp_instr.cli.build"), "inside of a function"
     assert not allowed("converters.chrome", "converters.perfetto")
+    assert not allowed("converters.chrome", "converters.diff.noise")
     assert not allowed("converters.chrome", "llamacpp_instr.native")
     assert not allowed("converters.chrome", "llama_cpp")
     assert not allowed("llamacpp_instr.log", "llamacpp_instr.session")

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
     "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
+    "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),
 }
 """Name -> ("module:function", one line of help), in the order in which the help lists them."""
 

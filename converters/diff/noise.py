@@ -1,0 +1,198 @@
+"""How far apart two medians are, and how far noise alone may have put them: pure statistics.
+
+Invariant: deterministic (fixed seed), and exchanging the two sides inverts every figure exactly.
+
+Consecutive decodes share what disturbs them (a neighbour's burst, a clock step), so decodes are
+not drawn one by one. Each side is cut into consecutive blocks that no run straddles, and whole
+blocks are drawn with replacement: the non-overlapping block bootstrap (Carlstein, "The Use of
+Subseries Values for Estimating the Variance of a General Statistic", Annals of Statistics 14,
+1986). Decodes become slower as the cache fills, which is no noise: where a session has several
+runs, the first block of a run is replaced by other first blocks only, and so on (strata).
+
+This gives the standard error of log(median) within a session. From one process to the next a
+median moves as well (where memory lies, what the neighbours do), which one log cannot show:
+PROCESS and TICK_NS stand for it, measured by `python -m benchmarks.diff_noise`. With few blocks,
+percentiles of the draws are too narrow, so the interval is that of Welch's t (Biometrika 34,
+1947) on the log scale. A family of intervals holds together: the error rate is divided by their
+number (Dunn, Journal of the American Statistical Association 56, 1961).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+ERROR = 0.05
+"""the chance that any interval of a family misses, were noise all there is"""
+BLOCKS = 12
+"""to cut a side into: the fewer, the longer the bursts that are still seen as noise"""
+MIN_BLOCKS = 5
+"""below which nothing is said of the noise"""
+DRAWS = 400
+"""the standard error is then known to 1 / sqrt(2 * 400) = 3.5 %"""
+PROCESS = 0.02
+"""standard deviation of log(median) from one process to the next; with 0.01, 3 of 12 pairs of
+equal sessions on a shared machine of 2 cores seemed to differ in their steps"""
+TICK_NS = 10.0
+"""what one timed interval may be off by as a whole: the clock's steps and where code lies"""
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of one side, in ns, and what is known of its error."""
+
+    value: float
+    log_error: float | None
+    """standard error of log(value); None with fewer than MIN_BLOCKS blocks"""
+    n_blocks: int
+    freedom: int
+    """degrees of freedom of that error: blocks less strata"""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The block and the stratum of every sample, each counted from 0."""
+
+    block: Int64
+    stratum: Int64
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """B / A of two medians; `low` and `high` are None where the noise is not known."""
+
+    a: float
+    b: float
+    value: float | None
+    """None when only A's median is 0"""
+    low: float | None
+    high: float | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether noise alone would hardly have given this ratio."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+
+def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
+    """The blocks of samples in the order of time; `run` is each sample's run.
+
+    Consecutive blocks of about equal length, none across two runs; a run is a block by itself
+    when there are more than `n_blocks` / 2 runs. The i-th blocks of all runs are a stratum when
+    there are at least three runs.
+    """
+    block, stratum = np.zeros(len(run), np.int64), np.zeros(len(run), np.int64)
+    runs = np.unique(run)
+    each = max(1, n_blocks // max(1, len(runs)))
+    n = 0
+    for one in runs:
+        inside = np.flatnonzero(run == one)
+        parts = min(each, len(inside))
+        part = np.arange(len(inside)) * parts // len(inside)
+        block[inside] = n + part
+        stratum[inside] = part if len(runs) >= 3 else 0
+        n += parts
+    return Blocks(block, stratum)
+
+
+def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) -> list[Median]:
+    """The median of every row of `samples` (rows x samples, ns); NaN is a sample that a row does
+    not have. `n_timed` is how many timed intervals a row's sample is the sum of."""
+    medians: list[Median] = []
+    known: dict[bytes, tuple[Int64, int, int, float]] = {}
+    for row, n in zip(samples, n_timed, strict=True):
+        present = ~np.isnan(row)
+        values = row[present]
+        if not len(values):
+            medians.append(Median(math.nan, None, 0, 0))
+            continue
+        key = present.tobytes()
+        if key not in known:
+            known[key] = _draw(blocks.block[present], blocks.stratum[present])
+        draws, n_blocks, freedom, scale = known[key]
+        value = float(np.median(values))
+        error = None
+        if n_blocks >= MIN_BLOCKS and freedom > 0 and value > 0:
+            spread = np.log(np.maximum(np.median(values[draws], axis=1), 1.0))
+            # a rounded number is off by the variance of one uniformly spread over a step
+            tick = (TICK_NS * n / value) ** 2 / 12
+            error = math.sqrt(float(np.var(spread)) * scale + tick + PROCESS**2)
+        medians.append(Median(value, error, n_blocks, freedom))
+    return medians
+
+
+def compare(a: Median, b: Median, n_family: int) -> Ratio:
+    """The ratio of two medians with its interval, one of a family of `n_family`."""
+    if a.value == b.value:
+        value: float | None = 1.0
+    else:
+        value = b.value / a.value if a.value > 0 else None
+    if value is None or value == 0 or a.log_error is None or b.log_error is None:
+        return Ratio(a.value, b.value, value, None, None)
+    error = math.hypot(a.log_error, b.log_error)
+    freedom = _welch_freedom(a, b)
+    reach = math.exp(student_quantile(1 - ERROR / 2 / max(1, n_family), freedom) * error)
+    return Ratio(a.value, b.value, value, value / reach, value * reach)
+
+
+def student_quantile(p: float, freedom: int) -> float:
+    """The quantile of Student's t for p > 0.5, by bisection of `_student_inside`."""
+    low, high = 0.0, 1.0
+    while _student_inside(high, freedom) < 2 * p - 1 and high < 1e6:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _student_inside(middle, freedom) < 2 * p - 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _student_inside(t: float, freedom: int) -> float:
+    """P(|T| < t): Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
+    theta = math.atan(t / math.sqrt(freedom))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total
+
+
+def _welch_freedom(a: Median, b: Median) -> int:
+    """Welch and Satterthwaite's degrees of freedom, rounded down."""
+    assert a.log_error is not None
+    assert b.log_error is not None
+    va, vb = a.log_error**2, b.log_error**2
+    return max(1, int((va + vb) ** 2 / (va**2 / a.freedom + vb**2 / b.freedom)))
+
+
+def _draw(block: Int64, stratum: Int64) -> tuple[Int64, int, int, float]:
+    """DRAWS rows of indices of samples, whole blocks drawn with replacement within each stratum;
+    the number of blocks, the degrees of freedom, and what the variance is to be multiplied with.
+
+    Rows have one length; what is drawn is cut to it, or begins again. A bootstrap's variance is
+    (n - 1) / n of what it estimates (Efron and Tibshirani, An Introduction to the Bootstrap,
+    1993, section 6.4), n being the blocks that one is drawn from.
+    """
+    names, first = np.unique(block, return_index=True)
+    members = [np.flatnonzero(block == name) for name in names]
+    strata = [np.flatnonzero(stratum[first] == one) for one in np.unique(stratum)]
+    random = np.random.default_rng(1)
+    chosen = np.hstack([of[random.integers(0, len(of), (DRAWS, len(of)))] for of in strata])
+    draws = np.array(
+        [np.resize(np.concatenate([members[i] for i in row]), len(block)) for row in chosen]
+    )
+    fewest = min(map(len, strata))
+    scale = fewest / (fewest - 1) if fewest > 1 else math.inf
+    return draws, len(members), len(members) - len(strata) if fewest > 1 else 0, scale

@@ -1,0 +1,86 @@
+"""`instr diff A B`: says whether B is faster or slower than A, and where."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from llamacpp_instr.errors import UsageError
+
+
+@click.command(
+    "diff",
+    short_help="Say what is faster or slower in another log.",
+    epilog="\b\nExamples:\n  instr diff before.log after.log\n"
+    "  instr diff before.log after.log --by tensor --phase decode\n"
+    "  instr diff main.log branch.log --fail-above 5%",
+)
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--by",
+    type=click.Choice(["phase", "block", "layer", "op", "tensor"]),
+    help="What the steps are taken apart by (block and op, both).",
+)
+@click.option("--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only this one.")
+@click.option(
+    "--fail-above",
+    metavar="PERCENT",
+    help="Exit with 1 when the steps of a phase are slower in B by more than this, beyond the"
+    " noise: the interval's lower end lies above it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers, in ns.")
+@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.pass_context
+def diff(
+    ctx: click.Context,
+    a: str,
+    b: str,
+    by: str | None,
+    phase: str | None,
+    fail_above: str | None,
+    as_json: bool,
+    output: str,
+    force: bool,
+) -> None:
+    """Compare the times of two sessions, B against A: what differs in how they were recorded,
+    then the medians with their intervals. Nothing is called slower or faster that noise alone
+    may have given.
+
+    A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
+    Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
+    """
+    from converters.diff import VIEWS, compute_diff
+    from converters.report import render_text
+    from llamacpp_instr.output import open_output
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.session import load_session
+
+    threshold = _parse_percent(fail_above) if fail_above is not None else None
+    if a == b == "-":
+        raise UsageError("only one of the logs can be standard input")
+    view = next((view for view in VIEWS if view == by), None)
+    with open_output(output, force) as file:
+        with progress_bar(f"Reading {a}") as on_progress:
+            of_a = load_session(a, on_progress)
+        with progress_bar(f"Reading {b}") as on_progress:
+            of_b = load_session(b, on_progress)
+        found = compute_diff(of_a, of_b, view, phase)
+        reports = [report.to_json() for report in found.reports]
+        text = json.dumps(reports, indent=2) + "\n" if as_json else render_text(found.reports)
+        file.write(text.encode())
+    if threshold is not None and (slower := found.slower_by(threshold)):
+        click.echo(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}", err=True)
+        ctx.exit(1)
+
+
+def _parse_percent(text: str) -> float:
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < float("inf"):
+        raise UsageError(f"--fail-above {text}: give a percentage, 5% or 2.5")
+    return percent / 100
