@@ -35,6 +35,10 @@ BELOW_READING: dict[str, set[str]] = {
 READING = set(BELOW_READING) - FLOOR
 # ... and everything that needs the native library on the other; only the cli sees both.
 
+# What several converters are made of is no sibling; and one converter may be a package of rooms.
+SHARED = {"converters.report": FLOOR, "converters.op_words": FLOOR}
+SHARED["converters.timeline"] = FLOOR | READING | {"converters.op_words"}
+
 MAX_LINES = 400
 LONG: dict[str, str] = {
     "llamacpp_instr/schema.py": "the one table of every event: splitting it would hide a half",
@@ -84,10 +88,12 @@ def allowed(name: str, other: str) -> bool:
         return other in BELOW_READING[name]
     if name == "converters":
         return other.startswith("converters.") or other in FLOOR | READING
+    if name in SHARED:
+        return other in SHARED[name]
     if name.startswith("converters."):
-        # what all reports are made of is no sibling, and the parts of one converter are one room
-        room = ".".join(name.split(".")[:2])
-        return other in FLOOR | READING | {"converters.report"} or other.startswith(f"{room}.")
+        # what all converters are made of is no sibling, and the parts of one are one room
+        own = ".".join(name.split(".")[:2])
+        return other in FLOOR | READING | set(SHARED) or f"{other}.".startswith(f"{own}.")
     if name == "llamacpp_instr":
         # `llamacpp_instr.recording` is the package's Python interface
         return other in {"llamacpp_instr.errors", "llamacpp_instr.recording"}
@@ -106,6 +112,11 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert "llamacpp_instr.build" in imported("llamacpp_instr.cli.build"), "inside of a function"
     assert not allowed("converters.chrome", "converters.perfetto")
     assert not allowed("converters.chrome", "converters.diff.noise")
+    assert not allowed("converters.chrome", "converters.perfetto.wire")
+    assert not allowed("converters.perfetto.wire", "converters.perf")
+    assert not allowed("converters.timeline", "converters.perfetto")
+    assert allowed("converters.perfetto.stream", "converters.perfetto.wire")
+    assert allowed("converters.perfetto", "converters.timeline")
     assert not allowed("converters.chrome", "llamacpp_instr.native")
     assert not allowed("converters.chrome", "llama_cpp")
     assert not allowed("llamacpp_instr.log", "llamacpp_instr.session")

@@ -1,0 +1,206 @@
+"""What the kernels of a plan look like on a timeline, whatever format it is written in.
+
+Invariant: pure, and the same for every compute of a plan: nothing here is a measurement. Ops nest
+in runs of one block, those in runs of one layer, each run of consecutive kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from converters.op_words import describe
+from llamacpp_instr.kernels import plan_kernels
+from llamacpp_instr.ops import Block, op_params
+from llamacpp_instr.schema import Graph, Nodes, Plan
+
+Value: TypeAlias = "str | int | float"
+
+
+@dataclass(frozen=True)
+class OpSlice:
+    """One kernel."""
+
+    name: str
+    """ops joined by +, few in number: `MUL_MAT`, `RMS_NORM+MUL`"""
+    block: Block
+    layer: int
+    args: dict[str, Value]
+    """what is known of it, in the order in which it is shown"""
+    flops: int
+    bytes: int
+    """read and written"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive kernels, `first` to `last` included."""
+
+    name: str
+    """`layer 0`, `no layer`; `attention`, `feed-forward`"""
+    layer: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class PlanTimeline:
+    """The slices of one plan."""
+
+    ops: list[OpSlice]
+    """as long as the plan"""
+    layers: list[Run]
+    blocks: list[Run]
+    """each inside one of `layers`"""
+    edges: list[tuple[int, int]]
+    """(kernel, later kernel that reads its result), views looked through"""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a session is converted; None is everything."""
+
+    steps: tuple[int, int] | None = None
+    """first and last, both included"""
+    layers: tuple[int, int] | None = None
+    """first and last, both included"""
+    ops: Collection[str] | None = None
+    """names of ggml's ops; a fused kernel counts when any of its ops is named"""
+
+    def has_step(self, step: int) -> bool:
+        return self.steps is None or self.steps[0] <= step <= self.steps[1]
+
+    def has_layer(self, layer: int) -> bool:
+        return self.layers is None or self.layers[0] <= layer <= self.layers[1]
+
+    def has_op(self, op: OpSlice) -> bool:
+        chosen = self.ops is None or not set(self.ops).isdisjoint(op.name.split("+"))
+        return chosen and self.has_layer(op.layer)
+
+
+def layer_name(layer: int) -> str:
+    """`layer 3`, or `no layer` for what stands before the first and after the last."""
+    return f"layer {layer}" if layer >= 0 else "no layer"
+
+
+def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
+    """The slices of `plan`; `graph` is its graph and must have its nodes."""
+    nodes = graph.nodes
+    assert nodes is not None
+    kernels = plan_kernels(graph, plan)
+    counts = plan.n or [1] * len(plan.node)
+    ops: list[OpSlice] = []
+    kernel_of: dict[int, int] = {}
+    layers = kernels.layer.tolist()
+    n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
+    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
+        inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
+        kernel_of.update(dict.fromkeys(range(first, first + count), i))
+        name = "+".join(nodes.op[node] for node in inside)
+        args = _args(graph, nodes, inside, kernels.block[i], n_flops[i], n_bytes[i])
+        ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
+    layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
+    block_runs = _runs([(op.layer, op.block) for op in ops], ops)
+    return PlanTimeline(ops, layer_runs, block_runs, _edges(nodes, plan, counts, kernel_of))
+
+
+def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
+    runs: list[Run] = []
+    first = 0
+    for i in range(1, len(ops) + 1):
+        if i == len(ops) or labels[i] != labels[first]:
+            runs.append(Run(labels[first][1], ops[first].layer, first, i - 1))
+            first = i
+    return runs
+
+
+def _args(
+    graph: Graph, nodes: Nodes, inside: list[int], block: Block, n_flops: int, n_bytes: int
+) -> dict[str, Value]:
+    first, last = inside[0], inside[-1]
+    weights = [
+        leaf
+        for node in inside
+        for s in nodes.src[node]
+        if s < 0 and (leaf := graph.leafs[-1 - s]).tensor >= 0
+    ]
+    said = [
+        describe(nodes.op[node], nodes.name[node], _leafs(graph, nodes, node), nodes.layer[node])
+        for node in inside
+    ]
+    args: dict[str, Value] = {
+        "what": ", ".join(said),
+        "tensor": nodes.name[last] or f"node_{last}",
+        "op": "+".join(nodes.op[node] for node in inside),
+    }
+    for node in inside:
+        for name, value in op_params(nodes.op[node], nodes.params[node]).items():
+            if value not in ("UNDEFINED", "NONE"):  # ggml was left to choose
+                args.setdefault(name, value)
+    args["layer"] = nodes.layer[first]
+    args["block"] = block
+    args["output"] = _shaped(nodes.type[last], nodes.ne[last])
+    made_inside = set(inside)
+    sources = [s for node in inside for s in nodes.src[node] if s not in made_inside]
+    for i, source in enumerate(sources):
+        args[f"source_{i}"] = _tensor(graph, nodes, source)
+    if weights:
+        args["weight"] = weights[0].name
+        args["weight_type"] = weights[0].type
+    if n_bytes:
+        args["bytes"] = n_bytes
+    if n_flops:
+        args["flops"] = n_flops
+    if len(inside) > 1:
+        args["fused_with"] = ", ".join(f"{nodes.op[n]} {nodes.name[n]}" for n in inside[1:])
+    for split in graph.splits:
+        if split.start <= first < split.end:
+            args["backend"] = split.backend
+    if 0 <= nodes.buffer[last] < len(graph.buffers):
+        args["buffer"] = graph.buffers[nodes.buffer[last]]
+    return args
+
+
+def _shaped(kind: str, ne: list[int]) -> str:
+    return f"{kind} [{', '.join(map(str, ne))}]"
+
+
+def _tensor(graph: Graph, nodes: Nodes, source: int) -> str:
+    if source < 0:
+        leaf = graph.leafs[-1 - source]
+        return f"{leaf.name} {_shaped(leaf.type, leaf.ne)}"
+    return f"{nodes.name[source]} {_shaped(nodes.type[source], nodes.ne[source])}"
+
+
+def _leafs(graph: Graph, nodes: Nodes, node: int) -> list[str]:
+    """Names of the leafs that a node reads, through views too."""
+    names: list[str] = []
+    for source in nodes.src[node]:
+        real = _look_through(nodes, source)
+        if real < 0:
+            names.append(graph.leafs[-1 - real].name)
+    return names
+
+
+def _look_through(nodes: Nodes, source: int) -> int:
+    """The node or leaf that a view is a view of."""
+    while source >= 0 and not nodes.exec[source] and nodes.src[source]:
+        below = nodes.src[source][0]
+        if below >= source:  # no graph of ggml's: a view comes after what it shows
+            break
+        source = below
+    return source
+
+
+def _edges(
+    nodes: Nodes, plan: Plan, counts: list[int], kernel_of: dict[int, int]
+) -> list[tuple[int, int]]:
+    edges: dict[tuple[int, int], None] = {}
+    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
+        for node in range(first, first + count):
+            for source in nodes.src[node]:
+                producer = kernel_of.get(_look_through(nodes, source), i)
+                if producer < i:
+                    edges[producer, i] = None
+    return list(edges)
