@@ -30,6 +30,32 @@ class Kernels:
     bytes: Int64
 
 
+def graph_problem(graph: Graph) -> str | None:
+    """Why a graph cannot be followed, None when it can: its columns and its sources."""
+    nodes = graph.nodes
+    for name in nodes.__struct_fields__ if nodes else ():
+        column = getattr(nodes, name)
+        if column is not None and len(column) != graph.n_nodes:
+            return f"column `{name}` has {len(column)} of {graph.n_nodes} nodes"
+    for sources in nodes.src if nodes else ():
+        for source in sources:
+            if not -len(graph.leafs) <= source < graph.n_nodes:
+                return f"a node reads {source}, which the graph does not have"
+    return None
+
+
+def plan_problem(plan: Plan, graph: Graph) -> str | None:
+    """Why a plan cannot be followed, None when it can; `graph` is the one that it names."""
+    counts = plan.n or [1] * len(plan.node)
+    if len(counts) != len(plan.node):
+        return "columns `node` and `n` are not of one length"
+    if graph.nodes is None:
+        return f"graph {plan.graph} was given without its nodes"
+    if any(first + n > graph.n_nodes for first, n in zip(plan.node, counts, strict=True)):
+        return f"a kernel's nodes go beyond the graph's {graph.n_nodes}"
+    return None
+
+
 def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     """The kernels of `plan`, in its order; `graph` is its graph and must have its nodes."""
     nodes = graph.nodes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.columns import Columns, kind
 from llamacpp_instr.columns import Table as Table
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.kernels import Kernels, plan_kernels
+from llamacpp_instr.kernels import Kernels, graph_problem, plan_kernels, plan_problem
 from llamacpp_instr.log import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
@@ -288,27 +288,14 @@ class _Loader:
 
     def _graph(self, event: Graph) -> None:
         _follow("context", event.ctx, self.contexts)
-        nodes = event.nodes
-        for name in nodes.__struct_fields__ if nodes else ():
-            column = getattr(nodes, name)
-            if column is not None and len(column) != event.n_nodes:
-                raise _Unfollowable(f"column `{name}` has {len(column)} of {event.n_nodes} nodes")
-        for sources in nodes.src if nodes else ():
-            for source in sources:
-                if not -len(event.leafs) <= source < event.n_nodes:
-                    raise _Unfollowable(f"a node reads {source}, which the graph does not have")
+        if problem := graph_problem(event):
+            raise _Unfollowable(problem)
         self.graphs[event.graph] = event
 
     def _plan(self, event: Plan) -> None:
         _follow("graph", event.graph, self.graphs)
-        counts = event.n or [1] * len(event.node)
-        if len(counts) != len(event.node):
-            raise _Unfollowable("columns `node` and `n` are not of one length")
-        if self.graphs[event.graph].nodes is None:
-            raise _Unfollowable(f"graph {event.graph} was given without its nodes")
-        n_nodes = self.graphs[event.graph].n_nodes
-        if any(first + n > n_nodes for first, n in zip(event.node, counts, strict=True)):
-            raise _Unfollowable(f"a kernel's nodes go beyond the graph's {n_nodes}")
+        if problem := plan_problem(event, self.graphs[event.graph]):
+            raise _Unfollowable(problem)
         self.plans[event.plan] = event
 
     def _step_begin(self, event: StepBegin) -> None:

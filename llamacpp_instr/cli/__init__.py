@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
     "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
     "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
+    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
     "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
     "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),

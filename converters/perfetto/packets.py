@@ -1,0 +1,163 @@
+"""The packets of a trace: interned names, tracks, and events on them, as bytes.
+
+Field numbers are those of perfetto's perfetto_trace.proto (protos/perfetto/trace). All packets are
+of one sequence, so that a string is written once and referred to by number afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from converters.perfetto.wire import data, double, fixed64, number, padded, text, varint
+
+MONOTONIC, REALTIME = 3, 1
+"""BuiltinClock"""
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+"""TrackEvent.Type"""
+_CLEARED, _NEEDS_STATE = 1, 2
+
+Value = str | int | float
+Unit = Literal["count", "bytes"] | str
+
+_TAIL = number(10, 1) + number(13, _NEEDS_STATE)
+_KINDS: dict[str, int] = {"category": 1, "name": 2, "arg": 3, "text": 29, "colour": 43}
+"""InternedData's fields"""
+
+
+class Packets:
+    """Makes packets; keeps which strings were already given a number.
+
+    Interned strings that a packet needs are collected until `take_interned`, whose bytes have to
+    be written before that packet.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
+        self._new: list[bytes] = []
+        self._args: dict[tuple[str, Value], bytes] = {}
+
+    def take_interned(self) -> bytes:
+        """A packet with the strings that were interned since the last call, or nothing."""
+        if not self._new:
+            return b""
+        entries, self._new = b"".join(self._new), []
+        return packet(data(12, entries) + _TAIL)
+
+    def intern(self, kind: str, value: str) -> int:
+        """The number of a string."""
+        ids = self._ids[kind]
+        if value not in ids:
+            ids[value] = len(ids) + 1
+            self._new.append(data(_KINDS[kind], number(1, ids[value]) + text(2, value)))
+        return ids[value]
+
+    # --- parts of events ---
+
+    def arg(self, name: str, value: Value, keep: bool = False) -> bytes:
+        """An argument; `keep` interns its text, which pays when it comes again."""
+        head = number(1, self.intern("arg", name))
+        if isinstance(value, str):
+            body = number(17, self.intern("text", value)) if keep else text(6, value)
+        elif isinstance(value, bool):
+            body = number(2, value)
+        elif isinstance(value, int):
+            body = number(4, value)
+        else:
+            body = double(5, value)
+        return data(4, head + body)
+
+    def arg_of_number(self, name: str) -> bytes:
+        """An argument whose integer is to be overwritten; it ends with the padded varint."""
+        return data(4, number(1, self.intern("arg", name)) + padded(4))
+
+    def args(self, values: Mapping[str, Value], keep: bool = False) -> bytes:
+        """Arguments in their order."""
+        return b"".join(self.arg(name, value, keep) for name, value in values.items())
+
+    def opening(
+        self, track: int, name: str, category: str, colour: str = "", kind: int = BEGIN
+    ) -> bytes:
+        """The fields of a track event that begins a slice, or is an instant, without arguments.
+
+        Slices of one `colour`, a word, look alike in Perfetto's UI whatever their names.
+        """
+        body = number(9, kind) + number(11, track)
+        body += number(10, self.intern("name", name))
+        body += number(3, self.intern("category", category))
+        return body + number(54, self.intern("colour", colour)) if colour else body
+
+    def named(self, track: int, name: str, category: str, kind: int = BEGIN) -> bytes:
+        """The same for a name that is not worth a number: a token's text."""
+        body = number(9, kind) + number(11, track) + text(23, name)
+        return body + number(3, self.intern("category", category))
+
+
+def closing(track: int) -> bytes:
+    """The fields of a track event that ends the slice begun last."""
+    return number(9, END) + number(11, track)
+
+
+def flow_from(flow: int) -> bytes:
+    """A field of the event at which a flow begins."""
+    return fixed64(47, flow)
+
+
+def flow_to(flow: int) -> bytes:
+    """A field of the event at which a flow ends."""
+    return fixed64(48, flow)
+
+
+def event(t: int, body: bytes) -> bytes:
+    """A packet of one track event at `t`."""
+    return packet(number(8, t) + data(11, body) + _TAIL)
+
+
+def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
+    """The same with a time to be overwritten: the packet, where the time's padded varint stands,
+    and where the body does."""
+    time = padded(8)
+    inner = data(11, body)
+    whole = packet(time + inner + _TAIL)
+    start = len(whole) - len(time + inner + _TAIL)
+    return whole, start + 1, start + len(time) + len(inner) - len(body)
+
+
+def sample(t: int, track: int, value: float) -> bytes:
+    """A counter's value from `t` on."""
+    body = number(9, COUNTER) + number(11, track)
+    return event(t, body + (number(30, value) if isinstance(value, int) else double(44, value)))
+
+
+def track(
+    uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: Unit | None = None
+) -> bytes:
+    """A track's description. Its children stand in the order of their ranks; tracks of one name
+    and one parent are shown as one. With `unit` it is a counter: count, bytes, or its name."""
+    body = number(1, uuid) + text(2, name)
+    if parent:
+        body += number(5, parent)
+    if note:
+        body += text(14, note)
+    if unit is not None:
+        known = {"count": number(3, 2), "bytes": number(3, 3)}
+        body += data(8, known.get(unit) or text(6, unit))
+    else:
+        body += number(11, 3)
+    return packet(data(60, body + number(12, rank)) + _TAIL)
+
+
+def first_packet(t: int, wall: int) -> bytes:
+    """Begins the sequence: times are of CLOCK_MONOTONIC, and `t` was `wall` in real time."""
+    clocks = b"".join(
+        data(1, number(1, clock) + number(2, time))
+        for clock, time in ((MONOTONIC, t), (REALTIME, wall))
+    )
+    snapshot = packet(data(6, clocks + number(2, MONOTONIC)) + number(10, 1))
+    defaults = data(59, number(58, MONOTONIC))
+    return snapshot + packet(number(10, 1) + number(13, _CLEARED | _NEEDS_STATE) + defaults)
+
+
+def packet(body: bytes) -> bytes:
+    """A TracePacket, as an entry of a Trace."""
+    return b"\x0a" + varint(len(body)) + body

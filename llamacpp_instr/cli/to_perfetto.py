@@ -1,0 +1,94 @@
+"""`instr to-perfetto LOG`: writes a session as a Perfetto trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.errors import UsageError
+
+
+@click.command(
+    "to-perfetto",
+    short_help="Convert a log to a Perfetto trace.",
+    epilog="""\b
+Examples:
+  instr to-perfetto session.log
+  instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace
+""",
+)
+@click.argument("log")
+@click.option(
+    "-o", "--output", metavar="TRACE", help="Write here (LOG's name with .pftrace); - is stdout."
+)
+@click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
+@click.option("--steps", metavar="A[:B]", help="Only steps A to B, B included.")
+@click.option("--layers", metavar="A[-B]", help="Only layers A to B, B included.")
+@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, as MUL_MAT,ROPE.")
+@click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
+@click.option("--flows", is_flag=True, help="Arrows from ops to readers, from tokens to decodes.")
+@click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto opens it as it is.")
+@click.option("--lenient", is_flag=True, help="Leave out damaged lines and count them.")
+def to_perfetto(
+    log: str,
+    output: str | None,
+    force: bool,
+    steps: str | None,
+    layers: str | None,
+    ops: str | None,
+    no_threads: bool,
+    flows: bool,
+    compress: bool,
+    lenient: bool,
+) -> None:
+    """Convert a recorded session to a trace for Perfetto's UI (ui.perfetto.dev).
+
+    It shows the steps with their tokens, layers with blocks and ops in them, threads, the sampler
+    and counters. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    """
+    from converters.perfetto import Options, write_perfetto
+    from converters.timeline import Selection
+    from llamacpp_instr.log import read_events
+    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.progress import progress_bar
+
+    selection = Selection(
+        _parse_range("--steps", steps, ":"),
+        _parse_range("--layers", layers, "-"),
+        frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
+    )
+    options = Options(selection, not no_threads, flows, compress, lenient)
+    output = output or _default_output(log, compress)
+    check_output(output, force)
+    with progress_bar(f"Converting {log}") as on_progress:
+        reader = read_events(log, lenient, on_progress)
+        with open_output(output, force) as file:
+            written = write_perfetto(reader, file, options)
+    if reader.end is not None and (said := reader.end.sentence()):
+        click.echo(f"{reader.path}: {said}", err=True)
+    if written.left_out:
+        n = written.left_out
+        click.echo(f"{reader.path}: {n} events refer to what is missing, left out", err=True)
+    if output != "-":
+        click.echo(output)
+
+
+def _default_output(log: str, compress: bool) -> str:
+    if log == "-":
+        raise UsageError("name the trace with -o: standard input has no name")
+    name = Path(log)
+    while name.suffix in (".gz", ".zst", ".log", ".ndjson", ".jsonl"):
+        name = name.with_suffix("")
+    return f"{name}.pftrace" + (".gz" if compress else "")
+
+
+def _parse_range(option: str, text: str | None, between: str) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, several, last = text.partition(between)
+    try:
+        return int(first or 0), int(last or 2**63) if several else int(first)
+    except ValueError:
+        example = f"7, 7{between}9, 7{between} or {between}9"
+        raise UsageError(f"{option} {text}: give {example}") from None
