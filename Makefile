@@ -1,4 +1,4 @@
-# make demo   everything from nothing to a recorded session of the demo model
+# make demo   everything from nothing to a recorded session of the demo model and its trace
 # make test   the test suite, in the same environment
 # make lint   the checks that need no model
 #
@@ -18,7 +18,8 @@ TEST_INSTALLED := .venv/.installed-test
 
 demo: native
 	@mkdir -p out
-	$(BIN)/instr run demo --prompt "$(PROMPT)" -n 64 --log out/demo.log --force
+	$(BIN)/instr run demo --prompt "$(PROMPT)" -n 64 --log out/demo.log \
+	    --perfetto out/demo.pftrace --force
 
 test: native $(TEST_INSTALLED)
 	$(BIN)/python -m pytest

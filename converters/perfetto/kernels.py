@@ -22,7 +22,7 @@ from converters.perfetto.template import (
     thread_template,
 )
 from converters.timeline import PlanTimeline, Selection, plan_timeline
-from llamacpp_instr.schema import Graph, Layers, Ops, Plan
+from llamacpp_instr.schema import Graph, Layers, Ops, Plan, Splits
 
 Int64 = NDArray[np.int64]
 
@@ -157,6 +157,14 @@ class KernelSlices:
         self._write(batch.template.fill(times, first))
         batch.n = 0
         batch.columns, batch.t, batch.tail = [], [], []
+
+
+def check_times(event: Ops | Layers | Splits) -> None:
+    """Raises WrongTimes or OverflowError for what cannot be intervals of one compute."""
+    if not 0 <= event.t < 1 << 62:
+        raise WrongTimes
+    _column(event.dur)
+    _column(event.gap or [])
 
 
 def _column(values: list[int]) -> Int64:

@@ -62,7 +62,7 @@ class Packets:
         elif isinstance(value, bool):
             body = number(2, value)
         elif isinstance(value, int):
-            body = number(4, value)
+            body = number(4, _int64(value))
         else:
             body = double(5, value)
         return data(4, head + body)
@@ -126,7 +126,15 @@ def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
 def sample(t: int, track: int, value: float) -> bytes:
     """A counter's value from `t` on."""
     body = number(9, COUNTER) + number(11, track)
-    return event(t, body + (number(30, value) if isinstance(value, int) else double(44, value)))
+    whole = isinstance(value, int)
+    return event(t, body + (number(30, _int64(int(value))) if whole else double(44, value)))
+
+
+def _int64(value: int) -> int:
+    """Raises OverflowError for a number that has no place in a trace."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError
+    return value
 
 
 def track(

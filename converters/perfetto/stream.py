@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from converters.perfetto.kernels import KernelSlices, WrongTimes
+from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
 from converters.perfetto.packets import Packets, Value, first_packet
 from converters.perfetto.steps import OpenStep, StepSlices, remember
 from converters.perfetto.tracks import Tracks
@@ -89,6 +89,8 @@ class _Writer:
         self._bytes = 0
         self._options = options
         self._selection = options.selection
+        self._whole = options.selection.steps is None
+        """whether what belongs to no step is wanted"""
         self._packets = Packets()
         self._n_flows = 0
         self._latest = 0
@@ -160,14 +162,10 @@ class _Writer:
         return self._n_flows - n + 1
 
     def _check_time(self, event: Event) -> None:
-        if not 0 <= event.t < 1 << 62:
+        dur = getattr(event, "dur", 0)
+        if not 0 <= event.t < 1 << 62 or (isinstance(dur, int) and not 0 <= dur < 1 << 62):
             raise WrongTimes
         self._latest = max(self._latest, event.t)
-
-    @property
-    def _whole(self) -> bool:
-        """Whether what belongs to no step is wanted."""
-        return self._selection.steps is None
 
     def _home(self, ctx: int) -> int:
         _follow("context", ctx, self._contexts)
@@ -301,7 +299,7 @@ class _Writer:
         _follow("graph", compute.graph, self._graphs)
         home = self._home(compute.ctx)
         start = compute.t + compute.start
-        if compute.dur < 0 or compute.start < 0 or start + compute.dur >= 1 << 62:
+        if compute.start < 0 or start + compute.dur >= 1 << 62:
             raise WrongTimes
         self._latest = max(self._latest, start + compute.dur)
         self._flush_layers(compute.ctx)
@@ -312,6 +310,7 @@ class _Writer:
     def _take_layers(self, layers: Layers) -> None:
         compute = self._computed(layers.compute)
         _equal(layers.layer, layers.gap, beside=layers.dur)
+        check_times(layers)  # now, as long as the line is known
         self._layers[compute.ctx] = layers
 
     def _flush_layers(self, ctx: int) -> None:
@@ -348,6 +347,7 @@ class _Writer:
     def _splits(self, splits: Splits) -> None:
         compute = self._computed(splits.compute)
         _equal(splits.split, splits.gap, splits.asynchronous, beside=splits.dur)
+        check_times(splits)
         known = self._graphs[compute.graph].splits
         if any(split >= len(known) for split in splits.split):
             raise _Unfollowable(f"a split that graph {compute.graph} does not have")

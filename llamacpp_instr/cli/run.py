@@ -17,6 +17,7 @@ Examples:
   instr run demo --prompt "Once upon a time" -n 64
   instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log
   instr run model.gguf --prompt-file prompt.txt --repeat 5 --force
+  instr run demo --prompt "Once upon a time" --perfetto session.pftrace
   echo "a sentence" | instr run encoder.gguf --embed --prompt -
 """
 )
@@ -108,6 +109,11 @@ Examples:
     help="Run N times in one session; the first is marked as warm-up.",
 )
 @click.option(
+    "--perfetto",
+    metavar="TRACE",
+    help="Write the session as a Perfetto trace too, when it is over.",
+)
+@click.option(
     "--on-log-error",
     default="continue",
     show_default=True,
@@ -140,6 +146,7 @@ def run(
     stats: str | None,
     stop_on_nan: bool,
     repeat: int,
+    perfetto: str | None,
     on_log_error: str,
 ) -> None:
     """Run MODEL on a prompt and record the session.
@@ -148,10 +155,13 @@ def run(
     comes; everything else, a summary at the end included, to standard error.
     """
     from llamacpp_instr.engine import ContextOptions
+    from llamacpp_instr.output import check_output
     from llamacpp_instr.run import RunOptions
     from llamacpp_instr.run import run as run_model
     from llamacpp_instr.sampling import Sampling
 
+    if perfetto is not None:
+        check_output(perfetto, force)
     options = RunOptions(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),
@@ -172,6 +182,18 @@ def run(
     written = run_model(options)
     _print_summary(written)
     click.echo(f"log: {written}", err=True)
+    if perfetto is not None:
+        _write_trace(written, perfetto, force)
+        click.echo(f"trace: {perfetto}", err=True)
+
+
+def _write_trace(log: Path, trace: str, force: bool) -> None:
+    from converters.perfetto import Options, write_perfetto
+    from llamacpp_instr.log import read_events
+    from llamacpp_instr.output import open_output
+
+    with open_output(trace, force) as file:
+        write_perfetto(read_events(log), file, Options())
 
 
 def _print_summary(log: Path) -> None:
