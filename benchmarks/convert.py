@@ -1,0 +1,167 @@
+"""How fast and how flat a log becomes a Perfetto trace.
+
+    python -m benchmarks.convert [--level detailed] [--large-mib 1024]
+
+A session of the demo model is recorded and made long by repeating its decodes. In one run, in
+turns, CPU seconds of this process are measured of
+
+    ours    from the NDJSON file to the finished trace: reading, everything drawn, counters
+    peer    the perfetto package's StreamingTraceProtoBuilder, which is given the same op slices
+            with the same annotations as ready Python values: no reading, nothing but ops
+    reading the log's events decoded and thrown away
+
+and the peak memory of another process that converts a large log. Traces go to /dev/null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
+from benchmarks.long_log import write_long_log
+from benchmarks.ratios import median_ratio
+from converters.perfetto import Options, write_perfetto
+from converters.timeline import plan_timeline
+from llamacpp_instr.log import read_events
+from llamacpp_instr.schema import Graph, Ops, Plan
+
+PAIRS = 7
+PEER_COMPUTES = 40
+CONVERT = """
+import resource, sys
+from converters.perfetto import Options, write_perfetto
+from llamacpp_instr.log import read_events
+with open("/dev/null", "wb") as out:
+    written = write_perfetto(read_events(sys.argv[1]), out, Options())
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, written.bytes)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--level", default="detailed", choices=("detailed", "verbose"))
+    parser.add_argument("--mib", type=int, default=8, help="of the log that is timed")
+    parser.add_argument("--large-mib", type=int, default=1024, help="of the one for the memory")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        real = Path(folder) / "real.log"
+        command = f"run demo -p Once -n 32 --level {args.level} --log {real}".split()
+        subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *command], check=True, capture_output=True
+        )
+        compare(real, Path(folder) / "long.log", args.mib << 20)
+        large(real, Path(folder) / "large.log", args.large_mib << 20)
+
+
+def compare(real: Path, log: Path, n_bytes: int) -> None:
+    n_ops = write_long_log(real, log, n_bytes)
+    slices = peer_slices(log)
+    ours, peer, reading = list[float](), list[float](), list[float]()
+    for _ in range(PAIRS):
+        ours.append(cpu(convert, log) / n_ops)
+        peer.append(cpu(build, slices) / len(slices))
+        reading.append(cpu(read, log) / n_ops)
+    speed = median_ratio([1e-6] * PAIRS, ours)
+    print(f"{n_ops:,} op slices from a log of {log.stat().st_size >> 20} MiB, begin to end")
+    print(f"million op slices a CPU second:   {speed}")
+    print(f"times the package's builder:      {median_ratio(peer, ours)}")
+    print(f"share of decoding the log's JSON: {median_ratio(reading, ours)}")
+
+
+def large(real: Path, log: Path, n_bytes: int) -> None:
+    n_ops = write_long_log(real, log, n_bytes)
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT, str(log)], check=True, capture_output=True, text=True
+    )
+    peak, seconds, size = done.stdout.split()
+    print(f"a log of {log.stat().st_size / 1e9:.2f} GB: peak memory {int(peak) / 1e6:.0f} MB,")
+    print(f"  {n_ops:,} op slices in {float(seconds):.1f} CPU s, trace {int(size) / 1e9:.2f} GB")
+
+
+def cpu(function: Any, argument: Any) -> float:
+    """CPU seconds of a call, from start to end of this process's only thread."""
+    begin = time.process_time()
+    function(argument)
+    return time.process_time() - begin
+
+
+def convert(log: Path) -> None:
+    with Path("/dev/null").open("wb") as out:
+        write_perfetto(read_events(log), out, Options())
+
+
+def read(log: Path) -> None:
+    for _ in read_events(log):
+        pass
+
+
+def peer_slices(log: Path) -> list[tuple[int, int, str, dict[str, str | int | float]]]:
+    """Begin, end, name and annotations of the op slices of some computes."""
+    graphs: dict[int, Graph] = {}
+    plans: dict[int, Plan] = {}
+    slices = []
+    n = 0
+    for _, event in read_events(log):
+        if isinstance(event, Graph):
+            graphs[event.graph] = event
+        elif isinstance(event, Plan):
+            plans[event.plan] = event
+        elif isinstance(event, Ops) and event.thread == 0:
+            n += 1
+            plan = plans[event.plan]
+            now = event.t
+            ops = plan_timeline(graphs[plan.graph], plan).ops
+            for op, gap, dur in zip(ops, event.gap or [0] * len(ops), event.dur, strict=True):
+                rates = {"GB/s": op.bytes / max(dur, 1), "GFLOP/s": op.flops / max(dur, 1)}
+                work = {"GB/s": op.bytes, "GFLOP/s": op.flops}
+                args = {**op.args, **{name: r for name, r in rates.items() if work[name]}}
+                slices.append((now + gap, now + gap + dur, op.name, args))
+                now += gap + dur
+            if n == PEER_COMPUTES:
+                break
+    return slices
+
+
+def build(slices: list[tuple[int, int, str, dict[str, str | int | float]]]) -> None:
+    with Path("/dev/null").open("wb") as out:
+        builder = StreamingTraceProtoBuilder(out)
+        packet = builder.create_packet()
+        packet.track_descriptor.uuid = 1
+        packet.track_descriptor.name = "layers"
+        builder.write_packet(packet)
+        for begin, end, name, args in slices:
+            packet = builder.create_packet()
+            packet.timestamp = begin
+            packet.trusted_packet_sequence_id = 1
+            packet.track_event.type = TrackEvent.TYPE_SLICE_BEGIN
+            packet.track_event.track_uuid = 1
+            packet.track_event.name = name
+            for key, value in args.items():
+                annotation = packet.track_event.debug_annotations.add()
+                annotation.name = key
+                if isinstance(value, str):
+                    annotation.string_value = value
+                elif isinstance(value, int):
+                    annotation.int_value = value
+                else:
+                    annotation.double_value = value
+            builder.write_packet(packet)
+            packet = builder.create_packet()
+            packet.timestamp = end
+            packet.trusted_packet_sequence_id = 1
+            packet.track_event.type = TrackEvent.TYPE_SLICE_END
+            packet.track_event.track_uuid = 1
+            builder.write_packet(packet)
+
+
+if __name__ == "__main__":
+    main()
