@@ -55,6 +55,9 @@ class PlanTimeline:
     """each inside one of `layers`"""
     edges: list[tuple[int, int]]
     """(kernel, later kernel that reads its result), views looked through"""
+    flops: int
+    """of all ops"""
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
         ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
-    return PlanTimeline(ops, layer_runs, block_runs, _edges(nodes, plan, counts, kernel_of))
+    edges = _edges(nodes, plan, counts, kernel_of)
+    return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
 
 
 def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:

@@ -7,6 +7,7 @@ of one sequence, so that a string is written once and referred to by number afte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from converters.perfetto.wire import data, double, fixed64, number, padded, text, varint
@@ -20,6 +21,10 @@ _CLEARED, _NEEDS_STATE = 1, 2
 Value = str | int | float
 Unit = Literal["count", "bytes"] | str
 
+# tags of fields that come most often
+_PACKET, _TIME, _EVENT, _ARG, _INT = (varint(tag) for tag in (0x0A, 0x40, 0x5A, 0x22, 0x20))
+_SMALL = 256
+"""integers below are written often: steps' sizes, states, layers"""
 _TAIL = number(10, 1) + number(13, _NEEDS_STATE)
 _KINDS: dict[str, int] = {"category": 1, "name": 2, "arg": 3, "text": 29, "colour": 43}
 """InternedData's fields"""
@@ -35,7 +40,9 @@ class Packets:
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
         self._new: list[bytes] = []
-        self._args: dict[tuple[str, Value], bytes] = {}
+        self._arg_names: dict[str, bytes] = {}
+        self._small: dict[tuple[str, int], bytes] = {}
+        self._openings: dict[tuple[int, str, str, str, int], bytes] = {}
 
     def take_interned(self) -> bytes:
         """A packet with the strings that were interned since the last call, or nothing."""
@@ -56,16 +63,27 @@ class Packets:
 
     def arg(self, name: str, value: Value, keep: bool = False) -> bytes:
         """An argument; `keep` interns its text, which pays when it comes again."""
-        head = number(1, self.intern("arg", name))
+        if type(value) is int and 0 <= value < _SMALL:
+            known = self._small.get((name, value))
+            if known is None:
+                known = self._small[name, value] = self._arg(name, _INT + varint(value))
+            return known
         if isinstance(value, str):
             body = number(17, self.intern("text", value)) if keep else text(6, value)
         elif isinstance(value, bool):
             body = number(2, value)
         elif isinstance(value, int):
-            body = number(4, _int64(value))
+            body = _INT + varint(_int64(value))
         else:
             body = double(5, value)
-        return data(4, head + body)
+        return self._arg(name, body)
+
+    def _arg(self, name: str, value: bytes) -> bytes:
+        head = self._arg_names.get(name)
+        if head is None:
+            head = self._arg_names[name] = number(1, self.intern("arg", name))
+        body = head + value
+        return _ARG + varint(len(body)) + body
 
     def arg_of_number(self, name: str) -> bytes:
         """An argument whose integer is to be overwritten; it ends with the padded varint."""
@@ -82,10 +100,15 @@ class Packets:
 
         Slices of one `colour`, a word, look alike in Perfetto's UI whatever their names.
         """
-        body = number(9, kind) + number(11, track)
-        body += number(10, self.intern("name", name))
-        body += number(3, self.intern("category", category))
-        return body + number(54, self.intern("colour", colour)) if colour else body
+        key = (track, name, category, colour, kind)
+        body = self._openings.get(key)
+        if body is None:
+            body = number(9, kind) + number(11, track)
+            body += number(10, self.intern("name", name))
+            body += number(3, self.intern("category", category))
+            body += number(54, self.intern("colour", colour)) if colour else b""
+            self._openings[key] = body
+        return body
 
     def named(self, track: int, name: str, category: str, kind: int = BEGIN) -> bytes:
         """The same for a name that is not worth a number: a token's text."""
@@ -93,6 +116,7 @@ class Packets:
         return body + number(3, self.intern("category", category))
 
 
+@lru_cache(1024)
 def closing(track: int) -> bytes:
     """The fields of a track event that ends the slice begun last."""
     return number(9, END) + number(11, track)
@@ -110,7 +134,8 @@ def flow_to(flow: int) -> bytes:
 
 def event(t: int, body: bytes) -> bytes:
     """A packet of one track event at `t`."""
-    return packet(number(8, t) + data(11, body) + _TAIL)
+    whole = _TIME + varint(t) + _EVENT + varint(len(body)) + body + _TAIL
+    return _PACKET + varint(len(whole)) + whole
 
 
 def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
@@ -125,9 +150,14 @@ def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
 
 def sample(t: int, track: int, value: float) -> bytes:
     """A counter's value from `t` on."""
-    body = number(9, COUNTER) + number(11, track)
+    body = _sampling(track)
     whole = isinstance(value, int)
     return event(t, body + (number(30, _int64(int(value))) if whole else double(44, value)))
+
+
+@lru_cache(1024)
+def _sampling(track: int) -> bytes:
+    return number(9, COUNTER) + number(11, track)
 
 
 def _int64(value: int) -> int:
@@ -168,4 +198,4 @@ def first_packet(t: int, wall: int) -> bytes:
 
 def packet(body: bytes) -> bytes:
     """A TracePacket, as an entry of a Trace."""
-    return b"\x0a" + varint(len(body)) + body
+    return _PACKET + varint(len(body)) + body

@@ -72,7 +72,6 @@ class StepSlices:
         """begin and end of the latest steps"""
         self._lanes: dict[int, tuple[int, int]] = {}
         """open marks: lane and begin"""
-        self._waiting: dict[int, tuple[int, str]] = {}
 
     def slice(
         self,
@@ -84,9 +83,9 @@ class StepSlices:
         args: dict[str, Value],
         extra: bytes = b"",
     ) -> None:
-        """One slice."""
-        body = self._packets.opening(track, name, category) + self._packets.args(args)
-        self._write(event(begin, body + extra) + event(max(begin, end), closing(track)))
+        """One slice; `extra` are further fields."""
+        body = self._packets.opening(track, name, category) + self._packets.args(args) + extra
+        self._write(event(begin, body) + event(max(begin, end), closing(track)))
 
     def instant(self, track: int, name: str, t: int, category: str, args: dict[str, Value]) -> None:
         """One instant."""
@@ -190,12 +189,12 @@ class StepSlices:
         phases = self._tracks.child(home, "phases")
         if end.prepare:
             until = min(begin.t + end.prepare, t if step.first is None else step.first)
-            self.slice(phases, "prepare", begin.t, until, "phase", {"ns": end.prepare})
+            self.slice(phases, "prepare", begin.t, until, "phase", {})
         if end.readback:
             # the log has the sum over the ubatches; it is drawn after the last of them
             since = max(step.last, begin.t)
             shown = min(since + end.readback, max(t, since))
-            self.slice(phases, "readback", since, shown, "phase", {"ns": end.readback})
+            self.slice(phases, "readback", since, shown, "phase", {})
         counters: tuple[tuple[str, str, float], ...] = (
             ("minor page faults", "count", end.minflt),
             ("major page faults", "count", end.majflt),
@@ -215,7 +214,7 @@ class StepSlices:
             dur = getattr(compute, what)
             if dur:
                 end = min(now + dur, start)
-                self.slice(phases, what, now, end, "phase", {"ns": dur})
+                self.slice(phases, what, now, end, "phase", {})
                 now = end
         args: dict[str, Value] = {
             name: getattr(compute, name)
@@ -232,10 +231,7 @@ class StepSlices:
         if compute.dur <= 0:
             return
         start = compute.t + compute.start
-        for name, work in (
-            ("GB/s", sum(op.bytes for op in timeline.ops)),
-            ("GFLOP/s", sum(op.flops for op in timeline.ops)),
-        ):
+        for name, work in (("GB/s", timeline.bytes), ("GFLOP/s", timeline.flops)):
             counter = self._tracks.child(home, f"achieved {name}", name)
             self._write(sample(start, counter, work / compute.dur))
 
@@ -266,13 +262,14 @@ class StepSlices:
         if token.step >= 0:
             args["step"] = token.step
         track = self._tracks.child(home, "sampler")
-        extra = b"" if flow is None else flow_from(flow)
-        self.slice(track, "sample", token.t, token.t + token.dur, "sampler", args, extra)
+        told = self._packets.args(args)
+        extra = told if flow is None else told + flow_from(flow)
+        self.slice(track, "sample", token.t, token.t + token.dur, "sampler", {}, extra)
         if token.step in self.ended:
             # on the step that it came out of, as long as this is
             begin, end = self.ended[token.step]
             text = json.dumps(token.text, ensure_ascii=False)
-            body = self._packets.named(home, text, "token") + self._packets.args(args)
+            body = self._packets.named(home, text, "token") + told
             self._write(event(begin, body) + event(end, closing(home)))
 
 

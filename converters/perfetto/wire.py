@@ -19,12 +19,19 @@ PADDED = 9
 def varint(value: int) -> bytes:
     """An unsigned number below 2**64; negative ones as protobuf's int64 has them."""
     value &= 0xFFFF_FFFF_FFFF_FFFF
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    if value < 0x4000:
+        return _LAST[value]
+    out = _NOT_LAST[value & 0x3FFF]
+    value >>= 14
+    while value >= 0x4000:
+        out += _NOT_LAST[value & 0x3FFF]
+        value >>= 14
+    return out + _LAST[value]
+
+
+# 14 bits at once: as the last of a number, without the bytes that it does not need, or before it
+_LAST = [bytes((v,)) if v < 0x80 else bytes((v & 0x7F | 0x80, v >> 7)) for v in range(0x4000)]
+_NOT_LAST = [bytes((v & 0x7F | 0x80, v >> 7 | 0x80)) for v in range(0x4000)]
 
 
 def number(field: int, value: int) -> bytes:
