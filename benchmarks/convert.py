@@ -2,8 +2,9 @@
 
     python -m benchmarks.convert [--level detailed] [--large-mib 1024]
 
-A session of the demo model is recorded and made long by repeating its decodes. In one run, in
-turns, CPU seconds of this process are measured of
+Sessions of the demo model (4 layers, 73 op slices a decode) and of a random one (14 layers, 243)
+are recorded and made long by repeating their decodes. In one run, in turns, CPU seconds of this
+process are measured of
 
     ours    from the NDJSON file to the finished trace: reading, everything drawn, counters
     peer    the perfetto package's StreamingTraceProtoBuilder, which is given the same op slices
@@ -27,6 +28,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from benchmarks.long_log import write_long_log
+from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
 from converters.perfetto import Options, write_perfetto
 from converters.timeline import plan_timeline
@@ -52,14 +54,19 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=8, help="of the log that is timed")
     parser.add_argument("--large-mib", type=int, default=1024, help="of the one for the memory")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        real = Path(folder) / "real.log"
-        command = f"run demo -p Once -n 32 --level {args.level} --log {real}".split()
-        subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *command], check=True, capture_output=True
-        )
-        compare(real, Path(folder) / "long.log", args.mib << 20)
-        large(real, Path(folder) / "large.log", args.large_mib << 20)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        demo, other = folder / "demo.log", folder / "random.log"
+        run = f"-m llamacpp_instr run demo -p Once -n 32 --level {args.level} --log {demo}"
+        model = write_random_model(folder / "random.gguf")
+        probe = f"tests/probe.py {model} {folder}/out.npz --threads 2 --level {args.level}"
+        for command in (run, f"{probe} --decodes 16 --log {other}"):
+            subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
+        for real in (demo, other):
+            print(f"\n{real.stem} model, level {args.level}")
+            compare(real, folder / "long.log", args.mib << 20)
+        print()
+        large(demo, folder / "large.log", args.large_mib << 20)
 
 
 def compare(real: Path, log: Path, n_bytes: int) -> None:

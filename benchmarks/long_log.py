@@ -20,13 +20,13 @@ def write_long_log(real: Path, out: Path, n_bytes: int) -> int:
     events: list[dict[str, Any]] = [json.loads(line) for line in lines]
     built = max(i for i, e in enumerate(events) if e["event"] in ("graph", "plan"))
     first = next(i for i in range(built, len(events)) if events[i]["event"] == "step_begin")
-    last = max(i for i, e in enumerate(events) if e["event"] == "token")
+    last = max(i for i, e in enumerate(events) if e["event"] in ("step_end", "token"))
     block = events[first : last + 1]
     assert {e["event"] for e in block} <= _REPEATED, "the steps hold more than can be repeated"
     ids = {key: [e[key] for e in block if key in e] for key in ("step", "compute", "index")}
     times = [e["t"] for e in block]
     # a copy begins where the one before it had ended
-    ahead = {key: max(found) - min(found) + 1 for key, found in ids.items()}
+    ahead = {key: max(found) - min(found) + 1 for key, found in ids.items() if found}
     ahead["t"] = max(times) - min(times) + 100_000
     parts = [_cut(lines[i]) for i in range(first, last + 1)]
     n_ops = sum(len(e["dur"]) for e in events if e["event"] == "ops" and not e.get("thread"))

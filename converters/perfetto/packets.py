@@ -39,16 +39,17 @@ class Packets:
 
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
-        self._new: list[bytes] = []
+        self.new: list[bytes] = []
+        """strings that were interned and not yet taken"""
         self._arg_names: dict[str, bytes] = {}
         self._small: dict[tuple[str, int], bytes] = {}
         self._openings: dict[tuple[int, str, str, str, int], bytes] = {}
 
     def take_interned(self) -> bytes:
         """A packet with the strings that were interned since the last call, or nothing."""
-        if not self._new:
+        if not self.new:
             return b""
-        entries, self._new = b"".join(self._new), []
+        entries, self.new = b"".join(self.new), []
         return packet(data(12, entries) + _TAIL)
 
     def intern(self, kind: str, value: str) -> int:
@@ -56,7 +57,7 @@ class Packets:
         ids = self._ids[kind]
         if value not in ids:
             ids[value] = len(ids) + 1
-            self._new.append(data(_KINDS[kind], number(1, ids[value]) + text(2, value)))
+            self.new.append(data(_KINDS[kind], number(1, ids[value]) + text(2, value)))
         return ids[value]
 
     # --- parts of events ---

@@ -151,11 +151,12 @@ class _Writer:
         return Written(self._bytes, left_out)
 
     def _emit(self, data: Any) -> None:
-        interned = self._packets.take_interned()
-        if interned:
+        if self._packets.new:
+            interned = self._packets.take_interned()
             self._output(interned)
+            self._bytes += len(interned)
         self._output(data)
-        self._bytes += len(interned) + len(data)
+        self._bytes += len(data)
 
     def _new_flows(self, n: int) -> int:
         self._n_flows += n
