@@ -44,7 +44,9 @@ from llamacpp_instr.log import read_events
 with open("/dev/null", "wb") as out:
     written = write_perfetto(read_events(sys.argv[1]), out, Options())
 usage = resource.getrusage(resource.RUSAGE_SELF)
-print(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, written.bytes)
+# ru_maxrss would count what the parent had when it forked
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024, usage.ru_utime + usage.ru_stime, written.bytes)
 """
 
 
