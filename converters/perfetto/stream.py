@@ -206,11 +206,8 @@ class _Writer:
         """UsageError when a selection matched nothing."""
         path, kernels, chosen = self._reader.path, self._kernels, self._selection
         if chosen.steps is not None and not self._step_matched:
-            has = (
-                "no steps"
-                if self._steps_seen is None
-                else "steps {} to {}".format(*self._steps_seen)
-            )
+            seen = self._steps_seen
+            has = f"steps {seen[0]} to {seen[1]}" if seen else "no steps"
             raise UsageError(f"{path}: no step was selected; the log has {has}")
         if (chosen.layers is None and chosen.ops is None) or kernels.matched:
             return
