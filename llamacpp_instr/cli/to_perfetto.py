@@ -28,6 +28,14 @@ Examples:
 @click.option("--ops", metavar="OP,…", help="Only kernels of these ops, as MUL_MAT,ROPE.")
 @click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
 @click.option("--flows", is_flag=True, help="Arrows from ops to readers, from tokens to decodes.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["protobuf", "json"]),
+    default="protobuf",
+    show_default=True,
+    help="json is Chrome's, for other tools; larger, and without flows.",
+)
 @click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto opens it as it is.")
 @click.option("--lenient", is_flag=True, help="Leave out damaged lines and count them.")
 def to_perfetto(
@@ -39,6 +47,7 @@ def to_perfetto(
     ops: str | None,
     no_threads: bool,
     flows: bool,
+    form: str,
     compress: bool,
     lenient: bool,
 ) -> None:
@@ -47,6 +56,7 @@ def to_perfetto(
     It shows the steps with their tokens, layers with blocks and ops in them, threads, the sampler
     and counters. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
+    from converters.chrome import write_chrome
     from converters.perfetto import Options, write_perfetto
     from converters.timeline import Selection
     from llamacpp_instr.log import read_events
@@ -59,28 +69,33 @@ def to_perfetto(
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
     options = Options(selection, not no_threads, flows, compress, lenient)
-    output = output or _default_output(log, compress)
+    if form == "json" and flows:
+        raise UsageError("--flows needs the format protobuf")
+    output = output or _default_output(log, form, compress)
     check_output(output, force)
     with progress_bar(f"Converting {log}") as on_progress:
         reader = read_events(log, lenient, on_progress)
         with open_output(output, force) as file:
-            written = write_perfetto(reader, file, options)
+            if form == "json":
+                left_out = write_chrome(reader, file, selection, not no_threads, compress, lenient)
+            else:
+                left_out = write_perfetto(reader, file, options).left_out
     if reader.end is not None and (said := reader.end.sentence()):
         click.echo(f"{reader.path}: {said}", err=True)
-    if written.left_out:
-        n = written.left_out
-        click.echo(f"{reader.path}: {n} events refer to what is missing, left out", err=True)
+    if left_out:
+        click.echo(f"{reader.path}: {left_out} events refer to what is missing, left out", err=True)
     if output != "-":
         click.echo(output)
 
 
-def _default_output(log: str, compress: bool) -> str:
+def _default_output(log: str, form: str, compress: bool) -> str:
     if log == "-":
         raise UsageError("name the trace with -o: standard input has no name")
     name = Path(log)
     while name.suffix in (".gz", ".zst", ".log", ".ndjson", ".jsonl"):
         name = name.with_suffix("")
-    return f"{name}.pftrace" + (".gz" if compress else "")
+    kind = "json" if form == "json" else "pftrace"
+    return f"{name}.{kind}" + (".gz" if compress else "")
 
 
 def _parse_range(option: str, text: str | None, between: str) -> tuple[int, int] | None:
