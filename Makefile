@@ -3,7 +3,8 @@
 # make lint   the checks that need no model
 #
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
-# make bench      what recording costs, as ratios (half an hour on a quiet machine)
+# make pictures   docs/images: what `instr view` shows, taken in Chromium
+# make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
 #
 # PYTHON is the interpreter that the environment .venv is made with.
 
@@ -13,15 +14,18 @@ PROMPT ?= Once upon a time
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TEST_INSTALLED := .venv/.installed-test
+# what drives a browser; tests of the UI are skipped where there is no node to run it
+UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
+UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo test lint native sanitize bench clean
+.PHONY: demo test lint native sanitize pictures bench ui-kit clean
 
 demo: native
 	@mkdir -p out
 	$(BIN)/instr run demo --prompt "$(PROMPT)" -n 64 --log out/demo.log \
 	    --perfetto out/demo.pftrace --force
 
-test: native $(TEST_INSTALLED)
+test: native $(TEST_INSTALLED) $(UI_KIT)
 	$(BIN)/python -m pytest
 
 lint: $(TEST_INSTALLED)
@@ -31,8 +35,20 @@ lint: $(TEST_INSTALLED)
 sanitize: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.sanitize
 
+pictures: native $(TEST_INSTALLED) ui-kit
+	$(BIN)/python -m tests.pictures
+
 bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.convert_json
+	$(BIN)/python -m benchmarks.tables
+
+ui-kit: $(UI_INSTALLED)
+
+$(UI_INSTALLED): tests/ui/package.json
+	@cd tests/ui && npm install --no-package-lock --no-audit --no-fund --silent && touch ../../$@ || { \
+	    echo "npm cannot install what the tests of the UI need; they will be skipped" >&2; [ -z "$$CI" ]; }
 
 # takes a second when it was built before: the build has a cache of its own
 native: $(INSTALLED)

@@ -94,6 +94,9 @@ def allowed(name: str, other: str) -> bool:
         # what all converters are made of is no sibling, and the parts of one are one room
         own = ".".join(name.split(".")[:2])
         return other in FLOOR | READING | set(SHARED) or f"{other}.".startswith(f"{own}.")
+    if name == "llamacpp_instr.view":
+        # serves files: it knows neither side
+        return other == "llamacpp_instr.errors"
     if name == "llamacpp_instr":
         # `llamacpp_instr.recording` is the package's Python interface
         return other in {"llamacpp_instr.errors", "llamacpp_instr.recording"}
@@ -123,6 +126,8 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert not allowed("llamacpp_instr.session", "llama_cpp")
     assert not allowed("llamacpp_instr.recording", "llamacpp_instr.log")
     assert not allowed("llamacpp_instr.run", "llamacpp_instr.cli")
+    assert not allowed("llamacpp_instr.view", "llamacpp_instr.native")
+    assert not allowed("llamacpp_instr.view", "converters.perfetto")
     assert allowed("llamacpp_instr.recording", "llamacpp_instr.native")
     assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.session")
 

@@ -26,10 +26,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
     "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
     "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
-    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
+    "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
-    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
     "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),
+    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
+    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
 }
 """Name -> ("module:function", one line of help), in the order in which the help lists them."""
 

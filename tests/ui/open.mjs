@@ -1,0 +1,140 @@
+// Opens an address of `instr view` in headless Chromium and says what Perfetto's UI shows.
+//
+// Standard input: one JSON object (see Request below); standard output: one (see the end).
+// Everything that the browser sends, to whatever host, goes through a proxy that stands in this
+// file, is listed, and is only passed on to the server of the address itself.
+
+import fs from 'node:fs';
+import http from 'node:http';
+import {chromium} from 'playwright-core';
+
+// Request: chromium, address, width, height, timeout (s); and as wanted: queries {name: SQL},
+// select (SQL whose first row's `id` is a slice to select), picture (a PNG to write)
+const request = JSON.parse(fs.readFileSync(0, 'utf8'));
+const origin = new URL(request.address).origin;
+const timeout = request.timeout * 1000;
+const seen = {
+  loaded: false, dialog: null, title: '', import_errors: 0, tracks: [], pinned: [], drawn: [],
+  visible: [0, 0], details: '', rows: {}, requests: [], foreign: [], errors: [], console: [],
+};
+
+// Chromium's own services (sign-in, autofill) are pointed at this name; no page knows it.
+const OWN = 'http://browsers-own.invalid';
+
+const proxy = http.createServer((from, to) => {
+  const url = new URL(from.url);            // a proxy is sent whole addresses
+  if (url.origin !== origin) {
+    if (url.origin !== OWN) seen.foreign.push(from.url);
+    return to.writeHead(403).end();
+  }
+  seen.requests.push(url.pathname);
+  const {method, headers} = from;
+  const passed = http.request(url, {method, headers}, (answer) => {
+    to.writeHead(answer.statusCode, answer.headers);
+    answer.pipe(to);
+  });
+  passed.on('error', () => to.destroy());
+  from.pipe(passed);
+});
+proxy.on('connect', (from, socket) => {     // TLS and web sockets
+  seen.foreign.push(from.url);
+  socket.end('HTTP/1.1 403 Forbidden\r\n\r\n');
+});
+await new Promise((listening) => proxy.listen(0, '127.0.0.1', listening));
+
+let browser;
+try {
+  browser = await chromium.launch({
+    executablePath: request.chromium,
+    proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
+    // the sandbox needs rights that containers do not give; the rest is the browser's own traffic
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--disable-background-networking',
+      '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run',
+      `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
+  });
+  const {width, height} = request;
+  const page = await browser.newPage({
+    viewport: {width, height},
+    proxy: {server: `http://127.0.0.1:${proxy.address().port}`},   // loopback goes through it too
+  });
+  page.setDefaultTimeout(timeout);
+  page.on('pageerror', (error) => seen.errors.push(String(error)));
+  page.on('console', (message) => {
+    if (message.type() === 'error') seen.console.push(message.text());
+  });
+  // the hint of how to pan lies over the tracks until it was seen once
+  await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
+  await page.goto(request.address);
+  // open: there is a trace and its tracks are drawn; or a dialog says why not
+  await page.waitForFunction(
+      () => self.app?.trace || document.querySelector('.pf-modal-dialog'), null, {timeout});
+  seen.loaded = await page.evaluate(() => Boolean(self.app?.trace));
+  const idle = () => page.evaluate(() => self.waitForPerfettoIdle?.(300));
+  if (seen.loaded) {
+    await idle();
+    Object.assign(seen, await page.evaluate(look, request.queries ?? {}));
+    if (request.select) {
+      await page.evaluate(select, request.select);
+      const details = page.locator('.pf-details-shell').first();
+      await details.waitFor();
+      await idle();
+      seen.details = await details.innerText();
+      // what it is says more than when it was
+      const args = details.getByText('Arguments', {exact: true}).first();
+      if (await args.count()) await args.evaluate((title) => title.scrollIntoView());
+    }
+  }
+  seen.dialog = await page.evaluate(
+      () => document.querySelector('.pf-modal-dialog')?.innerText ?? null);
+  if (request.picture) await page.screenshot({path: request.picture});
+} finally {
+  await browser?.close();
+  proxy.close();
+}
+console.log(JSON.stringify(seen));
+
+// --- in the page ---
+
+/** Selects the slice whose id the query gives, as a click on it would. */
+async function select(sql) {
+  const trace = self.app.trace;
+  const {id} = (await trace.engine.query(sql)).firstRow({id: 0});
+  trace.selection.selectSqlEvent('slice', id,
+      {scrollToSelection: false, switchToCurrentSelectionTab: true});
+  const drawer = document.querySelector('.pf-details-shell');
+  if (!drawer) self.app.commands.runCommand('dev.perfetto.ToggleDrawer');
+}
+
+/** What there is to see: tracks in their order with their depth, the viewport, rows. */
+async function look(queries) {
+  const trace = self.app.trace;
+  const workspace = trace.currentWorkspace ?? trace.workspace;
+  const tracks = [];
+  const walk = (node, depth) => {
+    for (const child of node.children) {
+      tracks.push({name: child.name, depth, expanded: Boolean(child.expanded)});
+      walk(child, depth + 1);
+    }
+  };
+  walk(workspace, 0);
+  const rows = {};
+  for (const [name, sql] of Object.entries(queries)) {
+    const result = await trace.engine.query(sql);
+    rows[name] = [];
+    for (const row = result.iter({}); row.valid(); row.next()) {
+      const plain = (value) => typeof value === 'bigint' ? Number(value) : value;
+      rows[name].push(result.columns().map((column) => plain(row.get(column))));
+    }
+  }
+  const span = trace.timeline.visibleWindow.toTimeSpan();
+  return {
+    title: trace.traceInfo.traceTitle,
+    import_errors: Number(trace.traceInfo.importErrors),
+    tracks,
+    pinned: workspace.pinnedTracks.map((track) => track.name),
+    drawn: [...document.querySelectorAll('.pf-track__title, .pf-track__name')]
+        .map((title) => title.innerText.split('\n')[0]).filter(Boolean),
+    visible: [Number(span.start), Number(span.end)],
+    rows,
+  };
+}
