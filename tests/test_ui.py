@@ -27,7 +27,10 @@ QUERIES = {
         select name, value from stats
         where severity in ('error', 'data_loss') and value > 0""",
 }
-AN_ATTENTION = "select id from slice where name = 'FLASH_ATTN_EXT' order by ts limit 1"
+# the layers' track has what is known of an op; the threads' tracks have its time on each
+AN_ATTENTION = """
+    select slice.id as id from slice join track on track_id = track.id
+    where slice.name = 'FLASH_ATTN_EXT' and track.name = 'layers' order by ts limit 1"""
 
 
 @pytest.fixture(scope="module")
