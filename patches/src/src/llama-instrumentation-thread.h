@@ -48,9 +48,9 @@ struct ubatch_state {
     bool     open    = false;
     bool     encoder = false;
     bool     reused  = false;
-    bool     computed = false;
-    uint32_t n_tokens = 0;
-    uint64_t t_begin  = 0;
+    uint32_t n_tokens   = 0;
+    uint64_t t_begin    = 0;
+    uint64_t t_computed = 0;  // when the recorder was done with its compute
     span_clock clock;
     std::array<uint64_t, 4> laps = {};
 };

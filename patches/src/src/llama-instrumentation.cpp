@@ -107,7 +107,7 @@ void llama_instr_step::finish() {
     auto & step = t.step;
     const uint64_t t_entry = ggml_instr_clock_ns();
     (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(t_entry, t.spent);
-    const uint64_t spent = t.spent - step.spent_at_begin;
+    const uint64_t spent = t.spent - step.spent_at_begin;    uint64_t now = t_entry;
     step_end_record record = {};
     record.minflt = record.majflt = -1;
     if (t_entry - step.s->faults_asked >= session::faults_interval_ns) {
@@ -117,8 +117,8 @@ void llama_instr_step::finish() {
         record.minflt = faults_since(step.s->minflt, usage.ru_minflt);
         record.majflt = faults_since(step.s->majflt, usage.ru_majflt);
         step.s->faults_asked = t_entry;
+        now = ggml_instr_clock_ns();
     }
-    const uint64_t now = ggml_instr_clock_ns();
     if (step.id >= 0) {
         record.t        = now;
         record.prepare  = step.prepare;
@@ -198,7 +198,8 @@ void llama_instr_ubatch::finish() {
     auto & t = tl();
     t.ubatch.open = false;
     t.build.open  = false;
-    t.step.clock.start(ggml_instr_clock_ns(), t.spent);
+    // from the end of the compute on, when there was one: the time was read there
+    t.step.clock.start(t.ubatch.t_computed ? t.ubatch.t_computed : ggml_instr_clock_ns(), t.spent);
 }
 
 void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
@@ -240,10 +241,8 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
     c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? t.build.layers : nothing);
     t.build.open = false;
-
     const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
-    const int n_splits   = ggml_backend_sched_get_n_splits(ctx->get_sched());
-    const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), n_splits);
+    const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), ggml_backend_sched_get_n_splits(ctx->get_sched()));
     if (!room) {
         c.s->dropped_ops += (uint64_t) ggml_graph_n_nodes(gf);
     }
@@ -297,6 +296,7 @@ void llama_instr_compute::finish() {
         write_kernels(*c.s, *c.state, *c.graph, c.times);
     }
     c.s.reset();
+    ub.t_computed = recorder.stop();
 }
 
 namespace llama_instr {
