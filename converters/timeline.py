@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from converters.op_words import describe
 from llamacpp_instr.kernels import plan_kernels
-from llamacpp_instr.ops import Block, op_params
+from llamacpp_instr.ops import Block, bytes_written, op_params
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
 Value: TypeAlias = "str | int | float"
@@ -153,7 +153,10 @@ def _args(
         args["weight"] = weights[0].name
         args["weight_type"] = weights[0].type
     if n_bytes:
+        written = _written(graph, nodes, last)
         args["bytes"] = n_bytes
+        args["bytes_read"] = max(0, n_bytes - written)
+        args["bytes_written"] = written
     if n_flops:
         args["flops"] = n_flops
     if len(inside) > 1:
@@ -164,6 +167,11 @@ def _args(
     if 0 <= nodes.buffer[last] < len(graph.buffers):
         args["buffer"] = graph.buffers[nodes.buffer[last]]
     return args
+
+
+def _written(graph: Graph, nodes: Nodes, node: int) -> int:
+    shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in nodes.src[node]]
+    return bytes_written(nodes.op[node], nodes.ne[node], nodes.bytes[node], shapes)
 
 
 def _shaped(kind: str, ne: list[int]) -> str:

@@ -18,10 +18,8 @@ from dataclasses import asdict, dataclass, field
 from llamacpp_instr import __version__
 from llamacpp_instr.build import compilers, cpu_identity, usable_cpus
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.native import ABI
 from llamacpp_instr.upstream import patch_digest, patches_dir, read_upstream
-
-ABI = 1
-"""version of the recorder's C API that this package speaks"""
 
 PROBE_SECONDS = 60
 

@@ -155,8 +155,7 @@ def bytes_moved(
         rows = prod(src_ne[1])
         return rows * _row_bytes(src_ne[0], src_bytes[0]) + src_bytes[1] + n_bytes
     if op == "SET_ROWS":
-        rows = prod(src_ne[0][1:])
-        return src_bytes[0] + src_bytes[1] + rows * _row_bytes(ne, n_bytes)
+        return src_bytes[0] + src_bytes[1] + bytes_written(op, ne, n_bytes, src_ne)
     if op == "CPY":
         return src_bytes[0] + n_bytes
     if op == "MUL_MAT_ID" and len(src_ne) >= 3:
@@ -164,6 +163,15 @@ def bytes_moved(
         used = min(n_experts, prod(src_ne[2]))
         return src_bytes[0] * used // max(1, n_experts) + sum(src_bytes[1:]) + n_bytes
     return sum(src_bytes) + n_bytes
+
+
+def bytes_written(op: str, ne: Sequence[int], n_bytes: int, src_ne: Sequence[Sequence[int]]) -> int:
+    """Of `bytes_moved`, what a node writes: its result; of SET_ROWS the rows given."""
+    if op in VIEW_OPS or not src_ne:
+        return 0
+    if op == "SET_ROWS":
+        return prod(src_ne[0][1:]) * _row_bytes(ne, n_bytes)
+    return n_bytes
 
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})

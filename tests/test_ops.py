@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from llamacpp_instr.kernels import plan_kernels
-from llamacpp_instr.ops import block_of, blocks_of, bytes_moved, flops, op_params
+from llamacpp_instr.ops import block_of, blocks_of, bytes_moved, bytes_written, flops, op_params
 from llamacpp_instr.schema import Graph, Leaf, Nodes, Plan, Split
 
 
@@ -138,6 +138,13 @@ def test_bytes_by_hand():
     many = ("MUL_MAT_ID", [4, 2, 20], 640, [[3, 4, 16], [3, 1, 20], [2, 20]], [384, 240, 160])
     assert bytes_moved(*many) == 384 + 240 + 160 + 640
     assert bytes_moved("VIEW", [4], 16, [[8]], [32]) == 0
+
+
+def test_what_a_node_writes_is_a_part_of_what_it_moves():
+    assert bytes_written("MUL_MAT", [4, 5], 80, [[3, 4], [3, 5]]) == 80
+    # a cache of 1000 rows of 4 bytes, of which two are written
+    assert bytes_written("SET_ROWS", [4, 1000], 4000, [[4, 2], [2]]) == 8
+    assert bytes_written("VIEW", [4], 16, [[8]]) == 0
 
 
 def test_fused_kernels_move_nothing_between_their_nodes():
