@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 Row = tuple[Any, ...]
+MEMORY = "memory_update"
 
 
 @dataclass
@@ -25,6 +28,27 @@ class Truth:
     kv: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
     rates: list[Row] = field(default_factory=list)
+    texts: list[Row] = field(default_factory=list)
+    """of the tokens, quoted, on the steps that they came out of"""
+    phases: list[Row] = field(default_factory=list)
+    loads: list[Row] = field(default_factory=list)
+    marks: list[Row] = field(default_factory=list)
+    """spans and instants; a span that was not ended is left out"""
+    said: list[Row] = field(default_factory=list)
+    """notes and messages"""
+    kv_bytes: list[Row] = field(default_factory=list)
+    kv_changes: list[Row] = field(default_factory=list)
+    memory: list[Row] = field(default_factory=list)
+    """time, counter, bytes"""
+    major_faults: list[Row] = field(default_factory=list)
+    splits: list[Row] = field(default_factory=list)
+    syncs: list[Row] = field(default_factory=list)
+    stats: list[Row] = field(default_factory=list)
+    """time, name of an argument, its value"""
+    args: list[Row] = field(default_factory=list)
+    """begin of the op, name of an argument, its value"""
+    work: list[Row] = field(default_factory=list)
+    """begin, floating-point operations and bytes of each product of matrices alone"""
     n_edges: int = 0
     """reads of another kernel's result, all computes together"""
     n_taken: int = 0
@@ -37,9 +61,13 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     graphs: dict[int, Any] = {}
     plans: dict[int, Any] = {}
     begun: dict[int, Any] = {}
+    computed: dict[int, Any] = {}
+    ended: dict[int, int] = {}
+    marked: dict[int, Any] = {}
     sampled: Counter[int] = Counter()
     for e in events:
         kind = e["event"]
+        add_facts(found, e, marked)
         if kind == "graph":
             graphs[e["graph"]] = e
         elif kind == "plan":
@@ -55,14 +83,33 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             dur = e["t"] - b["t"]
             found.steps.append((b["t"], dur, name, b["step"], b["n_tokens"], e["status"]))
             found.faults.append((b["t"], e.get("minflt", 0)))
+            found.major_faults.append((b["t"], e.get("majflt", 0)))
+            found.phases += step_phases(b, e, [c for c in computed.values() if in_step(c, b)])
+            ended[b["step"]] = e["t"]
             if dur:
                 found.rates.append((b["t"], b["n_tokens"] / (dur / 1e9)))
         elif kind == "token":
             p = e.get("p")
             found.tokens.append((e["t"], e["dur"], e["text"], e["id"], p))
+            if e.get("step", -1) in ended:
+                begin = begun[e["step"]]["t"]
+                text = json.dumps(e["text"], ensure_ascii=False)
+                found.texts.append((begin, ended[e["step"]] - begin, text))
             sampled[e["ctx"]] += 1
-        elif kind == "kv":
-            found.kv.append((e["t"], e["used"]))
+        elif kind == "compute":
+            computed[e["compute"]] = e
+            now = e["t"]
+            for name in ("apply", "build", "alloc", "inputs"):
+                if dur := e.get(name, 0):
+                    found.phases.append((now, dur, name))
+                    now += dur
+            found.phases.append((e["t"] + e.get("start", 0), e["dur"], "compute"))
+        elif kind == "splits":
+            known = graphs[computed[e["compute"]]["graph"]]["splits"]
+            beside = zip(e["split"], e["asynchronous"], strict=True)
+            for begin, dur, (split, asynchronous) in intervals(e, beside):
+                name = ("submit to " if asynchronous else "") + known[split]["backend"]
+                found.splits.append((begin, dur, name, split))
         elif kind == "layers":
             for begin, dur, layer in intervals(e, e["layer"]):
                 name = f"layer {layer}" if layer >= 0 else "no layer"
@@ -83,6 +130,10 @@ def truth(events: list[dict[str, Any]]) -> Truth:
                     last = inside[-1]
                     shape = f"{nodes['type'][last]} {nodes['ne'][last]}"
                     found.ops.append((begin, dur, name, nodes["name"][last], shape))
+                    for arg, value in op_args(graphs[plan["graph"]], inside):
+                        found.args.append((begin, arg, value))
+                    if name == "MUL_MAT":
+                        found.work.append((begin, *product_work(graphs[plan["graph"]], last)))
                 found.n_edges += count_edges(nodes, insides)
             if "wait" in e:
                 thread = e.get("thread", 0)
@@ -90,9 +141,127 @@ def truth(events: list[dict[str, Any]]) -> Truth:
                     found.threads.append((thread, begin, dur, name, wait))
                 if "gap" in e:
                     found.gaps[thread] += sum(e["gap"][1:]) + e.get("tail", 0)
-    for column in ("steps", "layers", "ops", "threads", "tokens", "kv", "faults", "rates"):
-        getattr(found, column).sort(key=lambda row: tuple(map(str, row)))
+    for column in fields(found):
+        rows = getattr(found, column.name)
+        if isinstance(rows, list):
+            rows.sort(key=lambda row: tuple(map(str, row)))
     return found
+
+
+def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any]) -> None:
+    """What an event says that no other one has to be known for; `marked` are the open marks."""
+    t = e["t"]
+    match e["event"]:
+        case "model":
+            name = e.get("name") or e["path"].split("/")[-1]
+            found.loads.append((t, e["dur"], name, e["arch"], e["params"], e["bytes"]))
+        case "mark":
+            if e["phase"] == "begin":
+                marked[e["mark"]] = e
+            else:
+                begin = marked.pop(e["mark"]) if e["phase"] == "end" else e
+                found.marks.append((begin["t"], t - begin["t"], begin["name"], e["mark"]))
+        case "note":
+            found.said.append((t, e["name"], compact(e["data"])))
+        case "message":
+            found.said.append((t, e["level"], e["text"]))
+        case "kv":
+            found.kv.append((t, e["used"]))
+            found.kv_bytes.append((t, e.get("bytes", 0)))
+            if e["op"] != "apply":
+                told = (e.get(name) for name in ("seq", "seq_dst", "p0", "p1", "arg"))
+                found.kv_changes.append((t, f"KV {e['op']}", *told))
+        case "memory":
+            for use in e["buffers"]:
+                for kind in ("model", "context", "compute"):
+                    found.memory.append((t, f"{use['buffer']} {kind}", use.get(kind, 0)))
+            if e.get("rss"):
+                found.memory.append((t, "resident memory", e["rss"]))
+        case "sync":
+            found.syncs.append((t, e["dur"]))
+        case "tensor_stats":
+            names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
+            values = {"layer": -1, **e}
+            found.stats += [(t, name, values[name]) for name in names if name in values]
+
+
+def compact(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def in_step(compute: dict[str, Any], begin: dict[str, Any]) -> bool:
+    return compute.get("step", -1) == begin["step"]
+
+
+def step_phases(begin: dict[str, Any], end: dict[str, Any], computes: list[Any]) -> list[Row]:
+    """What a step does before its first ubatch and after its last; a memory update belongs to
+    what is before. Slices do not touch: an end could not be told from that of its neighbour."""
+    rows = []
+    if end["prepare"]:
+        ubatches = [compute["t"] - 1 for compute in computes if compute["source"] != MEMORY]
+        first = min(ubatches, default=end["t"])
+        rows.append((begin["t"], min(end["prepare"], first - begin["t"]), "prepare"))
+    if end["readback"]:
+        last = computes[-1]
+        since = last["t"] + last.get("start", 0) + last["dur"]
+        rows.append((since, min(end["readback"], end["t"] - since), "readback"))
+    return rows
+
+
+def op_args(graph: dict[str, Any], inside: list[int]) -> list[tuple[str, Any]]:
+    """What an op's slice has to tell of the kernel that computes the nodes `inside`."""
+    nodes, leafs = graph["nodes"], graph["leafs"]
+    first, last = inside[0], inside[-1]
+    args = [("op", "+".join(nodes["op"][i] for i in inside)), ("layer", nodes["layer"][first])]
+    reads = [s for i in inside for s in nodes["src"][i] if s not in inside]
+    for i, s in enumerate(reads):
+        name, type_, ne = (
+            (nodes["name"][s], nodes["type"][s], nodes["ne"][s])
+            if s >= 0
+            else (leafs[-1 - s]["name"], leafs[-1 - s]["type"], leafs[-1 - s]["ne"])
+        )
+        args.append((f"source_{i}", f"{name} {type_} {ne}"))
+    weights = [leafs[-1 - s] for s in reads if s < 0 and leafs[-1 - s].get("tensor", -1) >= 0]
+    if weights:
+        args += [("weight", weights[0]["name"]), ("weight_type", weights[0]["type"])]
+    if len(inside) > 1:
+        fused = (f"{nodes['op'][i]} {nodes['name'][i]}" for i in inside[1:])
+        args.append(("fused_with", ", ".join(fused)))
+    args += [
+        ("backend", split["backend"])
+        for split in graph["splits"]
+        if split["start"] <= first < split["end"]
+    ]
+    if nodes["buffer"][last] >= 0:
+        args.append(("buffer", graph["buffers"][nodes["buffer"][last]]))
+    for i in inside:
+        words = (nodes["params"][i] + 16 * [0])[:16]
+        if nodes["op"][i] in ("NORM", "RMS_NORM", "L2_NORM"):
+            args.append(("eps", as_float(words[0])))
+        elif nodes["op"][i] in ("SOFT_MAX", "FLASH_ATTN_EXT"):
+            args.append(("scale", as_float(words[0])))
+        elif nodes["op"][i] == "ROPE":
+            args += [("n_dims", words[1]), ("freq_base", as_float(words[5]))]
+    return args
+
+
+def as_float(word: int) -> float:
+    """ggml keeps its parameters as int32 that may have the bits of a float."""
+    return struct.unpack("<f", struct.pack("<i", word))[0]
+
+
+def product_work(graph: dict[str, Any], node: int) -> tuple[int, int]:
+    """Floating-point operations and bytes of MUL_MAT: a dot product for each element of the
+    result; both sources are read, the result is written."""
+    nodes, leafs = graph["nodes"], graph["leafs"]
+    flops, moved = 2, nodes["bytes"][node]
+    for s in nodes["src"][node]:
+        moved += nodes["bytes"][s] if s >= 0 else leafs[-1 - s]["bytes"]
+    left = nodes["src"][node][0]
+    flops *= (nodes["ne"][left] if left >= 0 else leafs[-1 - left]["ne"])[0]
+    for n in nodes["ne"][node]:
+        flops *= n
+    return flops, moved
 
 
 def intervals(event: dict[str, Any], beside: Any) -> Any:

@@ -56,7 +56,7 @@ class OpenStep:
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
     first: int | None = None
-    """when its first compute began, apply included"""
+    """when its first ubatch began, apply included"""
     last: int = 0
     """when its last compute ended"""
 
@@ -188,7 +188,8 @@ class StepSlices:
             return
         phases = self._tracks.child(home, "phases")
         if end.prepare:
-            until = min(begin.t + end.prepare, t if step.first is None else step.first)
+            # an end at the next slice's begin, but later in the file, would end that one
+            until = min(begin.t + end.prepare, t if step.first is None else step.first - 1)
             self.slice(phases, "prepare", begin.t, until, "phase", {})
         if end.readback:
             # the log has the sum over the ubatches; it is drawn after the last of them
@@ -223,7 +224,8 @@ class StepSlices:
         args["reused"] = compute.reused
         self.slice(phases, "compute", start, start + compute.dur, "phase", args)
         if step is not None:
-            step.first = compute.t if step.first is None else step.first
+            if step.first is None and compute.source != "memory_update":  # part of preparing
+                step.first = compute.t
             step.last = start + compute.dur
 
     def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
