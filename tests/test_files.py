@@ -79,6 +79,16 @@ def test_the_command_writes_one_file_for_each_table(tmp_path, suffix):
     assert "3,504 ops" in done.stderr
 
 
+@pytest.mark.parametrize("form", [[], ["--csv"]])
+def test_an_unclosed_log_is_written_and_said_to_be(tmp_path: Path, instr: Instr, form: list[str]):
+    text = RECORDED.read_bytes()
+    (tmp_path / "a.log").write_bytes(text[: text.rindex(b'{"event":"session_end"')])
+    done = instr("to-parquet", "a.log", "-o", "tables", *form)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == "a.log: the log ended unclosed"
+    assert len(list((tmp_path / "tables").iterdir())) == len(NAMES)
+
+
 def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, instr: Instr):
     assert instr("to-parquet", RECORDED, "-o", "tables", "--csv").returncode == 0
     refused = instr("to-parquet", RECORDED, "-o", "tables")

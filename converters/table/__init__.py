@@ -8,7 +8,7 @@ repeated by number, so a row costs no Python.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from converters.table.static import (
     node_columns,
     shape_text,
 )
+from llamacpp_instr.log import LogEnd
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.session import Session, Timed, load_parts, load_session
 
@@ -99,13 +100,16 @@ def tables_of(session: Session) -> Tables:
 
 
 def stream_tables(
-    path: str | Path, on_progress: OnProgress | None = None
+    path: str | Path,
+    on_progress: OnProgress | None = None,
+    on_end: Callable[[LogEnd], object] | None = None,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """The tables in pieces, as (name, some rows), for logs larger than memory.
 
     The pieces of one name, one after the other, are the rows of that table; each name comes at
-    least once, its first piece perhaps empty. Categories grow from piece to piece. Raises
-    LogError, with the line, for a log that cannot be read.
+    least once, its first piece perhaps empty. Categories grow from piece to piece. `on_end` is
+    told how the log ended once it was read. Raises LogError, with the line, for a log that cannot
+    be read.
     """
     builder = _Builder()
     named: set[str] = set()
@@ -114,6 +118,8 @@ def stream_tables(
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
+    if on_end is not None:
+        on_end(part.log_end)
 
 
 class _Builder:

@@ -23,15 +23,19 @@ def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
     """
     from converters.files import check_pyarrow, write_csv, write_parquet
     from converters.table import stream_tables
+    from llamacpp_instr.log import LogEnd
     from llamacpp_instr.output import open_output_directory
     from llamacpp_instr.progress import progress_bar
 
     if not as_csv:
         check_pyarrow()
+    ends: list[LogEnd] = []
     with (
         open_output_directory(output, (".parquet", ".csv"), force) as directory,
         progress_bar(f"Reading {log}") as on_progress,
     ):
         write = write_csv if as_csv else write_parquet
-        n_rows = write(stream_tables(log, on_progress), directory)
+        n_rows = write(stream_tables(log, on_progress, ends.append), directory)
+    if said := ends[0].sentence():
+        click.echo(f"{'standard input' if log == '-' else log}: {said}", err=True)
     click.echo(f"{output}: " + ", ".join(f"{n:,} {name}" for name, n in n_rows.items()), err=True)
