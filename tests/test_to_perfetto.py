@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -107,6 +111,74 @@ def test_what_depends_on_a_damaged_line_is_counted(instr: Instr, log: Path) -> N
     done = instr("to-perfetto", log, "--lenient")
     assert done.returncode == 0
     assert "left out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere/a.pftrace", ("there is no directory nowhere",)),
+        (".", ("is a directory",)),
+        ("session.log/a.pftrace", ("there is no directory session.log",)),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line_and_no_file(
+    instr: Instr, log: Path, tmp_path: Path, place: str, words: tuple[str, ...]
+) -> None:
+    assert_refused(instr("to-perfetto", log, "-o", place), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
+
+
+def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:
+    done = instr("to-perfetto", log, "-o", "/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_full_disk_is_one_line_and_no_file(
+    log: Path, tmp_path: Path, environment: dict[str, str], compress: bool
+) -> None:
+    limited = f"ulimit -f 4; exec {sys.executable} -m llamacpp_instr to-perfetto {log.name}"
+    done = subprocess.run(
+        ["bash", "-c", limited + " --gzip" * compress],
+        cwd=tmp_path, env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("Error: session.pftrace"), done.stderr
+    assert done.stderr.endswith("cannot be written: File too large\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
+
+
+@pytest.mark.parametrize("before", [None, b"mine"], ids=["new", "replaced"])
+def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
+    tmp_path: Path, environment: dict[str, str], before: bytes | None
+) -> None:
+    steps = LOG[LOG.index(b'{"event":"step_begin"') : LOG.index(b'{"event":"session_end"')]
+    with (tmp_path / "long.log").open("wb") as long:
+        long.write(LOG[: LOG.index(steps)])
+        long.writelines([steps] * (30_000_000 // len(steps)))
+    if before is not None:
+        (tmp_path / "a.pftrace").write_bytes(before)
+    command = [sys.executable, "-m", "llamacpp_instr", "to-perfetto", "long.log", "-o", "a.pftrace"]
+    with subprocess.Popen(
+        [*command, "--force"], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not sum(path.stat().st_size for path in tmp_path.glob(".a.pftrace.*")):
+            assert time.monotonic() < deadline, "nothing was begun"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b"Interrupted"
+    (tmp_path / "long.log").unlink()
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert left == ({} if before is None else {"a.pftrace": before})
 
 
 def test_standard_input_needs_a_name_for_the_trace(instr: Instr) -> None:
