@@ -29,8 +29,15 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
     InstrError when it cannot be written to its end.
     """
     if str(path) == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with _named_errors(Path("standard output")):
+            try:
+                yield sys.stdout.buffer
+                sys.stdout.buffer.flush()
+            except OSError as error:
+                if error.filename is None and not isinstance(error, BrokenPipeError):
+                    # else the interpreter tries once more at exit, and complains
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise
         return
     check_output(path, force)
     path = Path(path)

@@ -61,6 +61,7 @@ def recorded(request, tmp_path_factory, models) -> Recorded:
     for column in HAS.get(name, ("steps", "layers", "kv" if name != "bert" else "steps")):
         assert getattr(expected, column), f"nothing to compare: {column}"
     queries = {**ROWS, **SUMS, **WRONG, "tracks": TRACKS, "how ordered": HOW_ORDERED}
+    queries["mark depths"] = "select depth from slice where category = 'mark' and dur > 0"
     rows = (list(map(tuple, answer)) for answer in ask(trace, *queries.values()))
     return Recorded(trace, events[0], expected, dict(zip(queries, rows, strict=True)))
 
@@ -136,3 +137,17 @@ def test_the_tracks_stand_in_their_order(recorded) -> None:
     assert how == ("explicit",)
     assert tracks == [name for name in TRACKS_IN_ORDER if name in tracks]
     assert {"phases", "layers", "tokens/s"} <= set(tracks)
+
+
+def test_marks_that_overlap_each_have_a_lane(recorded) -> None:
+    open_at_once = [
+        (one, other)
+        for one in recorded.expected.marks
+        for other in recorded.expected.marks
+        if one[0] < other[0] < one[0] + one[1] < other[0] + other[1]
+    ]
+    if "retrieval" in {name for _, _, name, _ in recorded.expected.marks}:
+        assert open_at_once, "the application's do"
+        changes = {name for _, name, *_ in recorded.answers["kv_changes"]}
+        assert changes == {"KV seq_rm", "KV seq_add", "KV shift", "KV clear"}
+    assert all(depth == 0 for (depth,) in recorded.answers["mark depths"])

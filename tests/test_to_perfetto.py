@@ -134,6 +134,20 @@ def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:
     assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["to-perfetto session.log -o -", "cat session.log"])
+def test_standard_output_that_is_full_is_one_line(
+    log: Path, environment: dict[str, str], command: str
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *command.split()],
+            cwd=log.parent, env=environment, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_full_disk_is_one_line_and_no_file(
     log: Path, tmp_path: Path, environment: dict[str, str], compress: bool
