@@ -134,7 +134,28 @@ def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:
     assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
 
 
-@pytest.mark.parametrize("command", ["to-perfetto session.log -o -", "cat session.log"])
+def test_a_range_has_its_ends_in_order(instr: Instr, log: Path) -> None:
+    for option, text in (("--steps", "5:2"), ("--layers", "3-1")):
+        done = instr("to-perfetto", log, option, text)
+        assert done.returncode == 2
+        assert done.stderr == f"Error: {option} {text}: the first is behind the last\n"
+
+
+def test_the_log_itself_is_not_overwritten(instr: Instr, log: Path) -> None:
+    before = log.read_bytes()
+    done = instr("to-perfetto", log, "--force", "-o", log)
+    assert done.returncode == 2
+    assert done.stderr == f"Error: {log} is the log itself; name another file\n"
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "to-perfetto session.log -o -", "cat session.log", "summary session.log",
+        "stats session.log", "check session.log",
+    ],
+)  # fmt: skip
 def test_standard_output_that_is_full_is_one_line(
     log: Path, environment: dict[str, str], command: str
 ) -> None:

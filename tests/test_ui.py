@@ -117,7 +117,7 @@ def test_the_tracks_stand_in_their_order(seen: Seen) -> None:
     inside = names[names.index("session") :]
     wanted = [
         "session", "marks", "phases", "layers", "threads", "thread 0", "thread 1", "sampler",
-        "tokens/s", "achieved GB/s", "achieved GFLOP/s", "KV", "KV cells", "KV bytes", "memory",
+        "tokens/s", "KV", "KV cells", "KV bytes", "memory",
     ]  # fmt: skip
     assert inside[: len(wanted)] == wanted
     depth = {track.name: track.depth for track in seen.tracks}

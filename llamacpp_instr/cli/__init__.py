@@ -7,6 +7,7 @@ A command's module is imported when it is used, so that `instr --help` costs not
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -95,6 +96,11 @@ class LazyGroup(click.Group):
             # who read us has enough; without this the interpreter complains once more at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
         # only `ctx.exit(status)` gives a number: commands return nothing
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -73,6 +73,8 @@ def to_perfetto(
         raise UsageError("--flows needs the format protobuf")
     output = output or _default_output(log, form, compress)
     check_output(output, force)
+    if Path(output).is_file() and Path(log).is_file() and Path(output).samefile(log):
+        raise UsageError(f"{output} is the log itself; name another file")
     with progress_bar(f"Converting {log}") as on_progress:
         reader = read_events(log, lenient, on_progress)
         with open_output(output, force) as file:
@@ -103,7 +105,10 @@ def _parse_range(option: str, text: str | None, between: str) -> tuple[int, int]
         return None
     first, several, last = text.partition(between)
     try:
-        return int(first or 0), int(last or 2**63) if several else int(first)
+        chosen = int(first or 0), int(last or 2**63) if several else int(first)
     except ValueError:
         example = f"7, 7{between}9, 7{between} or {between}9"
         raise UsageError(f"{option} {text}: give {example}") from None
+    if chosen[0] > chosen[1]:
+        raise UsageError(f"{option} {text}: the first is behind the last")
+    return chosen
