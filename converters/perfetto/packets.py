@@ -25,7 +25,8 @@ Unit = Literal["count", "bytes"] | str
 _PACKET, _TIME, _EVENT, _ARG, _INT = (varint(tag) for tag in (0x0A, 0x40, 0x5A, 0x22, 0x20))
 _SMALL = 256
 """integers below are written often: steps' sizes, states, layers"""
-_TAIL = number(10, 1) + number(13, _NEEDS_STATE)
+SEQUENCE = number(10, 1) + number(13, _NEEDS_STATE)
+"""fields of every packet: the one sequence, and that it refers to interned strings"""
 _KINDS: dict[str, int] = {"category": 1, "name": 2, "arg": 3, "text": 29, "colour": 43}
 """InternedData's fields"""
 
@@ -50,7 +51,7 @@ class Packets:
         if not self.new:
             return b""
         entries, self.new = b"".join(self.new), []
-        return packet(data(12, entries) + _TAIL)
+        return packet(data(12, entries) + SEQUENCE)
 
     def intern(self, kind: str, value: str) -> int:
         """The number of a string."""
@@ -135,7 +136,7 @@ def flow_to(flow: int) -> bytes:
 
 def event(t: int, body: bytes) -> bytes:
     """A packet of one track event at `t`."""
-    whole = _TIME + varint(t) + _EVENT + varint(len(body)) + body + _TAIL
+    whole = _TIME + varint(t) + _EVENT + varint(len(body)) + body + SEQUENCE
     return _PACKET + varint(len(whole)) + whole
 
 
@@ -144,8 +145,8 @@ def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
     and where the body does."""
     time = padded(8)
     inner = data(11, body)
-    whole = packet(time + inner + _TAIL)
-    start = len(whole) - len(time + inner + _TAIL)
+    whole = packet(time + inner + SEQUENCE)
+    start = len(whole) - len(time + inner + SEQUENCE)
     return whole, start + 1, start + len(time) + len(inner) - len(body)
 
 
@@ -183,7 +184,7 @@ def track(
         body += data(8, known.get(unit) or text(6, unit))
     else:
         body += number(11, 3)
-    return packet(data(60, body + number(12, rank)) + _TAIL)
+    return packet(data(60, body + number(12, rank)) + SEQUENCE)
 
 
 def first_packet(t: int, wall: int) -> bytes:

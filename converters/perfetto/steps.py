@@ -1,25 +1,19 @@
 """The slices of steps, phases and tokens, and the counters: a few packets an event.
 
-Invariant: a slice is written when both its ends are known, and never reaches beyond what it is in.
+What comes in every step has a form; the rest is encoded as it comes. Invariant: a slice is written
+when both its ends are known, never reaches beyond what it is in, and comes after what lies before
+it on its track.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 
-from converters.perfetto.packets import (
-    INSTANT,
-    Packets,
-    Value,
-    closing,
-    event,
-    flow_from,
-    flow_to,
-    sample,
-)
+from converters.perfetto.forms import Blank, Form, Forms, Part, Row, blank_field
+from converters.perfetto.packets import INSTANT, Packets, Value, closing, event, sample
 from converters.perfetto.tracks import Tracks
 from converters.timeline import PlanTimeline
 from llamacpp_instr.schema import (
@@ -55,6 +49,8 @@ class OpenStep:
     begin: StepBegin
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
+    computes: list[Row] = field(default_factory=list)
+    """those that are not drawn yet: `prepare` comes before them, and is known at the end"""
     first: int | None = None
     """when its first ubatch began, apply included"""
     last: int = 0
@@ -64,10 +60,11 @@ class OpenStep:
 class StepSlices:
     """Draws what is not layers and ops."""
 
-    def __init__(self, packets: Packets, tracks: Tracks, write: Callable[[bytes], object]) -> None:
+    def __init__(self, packets: Packets, tracks: Tracks, forms: Forms) -> None:
         self._packets = packets
         self._tracks = tracks
-        self._write = write
+        self._forms = forms
+        self._write = forms.add_packets
         self.ended: dict[int, tuple[int, int]] = {}
         """begin and end of the latest steps"""
         self._lanes: dict[int, tuple[int, int]] = {}
@@ -81,10 +78,9 @@ class StepSlices:
         end: int,
         category: str,
         args: dict[str, Value],
-        extra: bytes = b"",
     ) -> None:
-        """One slice; `extra` are further fields."""
-        body = self._packets.opening(track, name, category) + self._packets.args(args) + extra
+        """One slice."""
+        body = self._packets.opening(track, name, category) + self._packets.args(args)
         self._write(event(begin, body) + event(max(begin, end), closing(track)))
 
     def instant(self, track: int, name: str, t: int, category: str, args: dict[str, Value]) -> None:
@@ -116,14 +112,19 @@ class StepSlices:
             self._write(sample(memory.t, counter, memory.rss))
 
     def kv(self, kv: Kv, home: int) -> None:
-        of = f" of cache {kv.cache}" if kv.cache else ""
-        for what, unit, value in (("cells", "count", kv.used), ("bytes", "bytes", kv.bytes)):
-            counter = self._tracks.child(home, f"KV {what}{of}", unit, below="KV")
-            self._write(sample(kv.t, counter, value))
+        self._forms.add(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
         if kv.op != "apply":
             names = ("seq", "seq_dst", "p0", "p1", "arg")
             args = {name: v for name in names if (v := getattr(kv, name)) is not None}
             self.instant(home, f"KV {kv.op}", kv.t, "kv", args)
+
+    def _kv_form(self, home: int, cache: int) -> Form:
+        form = Form(self._packets)
+        t, used, size = form.numbers(3)
+        of = f" of cache {cache}" if cache else ""
+        for what, unit, value in (("cells", "count", used), ("bytes", "bytes", size)):
+            form.sample(t, self._tracks.child(home, f"KV {what}{of}", unit, below="KV"), value)
+        return form
 
     def mark(self, mark: Mark) -> bool:
         """Draws a mark; False when it ends and was never begun."""
@@ -160,82 +161,134 @@ class StepSlices:
     def step(self, step: OpenStep, end: StepEnd | None, t: int, home: int) -> None:
         """A step; `end` is None when the log ended before it did."""
         begin = step.begin
-        args: dict[str, Value] = {
-            "step": begin.step,
-            "tokens": begin.n_tokens,
-            "outputs": begin.n_outputs,
-            "sequences": begin.n_seqs,
-            "thread": begin.thread,
-        }
-        if begin.pos >= 0:
-            last = begin.pos + begin.n_tokens - 1
-            several = begin.n_seqs <= 1 and last > begin.pos
-            args["positions"] = f"{begin.pos} to {last}" if several else str(begin.pos)
-        if end is None:
-            args["ended"] = "not before the log did"
-        else:
-            args |= {
-                "status": end.status,
-                "ubatches": end.n_ubatch,
-                "graphs_reused": end.n_reused,
-                "recorder_ns": end.recorder,
-            }
         name = "encode" if begin.kind == "encode" else begin.phase
-        flows = b"".join(map(flow_to, step.flows))
-        self.slice(home, name, begin.t, t, "step", args, flows)
+        values = [begin.t, t, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs]
+        values.append(begin.thread)
+        if end is not None:
+            values += end.status, end.n_ubatch, end.n_reused, end.recorder, end.minflt, end.majflt
+        took = t - begin.t
+        rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
+        positions = _positions(begin)
+        shape = (home, name, end is not None, len(rate), len(step.flows), len(positions))
+        self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
         remember(self.ended, begin.step, (begin.t, t))
-        if end is None:
-            return
-        phases = self._tracks.child(home, "phases")
-        if end.prepare:
+        if end is not None and end.prepare > 0:
             # an end at the next slice's begin, but later in the file, would end that one
             until = min(begin.t + end.prepare, t if step.first is None else step.first - 1)
-            self.slice(phases, "prepare", begin.t, until, "phase", {})
-        if end.readback:
+            self._forms.add(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
+        self._draw_computes(step)
+        if end is not None and end.readback > 0:
             # the log has the sum over the ubatches; it is drawn after the last of them
             since = max(step.last, begin.t)
             shown = min(since + end.readback, max(t, since))
-            self.slice(phases, "readback", since, shown, "phase", {})
-        counters: tuple[tuple[str, str, float], ...] = (
-            ("minor page faults", "count", end.minflt),
-            ("major page faults", "count", end.majflt),
-        )
-        for what, unit, value in counters:
-            counter = self._tracks.child(home, what, unit, below="page faults")
-            self._write(sample(begin.t, counter, value))
-        if t > begin.t and begin.n_tokens:
-            counter = self._tracks.child(home, "tokens/s", "tokens/s")
-            self._write(sample(begin.t, counter, begin.n_tokens * 1e9 / (t - begin.t)))
+            if end.n_ubatch > 1:
+                self._forms.add(self._readbacks_form, (home,), since, shown, end.n_ubatch)
+            else:
+                self._forms.add(self._phase_form, (home, "readback"), since, shown)
+
+    def _step_form(
+        self, home: int, name: str, ended: bool, n_rates: int, n_flows: int, length: int
+    ) -> Form:
+        form = Form(self._packets)
+        begin, until = form.numbers(2)
+        names = ["step", "tokens", "outputs", "sequences", "thread"]
+        args: dict[str, Value | Blank] = dict(zip(names, form.numbers(5), strict=True))
+        result: dict[str, Value | Blank] = {"ended": "not before the log did"}
+        counters: list[tuple[str, str, Blank, str]] = []
+        if ended:
+            names = ["status", "ubatches", "graphs_reused", "recorder_ns"]
+            result = dict(zip(names, form.numbers(4), strict=True))
+            minor, major = form.numbers(2)
+            counters = [
+                ("minor page faults", "count", minor, "page faults"),
+                ("major page faults", "count", major, "page faults"),
+            ]
+        if n_rates:
+            counters.append(("tokens/s", "tokens/s", form.double(), ""))
+        flows: list[Part] = []
+        for _ in range(n_flows):
+            flows += blank_field(48, form.flow())  # terminating_flow_ids
+        positions = form.text(length)
+        if length:
+            args["positions"] = positions
+        form.slice(home, name, "step", begin, until, args | result, flows)
+        for what, unit, value, below in counters:
+            form.sample(begin, self._tracks.child(home, what, unit, below=below), value)
+        return form
+
+    def _phase_form(self, home: int, name: str) -> Form:
+        form = Form(self._packets)
+        begin, end = form.numbers(2)
+        form.slice(self._tracks.child(home, "phases"), name, "phase", begin, end)
+        return form
+
+    def _readbacks_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        begin, end, several = form.numbers(3)
+        track = self._tracks.child(home, "phases")
+        form.slice(track, "readback", "phase", begin, end, {"sum_of_ubatches": several})
+        return form
 
     def compute(self, compute: Compute, step: OpenStep | None, home: int) -> None:
+        """What was done for one compute; with its step, as soon as that is drawn."""
         start = compute.t + compute.start
-        phases = self._tracks.child(home, "phases")
         now = compute.t
-        for what in ("apply", "build", "alloc", "inputs"):
-            dur = getattr(compute, what)
-            if dur:
+        durations = (compute.apply, compute.build, compute.alloc, compute.inputs)
+        drawn = tuple(dur > 0 for dur in durations)
+        times: list[int] = []
+        for dur in durations:
+            if dur > 0:
                 end = min(now + dur, start)
-                self.slice(phases, what, now, end, "phase", {})
+                times += now, max(now, end)
                 now = end
-        args: dict[str, Value] = {
-            name: getattr(compute, name)
-            for name in ("compute", "graph", "source", "n_tokens", "n_threads", "status")
-        }
-        args["reused"] = compute.reused
-        self.slice(phases, "compute", start, start + compute.dur, "phase", args)
-        if step is not None:
-            if step.first is None and compute.source != "memory_update":  # part of preparing
-                step.first = compute.t
-            step.last = start + compute.dur
+        end = start + compute.dur
+        row = self._forms.row(
+            self._compute_form, (home, drawn, compute.source, compute.reused),
+            *times, start, end, compute.compute, compute.graph, compute.n_tokens,
+            compute.n_threads, compute.status,
+        )  # fmt: skip
+        if step is None:
+            self._forms.add_row(row)
+            return
+        if step.first is None and compute.source != "memory_update":  # part of preparing
+            step.first = compute.t
+        step.last = end
+        step.computes.append(row)
+        if len(step.computes) > KEPT:
+            self._draw_computes(step)
+
+    def _draw_computes(self, step: OpenStep) -> None:
+        for row in step.computes:
+            self._forms.add_row(row)
+        step.computes.clear()
+
+    def _compute_form(self, home: int, drawn: tuple[bool, ...], source: str, reused: bool) -> Form:
+        form = Form(self._packets)
+        phases = self._tracks.child(home, "phases")
+        for what, there in zip(("apply", "build", "alloc", "inputs"), drawn, strict=True):
+            if there:
+                begin, end = form.numbers(2)
+                form.slice(phases, what, "phase", begin, end)
+        begin, end, number, graph, n_tokens, n_threads, status = form.numbers(7)
+        args: dict[str, Value | Blank] = {"compute": number, "graph": graph, "source": source}
+        args |= {"n_tokens": n_tokens, "n_threads": n_threads, "status": status, "reused": reused}
+        form.slice(phases, "compute", "phase", begin, end, args)
+        return form
 
     def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
         """What a compute achieved: all of its ops' work in all of its time."""
-        if compute.dur <= 0:
-            return
-        start = compute.t + compute.start
-        for name, work in (("GB/s", timeline.bytes), ("GFLOP/s", timeline.flops)):
-            counter = self._tracks.child(home, f"achieved {name}", name)
-            self._write(sample(start, counter, work / compute.dur))
+        dur = compute.dur
+        if dur > 0:
+            rates = timeline.bytes / dur, timeline.flops / dur
+            self._forms.add(self._rates_form, (home,), compute.t + compute.start, *rates)
+
+    def _rates_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        (start,) = form.numbers(1)
+        for unit in ("GB/s", "GFLOP/s"):
+            track = self._tracks.child(home, f"achieved {unit}", unit)
+            form.sample(start, track, form.double())
+        return form
 
     def splits(self, event: Splits, splits: list[Split], home: int) -> None:
         track = self._tracks.child(home, "splits")
@@ -254,25 +307,80 @@ class StepSlices:
             self.slice(track, name, begin, now, "split", args)
 
     def sync(self, sync: Sync, home: int) -> None:
-        track = self._tracks.child(home, "device waits")
-        self.slice(track, "synchronize", sync.t, sync.t + sync.dur, "wait", {})
+        self._forms.add(self._sync_form, (home,), sync.t, sync.t + sync.dur)
+
+    def _sync_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        begin, end = form.numbers(2)
+        form.slice(self._tracks.child(home, "device waits"), "synchronize", "wait", begin, end)
+        return form
 
     def token(self, token: Token, home: int, flow: int | None) -> None:
-        args: dict[str, Value] = {"text": token.text, "id": token.id, "index": token.index}
-        args |= {"p": token.p} if token.p is not None else {}
-        args |= {"hex": token.hex} if token.hex is not None else {}
-        if token.step >= 0:
-            args["step"] = token.step
-        track = self._tracks.child(home, "sampler")
-        told = self._packets.args(args)
-        extra = told if flow is None else told + flow_from(flow)
-        self.slice(track, "sample", token.t, token.t + token.dur, "sampler", {}, extra)
-        if token.step in self.ended:
-            # on the step that it came out of, as long as this is
-            begin, end = self.ended[token.step]
-            text = json.dumps(token.text, ensure_ascii=False)
-            body = self._packets.named(home, text, "token") + told
-            self._write(event(begin, body) + event(end, closing(home)))
+        """A token in the sampler's track, and on the step that it came out of while that is
+        known."""
+        step, p, hexadecimal = token.step, token.p, token.hex
+        text, quoted = _utf8(token.text), _quoted(token.text)
+        values = [token.t, token.t + token.dur, token.id, token.index]
+        of_step = self.ended.get(step)
+        if step >= 0:
+            values.append(step)
+        if of_step is not None:
+            values += of_step
+        more = [value for value in (p, flow) if value is not None]
+        hexed = None if hexadecimal is None else _utf8(hexadecimal)
+        texts = (text, quoted) if hexed is None else (text, quoted, hexed)
+        shape = (
+            home, step >= 0, of_step is not None, p is not None, flow is not None,
+            *map(len, texts),
+        )  # fmt: skip
+        self._forms.add(self._token_form, shape, *values, *more, *texts)
+
+    def _token_form(
+        self,
+        home: int,
+        has_step: bool,
+        on_step: bool,
+        has_p: bool,
+        has_flow: bool,
+        text: int,
+        quoted: int,
+        hexed: int | None = None,
+    ) -> Form:
+        form = Form(self._packets)
+        begin, end, number, index = form.numbers(4)
+        step = form.numbers(has_step)
+        ends = form.numbers(2 * on_step)
+        p = [form.double()] if has_p else []
+        flow = blank_field(47, form.flow()) if has_flow else []  # flow_ids
+        args: dict[str, Value | Blank] = {"text": form.text(text)}
+        name = form.text(quoted)
+        args |= {"id": number, "index": index}
+        args |= {"p": p[0]} if p else {}
+        args |= {} if hexed is None else {"hex": form.text(hexed)}
+        args |= {"step": step[0]} if step else {}
+        form.slice(self._tracks.child(home, "sampler"), "sample", "sampler", begin, end, args, flow)
+        if ends:
+            form.slice(home, name, "token", ends[0], ends[1], args)
+        return form
+
+
+def _positions(begin: StepBegin) -> bytes:
+    """Which positions a step takes, in words; nothing when llama.cpp chose them."""
+    if begin.pos < 0:
+        return b""
+    last = begin.pos + begin.n_tokens - 1
+    several = begin.n_seqs <= 1 and last > begin.pos
+    return (f"{begin.pos} to {last}" if several else str(begin.pos)).encode()
+
+
+def _utf8(text: str) -> bytes:
+    """Lone surrogates, which are no UTF-8, are replaced."""
+    return text.encode("utf-8", "replace")
+
+
+@lru_cache(KEPT)
+def _quoted(text: str) -> bytes:
+    return _utf8(json.dumps(text, ensure_ascii=False))
 
 
 _SHOWN = frozenset({"model", "arch", "ftype", "params", "bytes", "tensors"})

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from converters.perfetto.forms import Forms
 from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
 from converters.perfetto.packets import Packets, Value, first_packet
 from converters.perfetto.steps import OpenStep, StepSlices, remember
@@ -93,7 +94,6 @@ class _Writer:
         """whether what belongs to no step is wanted"""
         self._packets = Packets()
         self._n_flows = 0
-        self._latest = 0
         self._models: dict[int, Model] = {}
         self._unloaded: dict[int, Model] = {}
         self._contexts: dict[int, Context] = {}
@@ -182,7 +182,8 @@ class _Writer:
         if start.args.get("dialect"):
             note += " Converted from an earlier fork's log: its times are its own."
         self._tracks = Tracks(self._emit, note)
-        self._draw = StepSlices(self._packets, self._tracks, self._emit)
+        self._forms = Forms(self._emit)
+        self._draw = StepSlices(self._packets, self._tracks, self._forms)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
         self._latest = start.t
@@ -199,6 +200,7 @@ class _Writer:
         self._draw.end_marks(self._latest)
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
+        self._forms.flush()
         self._kernels.flush()
         self._check_matches(start)
 

@@ -64,7 +64,7 @@ def padded(field: int) -> bytes:
     return varint(field << 3) + b"\x80" * (PADDED - 1) + b"\0"
 
 
-def padded_words(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+def padded_words(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The first 8 bytes of the padded varints of `values`, each as one little-endian word: 7 bits
     a byte, all with the bit that says that more follows. `values` are below 2**63; the ninth byte
     is `values >> 56`."""
