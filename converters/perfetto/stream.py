@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from converters.perfetto.forms import Forms
+from converters.perfetto.graphs import Graphs, Unfollowable
 from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
 from converters.perfetto.packets import Packets, Value, first_packet
 from converters.perfetto.steps import OpenStep, StepSlices, remember
 from converters.perfetto.tracks import Tracks
 from converters.timeline import Selection
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.kernels import graph_problem, plan_problem
 from llamacpp_instr.log import LogReader
 from llamacpp_instr.schema import (
     Compute,
@@ -41,6 +41,10 @@ from llamacpp_instr.schema import (
     Token,
     event_name,
 )
+
+_LATEST = 1 << 62
+_LASTING = frozenset({Model, Compute, Sync, Token})
+"""events that have one duration"""
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,6 @@ def write_perfetto(reader: LogReader, output: BinaryIO, options: Options) -> Wri
     return _Writer(reader, output.write, options).run()
 
 
-class _Unfollowable(Exception):
-    """An event refers to what the log does not have."""
-
-
 class _Writer:
     def __init__(self, reader: LogReader, write: Callable[[Any], object], options: Options) -> None:
         self._reader = reader
@@ -94,11 +94,11 @@ class _Writer:
         """whether what belongs to no step is wanted"""
         self._packets = Packets()
         self._n_flows = 0
+        self._latest = 0
         self._models: dict[int, Model] = {}
         self._unloaded: dict[int, Model] = {}
         self._contexts: dict[int, Context] = {}
-        self._graphs: dict[int, Graph] = {}
-        self._plans: dict[int, Plan] = {}
+        self._graphs = Graphs()
         self._open: dict[int, OpenStep] = {}
         self._computes: dict[int, Compute] = {}
         self._layers: dict[int, Layers] = {}
@@ -112,7 +112,7 @@ class _Writer:
             Context: self._context,
             Memory: self._memory,
             Graph: self._graph,
-            Plan: self._plan,
+            Plan: self._graphs.add_plan,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
             Compute: self._compute,
@@ -141,11 +141,11 @@ class _Writer:
             try:
                 self._check_time(event)
                 take(event)
-            except (_Unfollowable, WrongTimes, OverflowError) as error:
+            except (Unfollowable, WrongTimes, OverflowError) as error:
                 if self._options.lenient:
                     left_out += 1
                     continue
-                reason = str(error) if isinstance(error, _Unfollowable) else "an impossible time"
+                reason = str(error) if isinstance(error, Unfollowable) else "an impossible time"
                 raise LogError(f"{event_name(event)}: {reason}", self._reader.path, line) from None
         self._finish(first)
         return Written(self._bytes, left_out)
@@ -162,11 +162,12 @@ class _Writer:
         self._n_flows += n
         return self._n_flows - n + 1
 
-    def _check_time(self, event: Event) -> None:
-        dur = getattr(event, "dur", 0)
-        if not 0 <= event.t < 1 << 62 or (isinstance(dur, int) and not 0 <= dur < 1 << 62):
+    def _check_time(self, event: Any) -> None:
+        t = event.t
+        if not 0 <= t < _LATEST or (type(event) in _LASTING and not 0 <= event.dur < _LATEST):
             raise WrongTimes
-        self._latest = max(self._latest, event.t)
+        if t > self._latest:
+            self._latest = t
 
     def _home(self, ctx: int) -> int:
         _follow("context", ctx, self._contexts)
@@ -240,7 +241,7 @@ class _Writer:
 
     def _mark(self, mark: Mark) -> None:
         if self._whole and not self._draw.mark(mark):
-            raise _Unfollowable(f"mark {mark.mark} ends and was not begun")
+            raise Unfollowable(f"mark {mark.mark} ends and was not begun")
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -258,15 +259,7 @@ class _Writer:
 
     def _graph(self, graph: Graph) -> None:
         _follow("context", graph.ctx, self._contexts)
-        if problem := graph_problem(graph):
-            raise _Unfollowable(problem)
-        self._graphs[graph.graph] = graph
-
-    def _plan(self, plan: Plan) -> None:
-        _follow("graph", plan.graph, self._graphs)
-        if problem := plan_problem(plan, self._graphs[plan.graph]):
-            raise _Unfollowable(problem)
-        self._plans[plan.plan] = plan
+        self._graphs.add(graph)
 
     def _step_begin(self, step: StepBegin) -> None:
         home = self._home(step.ctx)
@@ -290,16 +283,16 @@ class _Writer:
             return
         step = self._open.pop(end.step, None)
         if step is None:
-            raise _Unfollowable(f"step {end.step} was never begun")
+            raise Unfollowable(f"step {end.step} was never begun")
         self._flush_layers(step.begin.ctx)
         home = self._tracks.context(step.begin.ctx)
         self._draw.step(step, end, max(end.t, step.begin.t), home)
 
     def _compute(self, compute: Compute) -> None:
-        _follow("graph", compute.graph, self._graphs)
+        self._graphs.use(compute.graph)
         home = self._home(compute.ctx)
         start = compute.t + compute.start
-        if compute.start < 0 or start + compute.dur >= 1 << 62:
+        if compute.start < 0 or start + compute.dur >= _LATEST:
             raise WrongTimes
         self._latest = max(self._latest, start + compute.dur)
         self._flush_layers(compute.ctx)
@@ -323,19 +316,18 @@ class _Writer:
 
     def _ops(self, ops: Ops) -> None:
         compute = self._computed(ops.compute)
-        _follow("plan", ops.plan, self._plans)
-        plan = self._plans[ops.plan]
+        plan = self._graphs.plan(ops.plan)
         if plan.graph != compute.graph:
-            raise _Unfollowable(f"plan {ops.plan} is of another graph than the compute")
+            raise Unfollowable(f"plan {ops.plan} is of another graph than the compute")
         if len(plan.node) != len(ops.dur):
-            raise _Unfollowable(f"{len(ops.dur)} kernels, plan {ops.plan} has {len(plan.node)}")
+            raise Unfollowable(f"{len(ops.dur)} kernels, plan {ops.plan} has {len(plan.node)}")
         _equal(ops.gap, ops.wait, beside=ops.dur)
         waiting = self._layers.get(compute.ctx)
         if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
             del self._layers[compute.ctx]
         if not self._selection.has_step(compute.step):
             return
-        graph, home = self._graphs[plan.graph], self._tracks.context(compute.ctx)
+        graph, home = self._graphs.use(plan.graph), self._tracks.context(compute.ctx)
         if ops.thread == 0:
             track = self._tracks.child(home, "layers")
             self._kernels.add_ops(ops, graph, plan, track, main=True)
@@ -348,9 +340,9 @@ class _Writer:
         compute = self._computed(splits.compute)
         _equal(splits.split, splits.gap, splits.asynchronous, beside=splits.dur)
         check_times(splits)
-        known = self._graphs[compute.graph].splits
+        known = self._graphs.use(compute.graph).splits
         if any(split >= len(known) for split in splits.split):
-            raise _Unfollowable(f"a split that graph {compute.graph} does not have")
+            raise Unfollowable(f"a split that graph {compute.graph} does not have")
         if self._selection.has_step(compute.step):
             self._draw.splits(splits, known, self._tracks.context(compute.ctx))
 
@@ -391,10 +383,10 @@ class _Writer:
 
 def _follow(what: str, number: int, known: dict[int, Any]) -> None:
     if number not in known:
-        raise _Unfollowable(f"{what} {number} was never given")
+        raise Unfollowable(f"{what} {number} was never given")
 
 
 def _equal(*columns: list[int] | None, beside: list[int]) -> None:
     for column in columns:
         if column is not None and len(column) != len(beside):
-            raise _Unfollowable("its columns are not of one length")
+            raise Unfollowable("its columns are not of one length")
