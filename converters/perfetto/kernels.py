@@ -1,7 +1,6 @@
 """The slices of layers and ops: templates, and the computes that wait to be filled into them.
 
-Invariant: what waits is bounded, whatever the log holds; graphs are kept, since any later compute
-may name them again.
+Invariant: what waits and what is kept is bounded, whatever the log holds.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def padded(field: int) -> bytes:
 
 def padded_words(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The first 8 bytes of the padded varints of `values`, each as one little-endian word: 7 bits
-    a byte, all with the bit that says that more follows. `values` are below 2**63; the ninth byte
-    is `values >> 56`."""
+    a byte, all with the bit that says that more follows. What is above their lower 56 bits is left
+    to the caller: the ninth byte is `values >> 56` for those below 2**63."""
     x: NDArray[np.uint64] = values.astype(np.uint64)
     # each step moves the upper half of every group up, to make room: 28 bits, 14, 7
     for low, high, shift in _SPREAD:
