@@ -195,10 +195,10 @@ def in_step(compute: dict[str, Any], begin: dict[str, Any]) -> bool:
 
 def step_phases(begin: dict[str, Any], end: dict[str, Any], computes: list[Any]) -> list[Row]:
     """What a step does before its first ubatch and after its last; a memory update belongs to
-    what is before. Slices do not touch: an end could not be told from that of its neighbour."""
+    what is before."""
     rows = []
     if end["prepare"]:
-        ubatches = [compute["t"] - 1 for compute in computes if compute["source"] != MEMORY]
+        ubatches = [compute["t"] for compute in computes if compute["source"] != MEMORY]
         first = min(ubatches, default=end["t"])
         rows.append((begin["t"], min(end["prepare"], first - begin["t"]), "prepare"))
     if end["readback"]:

@@ -173,8 +173,7 @@ class StepSlices:
         self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
         remember(self.ended, begin.step, (begin.t, t))
         if end is not None and end.prepare > 0:
-            # an end at the next slice's begin, but later in the file, would end that one
-            until = min(begin.t + end.prepare, t if step.first is None else step.first - 1)
+            until = min(begin.t + end.prepare, t if step.first is None else step.first)
             self._forms.add(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
         self._draw_computes(step)
         if end is not None and end.readback > 0:
