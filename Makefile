@@ -1,4 +1,5 @@
 # make demo   everything from nothing to a recorded session of the demo model and its trace
+# make view   that session in Perfetto's UI, without the network
 # make test   the test suite, in the same environment
 # make lint   the checks that need no model
 #
@@ -13,17 +14,22 @@ PROMPT ?= Once upon a time
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
 # what drives a browser; tests of the UI are skipped where there is no node to run it
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo test lint native sanitize pictures bench ui-kit clean
+.PHONY: demo view test lint native sanitize pictures bench ui-kit clean
 
 demo: native
 	@mkdir -p out
 	$(BIN)/instr run demo --prompt "$(PROMPT)" -n 64 --log out/demo.log \
 	    --perfetto out/demo.pftrace --force
+
+view: $(VIEW_INSTALLED)
+	@[ -e out/demo.log ] || $(MAKE) demo
+	$(BIN)/instr view out/demo.log
 
 test: native $(TEST_INSTALLED) $(UI_KIT)
 	$(BIN)/python -m pytest
@@ -58,9 +64,13 @@ $(INSTALLED): pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
+$(VIEW_INSTALLED): pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[view]"
+	@touch $@ $(INSTALLED)
+
 $(TEST_INSTALLED): pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[test]"
-	@touch $@ $(INSTALLED)
+	@touch $@ $(INSTALLED) $(VIEW_INSTALLED)
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
