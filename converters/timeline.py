@@ -82,6 +82,34 @@ class Selection:
         return chosen and self.has_layer(op.layer)
 
 
+class Lanes:
+    """Spans that overlap, each in a lane where it does not.
+
+    Threads may tell of theirs later than they happened: a lane is free for what begins when the
+    last one in it ended, not for what is told then.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[int, int]] = {}
+        """lane and begin of those that have not ended"""
+        self._free_from: dict[int, int] = {}
+
+    def begin(self, key: int, t: int) -> int:
+        """The lane of the span `key` that begins at `t`."""
+        used = {lane for lane, _ in self.open.values()}
+        lane = 0
+        while lane in used or self._free_from.get(lane, t) > t:
+            lane += 1
+        self.open[key] = lane, t
+        return lane
+
+    def end(self, key: int, t: int) -> tuple[int, int]:
+        """The lane and the begin of the span that ends at `t`. Raises KeyError for none."""
+        lane, begin = self.open.pop(key)
+        self._free_from[lane] = max(begin, t)
+        return lane, begin
+
+
 def layer_name(layer: int) -> str:
     """`layer 3`, or `no layer` for what stands before the first and after the last."""
     return f"layer {layer}" if layer >= 0 else "no layer"
@@ -107,6 +135,10 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
     edges = _edges(nodes, plan, counts, kernel_of)
     return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
+
+
+_OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})
+"""parameters of attention that few models use"""
 
 
 def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
@@ -140,7 +172,8 @@ def _args(
     }
     for node in inside:
         for name, value in op_params(nodes.op[node], nodes.params[node]).items():
-            if value not in ("UNDEFINED", "NONE"):  # ggml was left to choose
+            # neither what was left to ggml nor what is switched off
+            if value not in ("UNDEFINED", "NONE") and (value or name not in _OFF_AT_ZERO):
                 args.setdefault(name, value)
     args["layer"] = nodes.layer[first]
     args["block"] = block

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from converters.chrome import write_chrome
-from converters.timeline import Selection
+from converters.timeline import Lanes, Selection
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.log import read_events as read_log
@@ -231,3 +231,14 @@ def test_selections_choose_steps_layers_and_ops(made: Path) -> None:
 
 def test_flows_are_for_the_other_format(made: Path, instr: Instr) -> None:
     assert_refused(instr("to-perfetto", made, "--format", "json", "--flows"), "--flows")
+
+
+def test_marks_told_late_have_a_lane_of_their_own() -> None:
+    # the second thread's mark overlaps the first one's and is told when that has ended
+    lanes = Lanes()
+    assert lanes.begin(0, 200) == 0
+    assert lanes.end(0, 300) == (0, 200)
+    assert lanes.begin(1, 100) == 1
+    assert lanes.begin(2, 300) == 0
+    assert lanes.end(1, 250) == (1, 100)
+    assert lanes.end(2, 400) == (0, 300)

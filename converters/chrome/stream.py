@@ -22,7 +22,7 @@ from converters.chrome.kernels import (
     kernel_times,
     process_of,
 )
-from converters.timeline import PlanTimeline, Selection, layer_name, plan_timeline
+from converters.timeline import Lanes, PlanTimeline, Selection, layer_name, plan_timeline
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.kernels import graph_problem, plan_problem
 from llamacpp_instr.log import LogReader
@@ -98,7 +98,7 @@ class _Writer:
         self._computes: dict[int, Compute] = {}
         self._layers: dict[int, Layers] = {}
         self._marks: dict[int, Mark] = {}
-        self._lanes: dict[int, int] = {}
+        self._lanes = Lanes()
         self._matched = False
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             Model: self._model,
@@ -225,9 +225,8 @@ class _Writer:
         if not self._whole:
             return
         if mark.phase == "begin":
-            # those that are open at once each have a track, so that none has to nest in another
-            used = set(self._lanes.values())
-            self._lanes[mark.mark] = next(i for i in range(len(used) + 1) if i not in used)
+            # those that overlap each have a track, so that none has to nest in another
+            self._lanes.begin(mark.mark, mark.t)
             self._marks[mark.mark] = mark
         elif mark.phase == "end":
             _known("mark", mark.mark, self._marks)
@@ -239,7 +238,8 @@ class _Writer:
 
     def _end_mark(self, number: int, t: int) -> None:
         mark = self._marks.pop(number)
-        tid = self._track(0, "marks", FIRST_MARK + self._lanes.pop(number))
+        lane, _ = self._lanes.end(number, t)
+        tid = self._track(0, "marks", FIRST_MARK + lane)
         self._slice(tid, mark.name, mark.t, t, "mark", {"thread": mark.thread})
 
     # --- steps ---

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
 
 from converters.perfetto.wire import data, double, fixed64, number, padded, text, varint
 
@@ -19,7 +18,6 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 _CLEARED, _NEEDS_STATE = 1, 2
 
 Value = str | int | float
-Unit = Literal["count", "bytes"] | str
 
 # tags of fields that come most often
 _PACKET, _TIME, _EVENT, _ARG, _INT = (varint(tag) for tag in (0x0A, 0x40, 0x5A, 0x22, 0x20))
@@ -170,18 +168,17 @@ def _int64(value: int) -> int:
 
 
 def track(
-    uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: Unit | None = None
+    uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: str | None = None
 ) -> bytes:
     """A track's description. Its children stand in the order of their ranks; tracks of one name
-    and one parent are shown as one. With `unit` it is a counter: count, bytes, or its name."""
+    and one parent are shown as one. With `unit` it is a counter of bytes, or of what that says."""
     body = number(1, uuid) + text(2, name)
     if parent:
         body += number(5, parent)
     if note:
         body += text(14, note)
     if unit is not None:
-        known = {"count": number(3, 2), "bytes": number(3, 3)}
-        body += data(8, known.get(unit) or text(6, unit))
+        body += data(8, number(3, 3) if unit == "bytes" else text(6, unit))
     else:
         body += number(11, 3)
     return packet(data(60, body + number(12, rank)) + SEQUENCE)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from converters.perfetto.forms import Blank, Form, Forms, Part, Row, blank_field
 from converters.perfetto.packets import INSTANT, Packets, Value, closing, event, sample
 from converters.perfetto.tracks import Tracks
-from converters.timeline import PlanTimeline
+from converters.timeline import Lanes, PlanTimeline
 from llamacpp_instr.schema import (
     Compute,
     Kv,
@@ -67,8 +67,7 @@ class StepSlices:
         self._write = forms.add_packets
         self.ended: dict[int, tuple[int, int]] = {}
         """begin and end of the latest steps"""
-        self._lanes: dict[int, tuple[int, int]] = {}
-        """open marks: lane and begin"""
+        self._lanes = Lanes()
 
     def slice(
         self,
@@ -122,7 +121,7 @@ class StepSlices:
         form = Form(self._packets)
         t, used, size = form.numbers(3)
         of = f" of cache {cache}" if cache else ""
-        for what, unit, value in (("cells", "count", used), ("bytes", "bytes", size)):
+        for what, unit, value in (("cells", "cells", used), ("bytes", "bytes", size)):
             form.sample(t, self._tracks.child(home, f"KV {what}{of}", unit, below="KV"), value)
         return form
 
@@ -133,26 +132,24 @@ class StepSlices:
         if mark.phase == "instant":
             self.instant(self._tracks.child(home, "marks"), mark.name, mark.t, "mark", args)
         elif mark.phase == "begin":
-            # those that are open at once each have a lane, so that none has to nest in another
-            used = {lane for lane, _ in self._lanes.values()}
-            lane = next(i for i in range(len(used) + 1) if i not in used)
-            self._lanes[mark.mark] = lane, mark.t
+            # those that overlap each have a lane, so that none has to nest in another
+            lane = self._lanes.begin(mark.mark, mark.t)
             track = self._tracks.child(home, "marks", lane=lane)
             body = self._packets.named(track, mark.name, "mark") + self._packets.args(args)
             self._write(event(mark.t, body))
         else:
-            if mark.mark not in self._lanes:
+            if mark.mark not in self._lanes.open:
                 return False
             self._end_mark(mark.mark, mark.t)
         return True
 
     def end_marks(self, t: int) -> None:
         """Ends those that the log left open."""
-        for mark in list(self._lanes):
+        for mark in list(self._lanes.open):
             self._end_mark(mark, t)
 
     def _end_mark(self, mark: int, t: int) -> None:
-        lane, begin = self._lanes.pop(mark)
+        lane, begin = self._lanes.end(mark, t)
         track = self._tracks.child(self._tracks.home, "marks", lane=lane)
         self._write(event(max(begin, t), closing(track)))
 
@@ -199,8 +196,8 @@ class StepSlices:
             result = dict(zip(names, form.numbers(4), strict=True))
             minor, major = form.numbers(2)
             counters = [
-                ("minor page faults", "count", minor, "page faults"),
-                ("major page faults", "count", major, "page faults"),
+                ("minor page faults", "faults", minor, "page faults"),
+                ("major page faults", "faults", major, "page faults"),
             ]
         if n_rates:
             counters.append(("tokens/s", "tokens/s", form.double(), ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from converters.perfetto.packets import Unit, track
+from converters.perfetto.packets import track
 
 HOME = "session"
 """the first context's track, on which is also what belongs to no context"""
@@ -61,7 +61,7 @@ class Tracks:
         return self._contexts[ctx]
 
     def child(
-        self, parent: int, name: str, unit: Unit | None = None, lane: int = 0, below: str = ""
+        self, parent: int, name: str, unit: str | None = None, lane: int = 0, below: str = ""
     ) -> int:
         """A track below a context's, one of ORDER; or, when `below` names one of these, below
         that. Tracks that differ in nothing but their lane are shown as one."""
@@ -80,7 +80,7 @@ class Tracks:
         parent: int = 0,
         rank: int = 0,
         note: str = "",
-        unit: Unit | None = None,
+        unit: str | None = None,
     ) -> int:
         uuid = self._uuids[key] = len(self._uuids) + 1
         self._write(track(uuid, name, parent, rank, note, unit))
