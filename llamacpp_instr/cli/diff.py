@@ -46,8 +46,8 @@ def diff(
     force: bool,
 ) -> None:
     """Compare the times of two sessions, B against A: what differs in how they were recorded,
-    then the medians with their intervals. Nothing is called slower or faster that noise alone
-    may have given.
+    then the medians with their intervals. Something is called slower or faster when its
+    interval leaves 1 out.
 
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
     Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
