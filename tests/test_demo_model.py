@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jinja2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,7 +123,6 @@ def test_token_types_and_scores(reader: gguf.GGUFReader) -> None:
 
 
 def test_chat_template_is_the_last_thing_the_user_said(reader: gguf.GGUFReader) -> None:
-    jinja2 = pytest.importorskip("jinja2")
     template = jinja2.Template(value(reader, "tokenizer.chat_template"))
     messages = [
         {"role": "system", "content": "Be brief."},

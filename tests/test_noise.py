@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from converters.diff.noise import (
     PROCESS,
@@ -22,12 +23,10 @@ from converters.diff.noise import (
 @pytest.mark.parametrize("p", [0.9, 0.975, 0.9984])
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 22, 101])
 def test_students_quantile_is_that_of_scipy(p, freedom):
-    stats = pytest.importorskip("scipy.stats")
     assert student_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=1e-6)
 
 
 def test_independent_samples_have_the_error_that_scipy_finds():
-    stats = pytest.importorskip("scipy.stats")
     samples = np.random.default_rng(5).lognormal(14, 0.2, 60)
     blocks = Blocks(np.arange(60), np.zeros(60, np.int64))
     found = compute_medians(samples[None], blocks, [1])[0]
