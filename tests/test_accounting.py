@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from llamacpp_instr import schema
+from llamacpp_instr.check import check_log
 from llamacpp_instr.log import read_events
+from llamacpp_instr.session import load_session
 from tests.native_kit import (
     DEMO,
     ROOT,
@@ -117,3 +122,31 @@ def test_an_op_costs_at_most_sixteen_bytes_of_log(tmp_path: Path, threads: int) 
     assert ops > 50 * DECODES
     assert size / ops <= 16, f"{size / ops:.1f} bytes an op"
     print(f"{size / ops:.2f} bytes an op")
+
+
+def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
+    """Longer than 32 bits of the counter's ticks: the process stands still in the middle of one."""
+    still = 2.8
+    longest = 0
+    for attempt in range(8):  # it may be caught outside of a compute
+        log = tmp_path / f"{attempt}.log"
+        command = [
+            sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once upon a time",
+            "-n", "400", "--repeat", "40", "--level", "verbose", "--log", str(log),
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+            deadline = time.monotonic() + 60
+            while not (log.exists() and log.stat().st_size > 200_000):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            run.send_signal(signal.SIGSTOP)
+            time.sleep(still)
+            run.send_signal(signal.SIGCONT)
+            _, said = run.communicate(timeout=60)
+        assert run.returncode == 0, said
+        assert list(check_log(log)) == []
+        ops = load_session(log).ops
+        longest = max(int(max(op.dur.max(), 0 if op.gap is None else op.gap.max())) for op in ops)
+        if longest > 1e9:
+            break
+    assert still * 1e9 <= longest < (still + 1) * 1e9
