@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from converters.op_words import describe
 from llamacpp_instr.kernels import plan_kernels
@@ -16,6 +16,8 @@ from llamacpp_instr.ops import Block, bytes_written, op_params
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
 Value: TypeAlias = "str | int | float"
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,13 @@ class Lanes:
         lane, begin = self.open.pop(key)
         self._free_from[lane] = max(begin, t)
         return lane, begin
+
+
+def remember(known: dict[K, V], key: K, value: V, most: int) -> None:
+    """Keeps a value, and of many the `most` latest: a log may be longer than memory."""
+    known[key] = value
+    if len(known) > most:
+        del known[next(iter(known))]
 
 
 def layer_name(layer: int) -> str:

@@ -22,7 +22,7 @@ from converters.chrome.kernels import (
     kernel_times,
     process_of,
 )
-from converters.timeline import Lanes, PlanTimeline, Selection, layer_name, plan_timeline
+from converters.timeline import Lanes, PlanTimeline, Selection, layer_name, plan_timeline, remember
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.kernels import graph_problem, plan_problem
 from llamacpp_instr.log import LogReader
@@ -271,7 +271,7 @@ class _Writer:
         name = "encode" if step.kind == "encode" else step.phase
         self._slice(self._on(step.ctx, "steps"), name, step.t, t, "step", args)
         del self._open[step.step]
-        _keep(self._ended, step.step, (step.t, t))
+        remember(self._ended, step.step, (step.t, t), KEPT)
         if end is not None:
             self._counter(step.ctx, "page faults", step.t, end.minflt + end.majflt)
             if t > step.t:
@@ -282,7 +282,7 @@ class _Writer:
         if compute.dur < 0 or compute.start < 0:
             raise _Unfollowable("an impossible time")
         self._flush_layers(compute.ctx)
-        _keep(self._computes, compute.compute, compute)
+        remember(self._computes, compute.compute, compute, KEPT)
         if not self._selection.has_step(compute.step):
             return
         tid = self._on(compute.ctx, "phases")
@@ -336,7 +336,7 @@ class _Writer:
         timeline = self._timelines.get(ops.plan)
         if timeline is None:
             timeline = plan_timeline(self._graphs[plan.graph], plan)
-            _keep(self._timelines, ops.plan, timeline)
+            remember(self._timelines, ops.plan, timeline, KEPT)
         start, end = kernel_times(ops)
         if main:
             layers = self._on(compute.ctx, "layers")
@@ -355,7 +355,7 @@ class _Writer:
         template = self._templates.get((plan, tid))
         if template is None:
             template = Template(timeline, self._selection, tid, runs)
-            _keep(self._templates, (plan, tid), template)
+            remember(self._templates, (plan, tid), template, KEPT)
         self._matched |= template.matched
         self._write(template.fill(start - self._start, end - self._start))
 
@@ -369,10 +369,3 @@ def _known(what: str, number: int, known: dict[int, Any]) -> Any:
     if number not in known:
         raise _Unfollowable(f"{what} {number} was never given")
     return known[number]
-
-
-def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keeps a value, and of many the latest."""
-    known[key] = value
-    if len(known) > KEPT:
-        del known[next(iter(known))]

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
 
 from converters.perfetto.forms import Blank, Form, Forms, Part, Row, blank_field
 from converters.perfetto.packets import INSTANT, Packets, Value, closing, event, sample
 from converters.perfetto.tracks import Tracks
-from converters.timeline import Lanes, PlanTimeline
+from converters.timeline import Lanes, PlanTimeline, remember
 from llamacpp_instr.schema import (
     Compute,
     Kv,
@@ -32,14 +31,6 @@ from llamacpp_instr.schema import (
 
 KEPT = 4096
 """steps and computes that later events may name"""
-T = TypeVar("T")
-
-
-def remember(known: dict[int, T], key: int, value: T) -> None:
-    """Keeps a value, and of many the latest."""
-    known[key] = value
-    if len(known) > KEPT:
-        del known[next(iter(known))]
 
 
 @dataclass
@@ -168,7 +159,7 @@ class StepSlices:
         positions = _positions(begin)
         shape = (home, name, end is not None, len(rate), len(step.flows), len(positions))
         self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
-        remember(self.ended, begin.step, (begin.t, t))
+        remember(self.ended, begin.step, (begin.t, t), KEPT)
         if end is not None and end.prepare > 0:
             until = min(begin.t + end.prepare, t if step.first is None else step.first)
             self._forms.add(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))

@@ -13,9 +13,9 @@ from converters.perfetto.forms import Forms
 from converters.perfetto.graphs import Graphs, Unfollowable
 from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
 from converters.perfetto.packets import Packets, Value, first_packet
-from converters.perfetto.steps import OpenStep, StepSlices, remember
+from converters.perfetto.steps import KEPT, OpenStep, StepSlices
 from converters.perfetto.tracks import Tracks
-from converters.timeline import Selection
+from converters.timeline import Selection, remember
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.log import LogReader
 from llamacpp_instr.schema import (
@@ -296,7 +296,7 @@ class _Writer:
             raise WrongTimes
         self._latest = max(self._latest, start + compute.dur)
         self._flush_layers(compute.ctx)
-        remember(self._computes, compute.compute, compute)
+        remember(self._computes, compute.compute, compute, KEPT)
         if self._selection.has_step(compute.step):
             self._draw.compute(compute, self._open.get(compute.step), home)
 
