@@ -43,12 +43,25 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class ArrayInfo:
+    """An array of the metadata; `read_array` reads it."""
+
+    type: int
+    """GGUF's number of the items' type"""
+    count: int
+    start: int
+    """bytes from the start of the file"""
+
+
+@dataclass(frozen=True)
 class Header:
     """A GGUF file without its data."""
 
     version: int
     metadata: dict[str, Scalar]
-    """scalars and strings; arrays are left out"""
+    """scalars and strings"""
+    arrays: dict[str, ArrayInfo]
+    """where the metadata's arrays lie: a vocabulary may be larger than all the rest"""
     tensors: list[TensorInfo]
     data_start: int
     """bytes from the start of the file"""
@@ -66,6 +79,17 @@ def read_header(path: Path) -> Header:
                 return _Reader(path, data, size).header()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
+    """The first `limit` items of an array that `read_header` has found in the file at `path`."""
+    count = min(array.count, limit)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(path, data, len(data))
+        reader.at = array.start
+        if array.type == _STRING:
+            return [reader.string("an array") for _ in range(count)]
+        return [reader.scalar(_SCALARS[array.type], "an array") for _ in range(count)]
 
 
 def _check_start(path: Path, start: bytes) -> None:
@@ -109,6 +133,7 @@ class _Reader:
         self.data = data
         self.size = size
         self.at = 4
+        self.arrays: dict[str, ArrayInfo] = {}
 
     def header(self) -> Header:
         version = int(self.scalar("I", "the version"))
@@ -131,6 +156,7 @@ class _Reader:
         return Header(
             version=version,
             metadata=metadata,
+            arrays=self.arrays,
             tensors=tensors,
             data_start=-(-self.at // alignment) * alignment,
             file_size=self.size,
@@ -151,7 +177,7 @@ class _Reader:
         return TensorInfo(name, type_, ne, offset)
 
     def value(self, key: str) -> Scalar | None:
-        """A metadata value; an array is passed over and gives None."""
+        """A metadata value; an array is passed over, noted in `arrays`, and gives None."""
         what = f"the value of {key!r}"
         type_ = int(self.scalar("I", what))
         if type_ == _STRING:
@@ -162,6 +188,7 @@ class _Reader:
             self.damaged(f"{key!r} has the unknown value type {type_}")
         item = int(self.scalar("I", what))
         count = int(self.scalar("Q", what))
+        self.arrays[key] = ArrayInfo(item, count, self.at)
         if item in _SCALARS:
             self.skip(count * struct.calcsize("<" + _SCALARS[item]), what)
         elif item == _STRING:

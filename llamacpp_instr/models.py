@@ -1,6 +1,6 @@
 """Finds the model that a user names and refuses, with the reason, what llama.cpp could not load.
 
-What passes is a regular GGUF file, all its parts there, with every tensor's bytes inside its file.
+What passes is a regular GGUF file, all its parts there, every tensor with bytes of its own in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from .errors import UsageError
-from .gguf_header import Header, TensorInfo, read_header
+from .ggml_types import TYPES
+from .gguf_header import Header, read_header
 
 DEMO = "demo"
 """The name that stands for the demo model."""
@@ -25,6 +26,17 @@ def resolve_model(name: str) -> Path:
 
     Raises `UsageError` in one line for everything that can be told without loading the model.
     """
+    path, headers = checked_headers(name)
+    if not any(part.tensors for part in headers.values()):
+        raise UsageError(f"{path} holds only a vocabulary, no weights; nothing can be run with it")
+    return path
+
+
+def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
+    """The file that `name` stands for and the header of each of its parts, in order.
+
+    Raises `UsageError` for what llama.cpp would refuse, but for a file without weights.
+    """
     path = demo_model() if name == DEMO else Path(name)
     _check_file(path)
     header = read_header(path)
@@ -33,11 +45,9 @@ def resolve_model(name: str) -> Path:
     if path != first:
         raise UsageError(f"{path} is a part of a split model; give the first part, {first}")
     headers = {path: header} | {part: read_header(part) for part in rest}
-    if not any(part.tensors for part in headers.values()):
-        raise UsageError(f"{path} holds only a vocabulary, no weights; nothing can be run with it")
     for part, part_header in headers.items():
-        _check_extents(part, part_header)
-    return path
+        _check_tensors(part, part_header)
+    return path, headers
 
 
 def demo_model() -> Path:
@@ -95,22 +105,32 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
     return parts[0], parts[1:]
 
 
-def _check_extents(path: Path, header: Header) -> None:
-    for tensor in header.tensors:
-        end = header.data_start + tensor.offset + tensor_bytes(tensor)
-        if end > header.file_size:
+def _check_tensors(path: Path, header: Header) -> None:
+    """Every tensor has a type that is known, whole blocks, and bytes of its own in the file."""
+    end_before, before, names = 0, "", set()
+    for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
+        what = f"{path} is damaged: tensor {tensor.name!r}"
+        if tensor.name in names:
+            raise UsageError(f"{what} is there twice; fetch it again")
+        names.add(tensor.name)
+        type_ = TYPES.get(tensor.type)
+        if type_ is None:
             raise UsageError(
-                f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte {end:,}, "
-                f"the file has {header.file_size:,}; fetch it again"
+                f"{path}: tensor {tensor.name!r} has the storage type {tensor.type}, which this "
+                "llama.cpp does not know or no longer has; convert the model for it"
             )
-
-
-def tensor_bytes(tensor: TensorInfo) -> int:
-    """Bytes of a tensor's data; 0 for a type that gguf-py does not know."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    try:
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
-    except (ValueError, KeyError):
-        return 0
-    return math.prod(tensor.ne) // block * block_bytes
+        if tensor.ne and tensor.ne[0] % type_.block:
+            raise UsageError(
+                f"{what} has rows of {tensor.ne[0]} elements, which blocks of {type_.block} "
+                f"({type_}) do not divide; fetch it again"
+            )
+        end = tensor.offset + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        if header.data_start + end > header.file_size:
+            raise UsageError(
+                f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte "
+                f"{header.data_start + end:,}, the file has {header.file_size:,}; fetch it again"
+            )
+        if tensor.offset < end_before:
+            raise UsageError(f"{what} overlaps {before!r}; fetch it again")
+        if end > tensor.offset:
+            end_before, before = end, tensor.name

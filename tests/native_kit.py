@@ -31,14 +31,22 @@ CMAKE = (
     "-DLLAMA_BUILD_COMMON=ON",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
+)
+
+WITHOUT_PROGRAMS = (
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_COMMON=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
 )
 
 
 @functools.cache
 def unpatched_library() -> Path:
-    """Directory of the libraries of the sdist as it came, with upstream's `test-llama-archs`."""
-    return _built("unpatched", ("-DLLAMA_BUILD_TESTS=ON",), ("llama", "test-llama-archs"), False)
+    """Directory of the libraries of the sdist as it came, with the programs of upstream's own that
+    the tests compare with."""
+    flags = ("-DLLAMA_BUILD_TESTS=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_UI=OFF")
+    programs = ("test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split")
+    return _built("unpatched", flags, ("llama", *programs), False)
 
 
 @functools.cache
@@ -49,14 +57,14 @@ def sanitized_library(sanitizer: str) -> Path:
         flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
     else:
         flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
-    flags = (*flags, "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+    flags = (*flags, *WITHOUT_PROGRAMS)
     return _built(sanitizer, flags, ("llama",), True)
 
 
 @functools.cache
 def countable_library(*, patched: bool) -> Path:
     """Directory of libraries that valgrind can run: it does not know AVX-512."""
-    flags = ("-DGGML_NATIVE=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+    flags = ("-DGGML_NATIVE=OFF", *WITHOUT_PROGRAMS)
     return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
 
 

@@ -33,6 +33,16 @@ BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.counted": FLOOR | {"llamacpp_instr.session"},
 }
 READING = set(BELOW_READING) - FLOOR
+# ... model files, as their headers tell, and what is computed of weights and logits once they are
+# numbers: no library is needed for these, so both sides may use them ...
+BELOW_MODELS: dict[str, set[str]] = {
+    "llamacpp_instr.ggml_types": set(),
+    "llamacpp_instr.gguf_header": FLOOR,
+    "llamacpp_instr.models": FLOOR | {f"llamacpp_instr.{m}" for m in ("ggml_types", "gguf_header")},
+    "llamacpp_instr.model_file": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("ggml_types", "gguf_header", "models")},
+}
+MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.
 
 # What several converters are made of is no sibling; and one converter may be a package of rooms.
@@ -86,14 +96,16 @@ def allowed(name: str, other: str) -> bool:
         return not other.startswith("llamacpp_instr.cli.")
     if name in BELOW_READING:
         return other in BELOW_READING[name]
+    if name in BELOW_MODELS:
+        return other in BELOW_MODELS[name]
     if name == "converters":
-        return other.startswith("converters.") or other in FLOOR | READING
+        return other.startswith("converters.") or other in FLOOR | READING | MODELS
     if name in SHARED:
         return other in SHARED[name]
     if name.startswith("converters."):
         # what all converters are made of is no sibling, and the parts of one are one room
         own = ".".join(name.split(".")[:2])
-        return other in FLOOR | READING | set(SHARED) or f"{other}.".startswith(f"{own}.")
+        return other in FLOOR | READING | MODELS | set(SHARED) or f"{other}.".startswith(f"{own}.")
     if name == "llamacpp_instr.view":
         # serves files: it knows neither side
         return other == "llamacpp_instr.errors"
@@ -128,6 +140,8 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert not allowed("llamacpp_instr.run", "llamacpp_instr.cli")
     assert not allowed("llamacpp_instr.view", "llamacpp_instr.native")
     assert not allowed("llamacpp_instr.view", "converters.perfetto")
+    assert not allowed("llamacpp_instr.model_file", "llamacpp_instr.native")
+    assert allowed("converters.stats", "llamacpp_instr.model_file")
     assert allowed("llamacpp_instr.recording", "llamacpp_instr.native")
     assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.session")
 

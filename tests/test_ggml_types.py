@@ -1,0 +1,61 @@
+"""The table of storage types is what the pinned library, and gguf-py, say of themselves."""
+
+from __future__ import annotations
+
+import ctypes
+
+import gguf
+import pytest
+
+from llamacpp_instr import native
+from llamacpp_instr.ggml_types import BY_NAME, FILE_TYPES, TYPES, GgmlType
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    lib = native.load().lib
+    lib.ggml_type_name.restype = ctypes.c_char_p
+    lib.ggml_blck_size.restype = ctypes.c_int64
+    lib.ggml_type_size.restype = ctypes.c_size_t
+    lib.ggml_row_size.restype = ctypes.c_size_t
+    lib.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    lib.ggml_is_quantized.restype = ctypes.c_bool
+    return lib
+
+
+@pytest.mark.parametrize("type_", TYPES.values(), ids=str)
+def test_a_type_is_ggmls(library: ctypes.CDLL, type_: GgmlType) -> None:
+    assert library.ggml_type_name(type_.number).decode().upper() == type_.name.upper()
+    assert library.ggml_blck_size(type_.number) == type_.block
+    assert library.ggml_type_size(type_.number) == type_.block_bytes
+    assert library.ggml_is_quantized(type_.number) == type_.is_quantized
+    for blocks in (1, 3, 4096):
+        n_elements = blocks * type_.block
+        assert library.ggml_row_size(type_.number, n_elements) == type_.row_bytes(n_elements)
+
+
+def test_no_type_of_ggml_is_missing(library: ctypes.CDLL) -> None:
+    # GGML_TYPE_COUNT is no symbol; ggml aborts on numbers beyond it
+    known = {int(library_type) for library_type in gguf.GGMLQuantizationType}
+    assert known <= set(TYPES)
+    last = max(TYPES)
+    assert all(library.ggml_type_size(n) == 0 for n in range(last) if n not in TYPES)
+
+
+def test_sizes_by_hand() -> None:
+    # 4096 x 4096 in Q4_K: blocks of 256 in 2 + 2 + 12 + 128 bytes
+    assert 4096 * BY_NAME["Q4_K"].row_bytes(4096) == 9_437_184
+    assert BY_NAME["Q4_K"].bits_per_weight == 4.5
+    assert BY_NAME["Q8_0"].bits_per_weight == 8.5
+
+
+def test_file_types_are_those_of_llama_cpp() -> None:
+    api = native.import_llama_cpp().llama_cpp
+    theirs = {
+        getattr(api, name): name.removeprefix("LLAMA_FTYPE_")
+        .removeprefix("MOSTLY_")
+        .removeprefix("ALL_")
+        for name in dir(api)
+        if name.startswith("LLAMA_FTYPE_") and name != "LLAMA_FTYPE_GUESSED"
+    }
+    assert theirs == FILE_TYPES
