@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.diff.noise import (
+from converters.noise import (
     PROCESS,
     TICK_NS,
     Blocks,

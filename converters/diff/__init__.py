@@ -7,8 +7,6 @@ a ratio of exactly 1 everywhere. Figures are medians of the steps that count, in
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.diff.align import Alignment, align
-from converters.diff.noise import MIN_BLOCKS, Blocks, Ratio, compare, compute_medians, cut_blocks
-from converters.diff.settings import compute_settings
+from converters.noise import MIN_BLOCKS, Ratio, compare, compute_medians
 from converters.report import Cell, Column, Report
-from llamacpp_instr.counted import counted_steps
+from converters.settings import compute_settings
+from converters.step_times import StepTimes
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.ops import BLOCKS
-from llamacpp_instr.session import Session, Table
+from llamacpp_instr.session import Session
 
 By = Literal["phase", "block", "layer", "op", "tensor"]
 VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
@@ -65,7 +63,7 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
                 f"{session.path}: tensor values were read (--stats), so its times must not be"
                 " compared; record it without --stats"
             )
-    sides = _Side(a), _Side(b)
+    sides = StepTimes(a), StepTimes(b)
     phases = [p for p in PHASES if all(p in s.phases for s in sides) and phase in (None, p)]
     if not phases:
         what = f"{phase} steps" if phase else "steps of one phase"
@@ -92,75 +90,6 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
     if alignment is not None:
         reports += _only_reports(alignment, sides)
     return Diff(reports, steps)
-
-
-# --- a side ---
-
-
-class _Side:
-    """One session's steps that count, and when each belongs to which run."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        steps, notes = counted_steps(session)
-        self.notes = [f"{session.path}: {note}" for note in notes]
-        self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
-        self.run = _runs(session, self.steps)
-        self.phases = set(self.steps["label"].tolist())
-        step_of = zip(
-            session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
-        )
-        at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
-        self.column = {compute: at[step] for compute, step in step_of if step in at}
-
-    def blocks(self, phase: str) -> Blocks:
-        return cut_blocks(self.run[self.steps["label"] == phase])
-
-    def whole_steps(self, phase: str) -> Float64:
-        steps = self.steps.rows(self.steps["label"] == phase)
-        seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
-        return seen.astype(np.float64)
-
-    def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
-        """ns of thread 0, units x steps."""
-        taken: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = defaultdict(lambda: ([], []))
-        for ops in self.session.ops:
-            if ops.thread == 0 and ops.compute in self.column:
-                taken[ops.plan][0].append(self.column[ops.compute])
-                taken[ops.plan][1].append(ops.dur)
-        total: Float64 = np.zeros((len(self.steps), n_units))
-        present = np.zeros((len(self.steps), n_units), np.bool_)
-        for plan, (columns, durs) in taken.items():
-            unit = of_kernel[plan]
-            into = np.zeros((len(unit), n_units))
-            into[np.arange(len(unit)), unit] = 1
-            np.add.at(total, columns, np.array(durs, np.float64) @ into)
-            present[np.array(columns)[:, None], np.unique(unit)] = True
-        total[~present] = np.nan
-        return np.transpose(total)
-
-    def by_layer(self) -> dict[Hashable, Float64]:
-        found: dict[Hashable, Float64] = {}
-        for layers in self.session.layers:
-            at = self.column.get(layers.compute)
-            if at is None or layers.label is None:
-                continue
-            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
-                row = found.setdefault(layer, np.full(len(self.steps), np.nan))
-                row[at] = dur + (0.0 if math.isnan(row[at]) else row[at])
-        return found
-
-
-def _runs(session: Session, steps: Table) -> NDArray[np.int64]:
-    """The run of every step: runs are the marks `run 1`, `run 2`, ..."""
-    run = np.zeros(len(steps), np.int64)
-    marks = session.marks
-    names = marks["name"].tolist()
-    for i, begin in enumerate(marks["begin"].tolist()):
-        if (found := re.fullmatch(r"run (\d+)", str(names[i]))) is not None:
-            end = marks["end"][i] if marks["end"][i] >= 0 else np.iinfo(np.int64).max
-            run[(steps["begin"] >= begin) & (steps["begin"] < end)] = int(found[1])
-    return run
 
 
 # --- reports ---
@@ -191,7 +120,7 @@ def _word(ratio: Ratio) -> str:
 
 
 def _phase_report(
-    sides: tuple[_Side, _Side], phases: Sequence[str]
+    sides: tuple[StepTimes, StepTimes], phases: Sequence[str]
 ) -> tuple[dict[str, Ratio], Report]:
     ratios: dict[str, Ratio] = {}
     notes = []
@@ -219,7 +148,7 @@ def _phase_report(
 
 
 def _part_report(
-    sides: tuple[_Side, _Side], alignment: Alignment | None, by: By, phase: str
+    sides: tuple[StepTimes, StepTimes], alignment: Alignment | None, by: By, phase: str
 ) -> Report:
     """One table: the rows that both sides have, in this phase."""
     a, b = (_samples(side, i, alignment, by, phase) for i, side in enumerate(sides))
@@ -252,7 +181,7 @@ def _part_report(
     return Report(table, columns, rows, missing)
 
 
-def _samples(side: _Side, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
+def _samples(side: StepTimes, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
     """The rows that a side has in a phase."""
     selected = side.steps["label"] == phase
     if by == "layer":
@@ -289,7 +218,7 @@ def _shown_key(key: Hashable, by: By, alignment: Alignment | None) -> Cell:
     return str(key)
 
 
-def _only_reports(alignment: Alignment, sides: tuple[_Side, _Side]) -> list[Report]:
+def _only_reports(alignment: Alignment, sides: tuple[StepTimes, StepTimes]) -> list[Report]:
     """What one side runs and the other does not, with the number of such kernels in a graph."""
     reports = []
     for i, (name, side) in enumerate(zip("AB", sides, strict=True)):

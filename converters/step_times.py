@@ -1,0 +1,87 @@
+"""What the steps of a session that count took, whole and by what their kernels work on.
+
+Invariant: columns are steps in the order of time, in ns of thread 0; a step that does not have
+something has NaN there, never 0. A failed step and a warm-up run are in no column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.noise import Blocks, cut_blocks
+from llamacpp_instr.counted import counted_steps
+from llamacpp_instr.session import Session, Table
+
+Float64 = NDArray[np.float64]
+
+
+class StepTimes:
+    """One session's steps that count, and when each belongs to which run."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        steps, notes = counted_steps(session)
+        self.notes = [f"{session.path}: {note}" for note in notes]
+        self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
+        self.run = _runs(session, self.steps)
+        self.phases = set(self.steps["label"].tolist())
+        step_of = zip(
+            session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
+        )
+        at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
+        self.column = {compute: at[step] for compute, step in step_of if step in at}
+
+    def blocks(self, phase: str) -> Blocks:
+        return cut_blocks(self.run[self.steps["label"] == phase])
+
+    def whole_steps(self, phase: str) -> Float64:
+        steps = self.steps.rows(self.steps["label"] == phase)
+        seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
+        return seen.astype(np.float64)
+
+    def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
+        """ns of thread 0, units x steps."""
+        taken: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = defaultdict(lambda: ([], []))
+        for ops in self.session.ops:
+            if ops.thread == 0 and ops.compute in self.column:
+                taken[ops.plan][0].append(self.column[ops.compute])
+                taken[ops.plan][1].append(ops.dur)
+        total: Float64 = np.zeros((len(self.steps), n_units))
+        present = np.zeros((len(self.steps), n_units), np.bool_)
+        for plan, (columns, durs) in taken.items():
+            unit = of_kernel[plan]
+            into = np.zeros((len(unit), n_units))
+            into[np.arange(len(unit)), unit] = 1
+            np.add.at(total, columns, np.array(durs, np.float64) @ into)
+            present[np.array(columns)[:, None], np.unique(unit)] = True
+        total[~present] = np.nan
+        return np.transpose(total)
+
+    def by_layer(self) -> dict[Hashable, Float64]:
+        found: dict[Hashable, Float64] = {}
+        for layers in self.session.layers:
+            at = self.column.get(layers.compute)
+            if at is None or layers.label is None:
+                continue
+            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
+                row = found.setdefault(layer, np.full(len(self.steps), np.nan))
+                row[at] = dur + (0.0 if math.isnan(row[at]) else row[at])
+        return found
+
+
+def _runs(session: Session, steps: Table) -> NDArray[np.int64]:
+    """The run of every step: runs are the marks `run 1`, `run 2`, ..."""
+    run = np.zeros(len(steps), np.int64)
+    marks = session.marks
+    names = marks["name"].tolist()
+    for i, begin in enumerate(marks["begin"].tolist()):
+        if (found := re.fullmatch(r"run (\d+)", str(names[i]))) is not None:
+            end = marks["end"][i] if marks["end"][i] >= 0 else np.iinfo(np.int64).max
+            run[(steps["begin"] >= begin) & (steps["begin"] < end)] = int(found[1])
+    return run
