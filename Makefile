@@ -49,6 +49,7 @@ bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.convert_json
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.inspect_model
 
 ui-kit: $(UI_INSTALLED)
 

@@ -22,6 +22,7 @@ Unit = Literal[
     "bytes_per_second",
     "layer",
     "ratio",
+    "bits",
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
@@ -161,6 +162,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return _three_digits(cell)
     if unit == "ratio":
         return f"{cell:.3f}"
+    if unit == "bits":
+        return f"{cell:.2f}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     return f"{cell:,}"

@@ -7,11 +7,14 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import mmap
+import contextlib
+import math
+import os
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn, cast
 
 from .errors import UsageError
 
@@ -20,11 +23,26 @@ GGUF_VERSIONS = (2, 3)
 
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
+_MAX_NAME = 63  # bytes of a tensor's name
+_MAX_ITEMS = 1 << 30  # of an array
 _STRING, _ARRAY = 8, 9
 # little-endian struct codes by GGUF's number of the scalar type
 _SCALARS = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+    number: struct.Struct(f"<{code}")
+    for number, code in {
+        0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+    }.items()
 }  # fmt: skip
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_COUNTS = struct.Struct("<Iqq")
+_ARRAY_HEAD = struct.Struct("<IQ")
+# by the number of dimensions: ne, the storage type, the offset
+_TENSOR = [struct.Struct(f"<{n_dims}qIQ") for n_dims in range(_MAX_DIMS + 1)]
+
+_WINDOW = 1 << 18
+_MAX_TEXT = 1 << 24
+"""Bytes of all names and texts outside of arrays, which are held in memory; of a real model they
+are a hundredth of it."""
 
 Scalar = int | float | bool | str
 
@@ -63,6 +81,8 @@ class Header:
     arrays: dict[str, ArrayInfo]
     """where the metadata's arrays lie: a vocabulary may be larger than all the rest"""
     tensors: list[TensorInfo]
+    alignment: int
+    """of the tensors' places, in bytes"""
     data_start: int
     """bytes from the start of the file"""
     file_size: int
@@ -71,25 +91,36 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of the GGUF file at `path`; raises `UsageError` when it is none, or not whole."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            _check_start(path, file.read(64))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data, size).header()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_start(path, file.read(64))
+        return _Reader(path, file, size).header()
 
 
 def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
     """The first `limit` items of an array that `read_header` has found in the file at `path`."""
     count = min(array.count, limit)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        reader = _Reader(path, data, len(data))
-        reader.at = array.start
-        if array.type == _STRING:
-            return [reader.string("an array") for _ in range(count)]
-        return [reader.scalar(_SCALARS[array.type], "an array") for _ in range(count)]
+    with _opened(path) as file:
+        return list(_Reader(path, file, os.fstat(file.fileno()).st_size).items(array, range(count)))
+
+
+def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int, Scalar]:
+    """By number the items of an array that `read_header` has found in the file at `path`; those
+    that it does not have are left out. One pass, however many."""
+    wanted = sorted({number for number in numbers if 0 <= number < array.count})
+    with _opened(path) as file:
+        reader = _Reader(path, file, os.fstat(file.fileno()).st_size)
+        return dict(zip(wanted, reader.items(array, wanted), strict=True))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # the reader has its own window
+        with path.open("rb", buffering=0) as file:
+            yield cast(BinaryIO, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _check_start(path: Path, start: bytes) -> None:
@@ -126,71 +157,91 @@ def _check_start(path: Path, start: bytes) -> None:
 
 
 class _Reader:
-    """Walks the header; every read is checked against the end of the file first."""
+    """Walks the header; every read is held against the end of the file first.
 
-    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+    It sees the file through a window, so neither its size nor what lies between costs memory, and
+    a file that is cut off meanwhile is an error and no signal.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path = path
-        self.data = data
+        self.file = file
         self.size = size
         self.at = 4
+        self.window = b""
+        self.window_start = 0
+        self.text = 0
         self.arrays: dict[str, ArrayInfo] = {}
 
     def header(self) -> Header:
-        version = int(self.scalar("I", "the version"))
-        n_tensors = int(self.scalar("q", "the tensor count"))
-        n_metadata = int(self.scalar("q", "the metadata count"))
+        what = "the counts"
+        version, n_tensors, n_metadata = _COUNTS.unpack(self.take(_COUNTS.size, what))
         if n_tensors < 0 or n_metadata < 0:
             self.damaged(f"it claims {n_tensors} tensors and {n_metadata} metadata entries")
         # no list is made of these sizes: the loops end where the file does
         metadata: dict[str, Scalar] = {}
         for index in range(n_metadata):
             key = self.string(f"the key of metadata entry {index}")
+            if not key:
+                self.damaged(f"the key of metadata entry {index} is empty")
+            if key in metadata or key in self.arrays:
+                self.damaged(f"the metadata has {key!r} twice")
             value = self.value(key)
             if value is not None:
                 metadata[key] = value
-        tensors = [self.tensor(index) for index in range(n_tensors)]
+        tensors: dict[str, TensorInfo] = {}
+        for index in range(n_tensors):
+            tensor = self.tensor(index)
+            if tensor.name in tensors:
+                self.damaged(f"tensor {tensor.name!r} is there twice")
+            tensors[tensor.name] = tensor
 
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        if type(alignment) is not int or not 0 < alignment < 2**32 or alignment & (alignment - 1):
             self.damaged(f"general.alignment is {alignment!r}, not a power of two")
         return Header(
             version=version,
             metadata=metadata,
             arrays=self.arrays,
-            tensors=tensors,
+            tensors=list(tensors.values()),
+            alignment=alignment,
             data_start=-(-self.at // alignment) * alignment,
             file_size=self.size,
         )
 
     def tensor(self, index: int) -> TensorInfo:
+        before = self.text
         name = self.string(f"the name of tensor {index}")
-        n_dims = int(self.scalar("I", f"tensor {name!r}"))
+        if self.text - before > _MAX_NAME:
+            self.damaged(f"the name of tensor {index} is longer than {_MAX_NAME} bytes")
+        what = f"tensor {name!r}"
+        (n_dims,) = _U32.unpack(self.take(4, what))
         if n_dims > _MAX_DIMS:
-            self.damaged(
-                f"tensor {name!r} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed"
-            )
-        ne = tuple(int(self.scalar("q", f"tensor {name!r}")) for _ in range(n_dims))
-        if any(n < 0 for n in ne):
-            self.damaged(f"tensor {name!r} has a negative dimension: {list(ne)}")
-        type_ = int(self.scalar("I", f"tensor {name!r}"))
-        offset = int(self.scalar("Q", f"tensor {name!r}"))
-        return TensorInfo(name, type_, ne, offset)
+            self.damaged(f"{what} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed")
+        entry = _TENSOR[n_dims]
+        *ne, type_, offset = entry.unpack(self.take(entry.size, what))
+        if ne and min(ne) < 0:
+            self.damaged(f"{what} has a negative dimension: {ne}")
+        if math.prod(ne) >= 2**63:
+            self.damaged(f"{what} has more elements than can be counted: {ne}")
+        return TensorInfo(name, type_, tuple(ne), offset)
 
     def value(self, key: str) -> Scalar | None:
         """A metadata value; an array is passed over, noted in `arrays`, and gives None."""
         what = f"the value of {key!r}"
-        type_ = int(self.scalar("I", what))
+        (type_,) = _U32.unpack(self.take(4, what))
         if type_ == _STRING:
             return self.string(what)
         if type_ in _SCALARS:
             return self.scalar(_SCALARS[type_], what)
         if type_ != _ARRAY:
             self.damaged(f"{key!r} has the unknown value type {type_}")
-        item = int(self.scalar("I", what))
-        count = int(self.scalar("Q", what))
+        item, count = _ARRAY_HEAD.unpack(self.take(_ARRAY_HEAD.size, what))
+        if count > _MAX_ITEMS:
+            self.damaged(f"{key!r} is an array of {count:,} items")
         self.arrays[key] = ArrayInfo(item, count, self.at)
         if item in _SCALARS:
-            self.skip(count * struct.calcsize("<" + _SCALARS[item]), what)
+            self.skip(count * _SCALARS[item].size, what)
         elif item == _STRING:
             if count > (self.size - self.at) // 8:
                 self.truncated(what)
@@ -199,31 +250,71 @@ class _Reader:
             self.damaged(f"{key!r} is an array of the unknown value type {item}")
         return None
 
+    def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
+        """The items of those numbers, which go up and are in the array."""
+        what = "an array"
+        self.at = array.start
+        if array.type == _STRING:
+            passed = 0
+            for number in numbers:
+                self.skip_strings(number - passed, what)
+                yield self.string(what)
+                passed = number + 1
+            return
+        code = _SCALARS[array.type]
+        for number in numbers:
+            self.at = array.start + number * code.size
+            yield self.scalar(code, what)
+
     def skip_strings(self, count: int, what: str) -> None:
         # hundreds of thousands in a vocabulary: nothing in this loop but the arithmetic
-        data, at, size = self.data, self.at, self.size
-        for _ in range(count):
-            at += 8 + int.from_bytes(data[at : at + 8], "little")
-            if at > size:
+        length_at, left = _U64.unpack_from, count
+        while left:
+            self.look(8, what)
+            window, at = self.window, self.at - self.window_start
+            end = len(window) - 8
+            while left and at <= end:
+                at += 8 + length_at(window, at)[0]
+                left -= 1
+            self.at = self.window_start + at
+            if self.at > self.size:
                 self.truncated(what)
-        self.at = at
 
     def string(self, what: str) -> str:
-        length = int(self.scalar("Q", what))
-        start = self.at
-        self.skip(length, what)
-        return self.data[start : self.at].decode(errors="replace")
+        (length,) = _U64.unpack(self.take(8, what))
+        if length > self.size - self.at:
+            self.truncated(what)
+        self.text += length
+        if self.text > _MAX_TEXT:
+            self.damaged(f"{what} makes its names and texts longer than {_MAX_TEXT:,} bytes")
+        return self.take(length, what).decode(errors="backslashreplace")
 
-    def scalar(self, code: str, what: str) -> int | float | bool:
-        start = self.at
-        self.skip(struct.calcsize("<" + code), what)
-        value: int | float | bool = struct.unpack_from("<" + code, self.data, start)[0]
+    def scalar(self, code: struct.Struct, what: str) -> int | float | bool:
+        value: int | float | bool = code.unpack(self.take(code.size, what))[0]
         return value
+
+    def take(self, n_bytes: int, what: str) -> bytes:
+        self.look(n_bytes, what)
+        start = self.at - self.window_start
+        self.at += n_bytes
+        return self.window[start : start + n_bytes]
 
     def skip(self, n_bytes: int, what: str) -> None:
         if n_bytes > self.size - self.at:
             self.truncated(what)
         self.at += n_bytes
+
+    def look(self, n_bytes: int, what: str) -> None:
+        """Have the next bytes in the window."""
+        start = self.at - self.window_start
+        if start >= 0 and start + n_bytes <= len(self.window):
+            return
+        if n_bytes > self.size - self.at:
+            self.truncated(what)
+        self.file.seek(self.at)
+        self.window, self.window_start = self.file.read(max(n_bytes, _WINDOW)), self.at
+        if len(self.window) < n_bytes:
+            self.truncated(what)
 
     def truncated(self, what: str) -> NoReturn:
         raise UsageError(

@@ -45,8 +45,20 @@ def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
     if path != first:
         raise UsageError(f"{path} is a part of a split model; give the first part, {first}")
     headers = {path: header} | {part: read_header(part) for part in rest}
-    for part, part_header in headers.items():
+    owner: dict[str, Path] = {}
+    for number, (part, part_header) in enumerate(headers.items()):
+        if len(headers) > 1 and part_header.metadata.get("split.no") != number:
+            raise UsageError(
+                f"{part} is no part {number + 1} of this model: its split.no is "
+                f"{part_header.metadata.get('split.no')!r}; fetch it again"
+            )
         _check_tensors(part, part_header)
+        for tensor in part_header.tensors:
+            if owner.setdefault(tensor.name, part) != part:
+                raise UsageError(
+                    f"{part} is damaged: tensor {tensor.name!r} is in {owner[tensor.name].name} "
+                    "too; fetch both again"
+                )
     return path, headers
 
 
@@ -107,21 +119,19 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
 
 def _check_tensors(path: Path, header: Header) -> None:
     """Every tensor has a type that is known, whole blocks, and bytes of its own in the file."""
-    end_before, before, names = 0, "", set()
+    end_before, before = 0, ""
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
         what = f"{path} is damaged: tensor {tensor.name!r}"
-        if tensor.name in names:
-            raise UsageError(f"{what} is there twice; fetch it again")
-        names.add(tensor.name)
         type_ = TYPES.get(tensor.type)
         if type_ is None:
             raise UsageError(
                 f"{path}: tensor {tensor.name!r} has the storage type {tensor.type}, which this "
                 "llama.cpp does not know or no longer has; convert the model for it"
             )
-        if tensor.ne and tensor.ne[0] % type_.block:
+        row = tensor.ne[0] if tensor.ne else 1
+        if row % type_.block:
             raise UsageError(
-                f"{what} has rows of {tensor.ne[0]} elements, which blocks of {type_.block} "
+                f"{what} has rows of {row} elements, which blocks of {type_.block} "
                 f"({type_}) do not divide; fetch it again"
             )
         end = tensor.offset + math.prod(tensor.ne) // type_.block * type_.block_bytes
@@ -134,3 +144,14 @@ def _check_tensors(path: Path, header: Header) -> None:
             raise UsageError(f"{what} overlaps {before!r}; fetch it again")
         if end > tensor.offset:
             end_before, before = end, tensor.name
+    # llama.cpp demands more: in the order of the header, without a gap but the alignment's
+    expected = 0
+    for tensor in header.tensors:
+        if tensor.offset != expected:
+            raise UsageError(
+                f"{path} is damaged: tensor {tensor.name!r} begins {tensor.offset:,} bytes into "
+                f"the data, its place is at {expected:,}; fetch it again"
+            )
+        type_ = TYPES[tensor.type]
+        end = expected + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        expected = -(-end // header.alignment) * header.alignment

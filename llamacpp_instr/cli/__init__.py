@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
     "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),
+    "inspect": (
+        "llamacpp_instr.cli.inspect:inspect",
+        "Say what is in a model, and how large.",
+    ),
     "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
 }
