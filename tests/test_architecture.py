@@ -43,6 +43,7 @@ BELOW_MODELS: dict[str, set[str]] = {
     | {f"llamacpp_instr.{module}" for module in ("ggml_types", "gguf_header", "models")},
     "llamacpp_instr.fallback": {"llamacpp_instr.ggml_types", "llamacpp_instr.model_file"},
     "llamacpp_instr.weight_error": {"llamacpp_instr.ggml_types"},
+    "llamacpp_instr.block_layout": {"llamacpp_instr.ggml_types"},
 }
 MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.
