@@ -23,6 +23,7 @@ Unit = Literal[
     "layer",
     "ratio",
     "bits",
+    "number",
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
@@ -164,6 +165,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{cell:.3f}"
     if unit == "bits":
         return f"{cell:.2f}"
+    if unit == "number":
+        return f"{cell:.5g}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     return f"{cell:,}"

@@ -148,7 +148,8 @@ def _unpack(packed: Bytes, bits: int, width: int) -> Bytes:
     """Codes of `bits` bits, the lowest bits of `width` consecutive bytes first, then their next."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     grouped = packed.reshape(len(packed), -1, 1, width)
-    return ((grouped >> shifts) & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
+    codes: Bytes = (grouped >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(len(packed), -1)
 
 
 def _half(field: Bytes) -> Floats:
@@ -293,9 +294,9 @@ _FP4 = CodeRange(0, 15, _FP4_LEVELS, (-12, 12))
 _SIGNED_BYTES = CodeRange(-128, 127, tuple(range(-128, 128)), (-127, 127))
 _SIX_BITS = _integers(0, 63)
 
-_D = Field("d", 2, "scale, float16")
-_M = Field("m", 2, "minimum, float16")
-_DMIN = Field("dmin", 2, "scale of the minima, float16")
+_D = Field("d", 2, "float16 scale")
+_M = Field("m", 2, "float16 minimum")
+_DMIN = Field("dmin", 2, "float16, for minima")
 
 
 def _qs(n_bytes: int, holds: str = "quants") -> Field:
@@ -306,60 +307,60 @@ LAYOUTS: dict[str, Layout] = {
     "Q4_0": Layout((_D, _qs(16)), _integers(0, 15, 8), _q4_0),
     "Q4_1": Layout((_D, _M, _qs(16)), _integers(0, 15), _q4_1),
     "Q5_0": Layout(
-        (_D, Field("qh", 4, "quants, fifth bit"), _qs(16, "quants, lower 4 bits")),
+        (_D, Field("qh", 4, "quants: fifth bit"), _qs(16, "quants: lower 4 bits")),
         _integers(0, 31, 16),
         _q5_0,
     ),
     "Q5_1": Layout(
-        (_D, _M, Field("qh", 4, "quants, fifth bit"), _qs(16, "quants, lower 4 bits")),
+        (_D, _M, Field("qh", 4, "quants: fifth bit"), _qs(16, "quants: lower 4 bits")),
         _integers(0, 31),
         _q5_1,
     ),
     "Q8_0": Layout((_D, _qs(32)), _SIGNED_BYTES, _q8_0),
     "Q2_K": Layout(
-        (Field("scales", 16, "scales and minima, 4 bits each"), _qs(64), _D, _DMIN),
+        (Field("scales", 16, "4-bit scales, minima"), _qs(64), _D, _DMIN),
         _integers(0, 3), _q2_k, 16, _integers(0, 15), _integers(0, 15),
     ),
     "Q3_K": Layout(
-        (Field("hmask", 32, "quants, third bit"), _qs(64, "quants, lower 2 bits"),
-         Field("scales", 12, "scales, 6 bits each"), _D),
+        (Field("hmask", 32, "quants: third bit"), _qs(64, "quants: lower 2 bits"),
+         Field("scales", 12, "6-bit scales"), _D),
         _integers(0, 7, 4), _q3_k, 16, _integers(0, 63, 32),
     ),
     "Q4_K": Layout(
-        (_D, _DMIN, Field("scales", 12, "scales and minima, 6 bits each"), _qs(128)),
+        (_D, _DMIN, Field("scales", 12, "6-bit scales, minima"), _qs(128)),
         _integers(0, 15), _q4_k, 32, _SIX_BITS, _SIX_BITS,
     ),
     "Q5_K": Layout(
-        (_D, _DMIN, Field("scales", 12, "scales and minima, 6 bits each"),
-         Field("qh", 32, "quants, fifth bit"), _qs(128, "quants, lower 4 bits")),
+        (_D, _DMIN, Field("scales", 12, "6-bit scales, minima"),
+         Field("qh", 32, "quants: fifth bit"), _qs(128, "quants: lower 4 bits")),
         _integers(0, 31), _q5_k, 32, _SIX_BITS, _SIX_BITS,
     ),
     "Q6_K": Layout(
-        (Field("ql", 128, "quants, lower 4 bits"), Field("qh", 64, "quants, upper 2 bits"),
-         Field("scales", 16, "scales, 8 bits each"), _D),
+        (Field("ql", 128, "quants: lower 4 bits"), Field("qh", 64, "quants: upper 2 bits"),
+         Field("scales", 16, "8-bit scales"), _D),
         _integers(0, 63, 32), _q6_k, 16, _integers(-128, 127),
     ),
-    "IQ4_NL": Layout((_D, _qs(16, "quants, indices of 16 levels")), _IQ4, _q4_0),
+    "IQ4_NL": Layout((_D, _qs(16, "indices of 16 levels")), _IQ4, _q4_0),
     "IQ4_XS": Layout(
-        (_D, Field("scales_h", 2, "scales, upper 2 bits"),
-         Field("scales_l", 4, "scales, lower 4 bits"), _qs(128, "quants, indices of 16 levels")),
+        (_D, Field("scales_h", 2, "scales: upper 2 bits"),
+         Field("scales_l", 4, "scales: lower 4 bits"), _qs(128, "indices of 16 levels")),
         _IQ4, _iq4_xs, 32, _integers(0, 63, 32),
     ),
     "TQ1_0": Layout(
-        (_qs(48, "quants, 5 in a byte"), Field("qh", 4, "quants, 4 in a byte"), _D),
+        (_qs(48, "quants: 5 in a byte"), Field("qh", 4, "quants: 4 in a byte"), _D),
         _integers(0, 2, 1), _tq1_0,
     ),
     # a fourth code is possible, and ggml takes it for 2; its quantizer never writes it
     "TQ2_0": Layout((_qs(64), _D), CodeRange(0, 3, (-1, 0, 1, 2), (-1, 1)), _tq2_0),
     "MXFP4": Layout(
-        (Field("e", 1, "scale, a power of two"), _qs(16, "quants, 4-bit floats")),
+        (Field("e", 1, "scale: power of two"), _qs(16, "4-bit float quants")),
         _FP4, _mxfp4, least_normal=2.0**-126,
     ),
     "NVFP4": Layout(
-        (Field("d", 4, "scales, 8-bit floats"), _qs(32, "quants, 4-bit floats")),
+        (Field("d", 4, "8-bit float scales"), _qs(32, "4-bit float quants")),
         _FP4, _nvfp4, 16, CodeRange(0, 255, tuple(map(_ue4m3, range(256))), (0, 224)),
     ),
-    "Q1_0": Layout((_D, _qs(16, "quants, signs")), CodeRange(0, 1, (-1, 1), (-1, 1)), _q1_0),
+    "Q1_0": Layout((_D, _qs(16, "signs")), CodeRange(0, 1, (-1, 1), (-1, 1)), _q1_0),
     "Q2_0": Layout((_D, _qs(16)), _integers(0, 3, 1), _q2_0),
 }  # fmt: skip
 """By the type's name."""

@@ -44,6 +44,10 @@ BELOW_MODELS: dict[str, set[str]] = {
     "llamacpp_instr.fallback": {"llamacpp_instr.ggml_types", "llamacpp_instr.model_file"},
     "llamacpp_instr.weight_error": {"llamacpp_instr.ggml_types"},
     "llamacpp_instr.block_layout": {"llamacpp_instr.ggml_types"},
+    "llamacpp_instr.blocks": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("block_layout", "ggml_types", "model_file")},
+    "llamacpp_instr.block_stats": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("block_layout", "blocks", "model_file")},
 }
 MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.

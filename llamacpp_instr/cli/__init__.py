@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "llamacpp_instr.cli.inspect:inspect",
         "Say what is in a model, and how large.",
     ),
+    "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
     "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
 }

@@ -1,0 +1,91 @@
+"""`instr blocks MODEL TENSOR`: opens a quantized tensor: its scales, quants and worst blocks."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command(
+    "blocks",
+    short_help="Look inside a quantized tensor: scales, quants, blocks.",
+    epilog="\b\nExample:\n  instr blocks model-Q4_K_M.gguf blk.0.ffn_down.weight "
+    "--reference model-F16.gguf",
+)
+@click.argument("model")
+@click.argument("tensor")
+@click.option("--block", type=click.IntRange(min=0), metavar="N", help="All of this one block.")
+@click.option("--reference", metavar="FILE", help="The model that TENSOR is held against.")
+@click.option(
+    "--heat-map", metavar="FILE", help="Draw scales, or errors, into FILE.png or FILE.svg."
+)
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV: the codes, or N's elements.")
+@click.option("--md", "form", flag_value="md", help="Print Markdown.")
+@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
+@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def blocks(
+    model: str,
+    tensor: str,
+    block: int | None,
+    reference: str | None,
+    heat_map: str | None,
+    form: str | None,
+    output: str,
+    force: bool,
+) -> None:
+    """Show what stands in the blocks of TENSOR: bits by field, scales and minima, how often each
+    quant occurs, how many are at the end of their range, and against a reference the worst blocks.
+
+    With --block everything of one: its bytes, scales, quants and values. MODEL is a GGUF file.
+    """
+    from converters import blocks as reports
+    from converters.block_heat_map import check_heat_map, write_heat_map
+    from converters.render import render_csv, render_html, render_markdown
+    from converters.report import render_text
+    from llamacpp_instr.block_stats import compute_block_stats
+    from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
+    from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.model_file import load_model_file
+    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.progress import progress_bar
+
+    check_output(output, force)
+    if heat_map is not None:
+        check_heat_map(heat_map)
+        check_output(heat_map, force)
+        if heat_map == output:
+            raise UsageError(f"{output} cannot hold both the report and the heat map")
+    file = load_model_file(model)
+    weight = find_weight(file, tensor)
+    check_openable(file, weight)
+    theirs = find_reference(load_model_file(reference), weight) if reference is not None else None
+
+    stats, most_codes = None, None if form == "json" else reports.MOST_CODES
+    if block is None or heat_map is not None:
+        with progress_bar(f"Reading {reports.printable(tensor)}") as on_progress:
+            stats = compute_block_stats(weight, theirs, on_progress)
+    if block is not None:
+        one = load_block(weight, block, theirs)
+        shown, table = reports.block_reports(one, reference), reports.elements_report(one)
+    else:
+        assert stats is not None
+        shown = reports.tensor_reports(stats, reference, most_codes)
+        table = reports.histogram_report(stats)
+    if form == "json":
+        text = json.dumps([report.to_json() for report in shown], indent=2) + "\n"
+    elif form == "csv":
+        text = render_csv(table)
+    elif form == "md":
+        text = render_markdown(shown)
+    elif form == "html":
+        text = render_html(shown)
+    else:
+        text = render_text(shown)
+    if heat_map is not None and stats is not None:
+        with open_output(heat_map, force) as picture:
+            write_heat_map(picture, stats, heat_map)
+    with open_output(output, force) as out:
+        out.write(text.encode())
