@@ -81,9 +81,7 @@ class Model:
         self.api: Any = native.import_llama_cpp().llama_cpp
         self.log = log
         self.api.llama_backend_init()
-        params = self.api.llama_model_default_params()
-        if not mmap:
-            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
+        params = self._params(mmap)
         go_on = self.api.llama_progress_callback(lambda _share, _data: not log.interrupt.requested)
         params.progress_callback = go_on
         with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
@@ -95,6 +93,13 @@ class Model:
             (t.ne[1] for t in read_header(path).tensors if t.name == _POSITIONS), None
         )
         """rows of the learned position embedding, None without one; ggml aborts beyond them"""
+
+    def _params(self, mmap: bool) -> Any:
+        """What the model is loaded with."""
+        params = self.api.llama_model_default_params()
+        if not mmap:
+            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
+        return params
 
     def __enter__(self) -> Model:
         return self
@@ -211,17 +216,8 @@ class Context:
         self.model = model
         self.api = model.api
         self._check_cache_types(options)
-        params = self.api.llama_context_default_params()
-        params.n_ctx = self.size = self._choose_size(options.ctx, embed_tokens)
-        params.n_batch = options.batch or max(params.n_batch, embed_tokens)
-        # pooling looks at one ubatch, so a prompt has to fit into it
-        params.n_ubatch = options.ubatch or max(params.n_ubatch, embed_tokens)
-        params.n_threads = params.n_threads_batch = options.threads or default_threads()
-        params.type_k = CACHE_TYPES[options.cache_type_k]
-        params.type_v = CACHE_TYPES[options.cache_type_v]
-        params.flash_attn_type = FLASH_ATTN[options.flash_attn]
-        params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
-        params.embeddings = self.embeds = embed_tokens > 0
+        params = self._params(options, embed_tokens)
+        self.size, self.embeds = int(params.n_ctx), bool(params.embeddings)
         abort, argument = model.log.interrupt.abort_callback()
         params.abort_callback = self.api.ggml_abort_callback(abort)
         params.abort_callback_data = argument
@@ -232,6 +228,21 @@ class Context:
             if not self.handle:
                 raise LlamaFailed
         self.memory = self.api.llama_get_memory(self.handle)
+
+    def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
+        """What the context is made with."""
+        params = self.api.llama_context_default_params()
+        params.n_ctx = self._choose_size(options.ctx, embed_tokens)
+        params.n_batch = options.batch or max(params.n_batch, embed_tokens)
+        # pooling looks at one ubatch, so a prompt has to fit into it
+        params.n_ubatch = options.ubatch or max(params.n_ubatch, embed_tokens)
+        params.n_threads = params.n_threads_batch = options.threads or default_threads()
+        params.type_k = CACHE_TYPES[options.cache_type_k]
+        params.type_v = CACHE_TYPES[options.cache_type_v]
+        params.flash_attn_type = FLASH_ATTN[options.flash_attn]
+        params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
+        params.embeddings = embed_tokens > 0
+        return params
 
     def __enter__(self) -> Context:
         return self

@@ -48,6 +48,7 @@ BELOW_MODELS: dict[str, set[str]] = {
     | {f"llamacpp_instr.{module}" for module in ("block_layout", "ggml_types", "model_file")},
     "llamacpp_instr.block_stats": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("block_layout", "blocks", "model_file")},
+    "llamacpp_instr.memory": FLOOR,
 }
 MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.

@@ -1,0 +1,160 @@
+"""What a model and a context hold in memory, by kind and buffer: measured, or predicted.
+
+Invariant: both are read from the same events of llama.cpp's recorder, so two of them can be
+subtracted from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llamacpp_instr.schema import BufferUse, Context, Tensor
+
+Kind = Literal["weights", "cache", "compute"]
+
+MAPPED = "CPU_Mapped"
+"""ggml's name of the buffer in which weights are read where the file is mapped"""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one kind in one buffer."""
+
+    kind: Kind
+    """cache: the KV cache, or the state of a recurrent model; compute: what a graph computes in"""
+    buffer: str
+    """ggml's name of the buffer type: `CPU`, `CPU_Mapped`, `CPU_REPACK`"""
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """What memory depends on, as llama.cpp made it of what was asked for."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    type_k: str
+    """ggml's name: `f16`"""
+    type_v: str
+    flash_attn: bool
+    embeddings: bool
+    kv_unified: bool
+    swa_full: bool
+    """a cache for sliding windows holds the whole context; no event tells it"""
+    mmap: bool
+    """the file is mapped and not read"""
+
+    def sentence(self) -> str:
+        """The settings in words."""
+        parts = [f"{self.n_ctx:,} tokens"]
+        if self.n_seq_max > 1:
+            how = "sharing one cache" if self.kv_unified else "with a cache each"
+            parts[0] += f" for {self.n_seq_max} sequences {how}"
+        parts.append(f"batches of {self.n_batch:,} computed {self.n_ubatch:,} at a time")
+        types = f"{self.type_k} keys and {self.type_v} values"
+        parts.append(f"{types} in the cache")
+        parts.append(f"flash attention {'on' if self.flash_attn else 'off'}")
+        if self.embeddings:
+            parts.append("embeddings")
+        if self.swa_full:
+            parts.append("the whole context kept for sliding windows")
+        parts.append("the file mapped" if self.mmap else "the file read, not mapped")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A weight in a buffer. A weight that serves twice may lie in two."""
+
+    name: str
+    buffer: str
+    n_bytes: int
+    """as the file stores it"""
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown:
+    """llama.cpp's memory breakdown of one context."""
+
+    settings: ContextSettings
+    uses: list[MemoryUse]
+    """none of no bytes; by kind in the order of `Kind`, then by buffer"""
+    placements: list[Placement]
+    """of the model's weights"""
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(use.n_bytes for use in self.uses)
+
+    def of_kind(self, kind: Kind) -> int:
+        """Bytes of one kind in all buffers."""
+        return sum(use.n_bytes for use in self.uses if use.kind == kind)
+
+    def of(self, kind: Kind, buffer: str) -> int:
+        """Bytes of one kind in one buffer."""
+        return sum(u.n_bytes for u in self.uses if (u.kind, u.buffer) == (kind, buffer))
+
+    def buffers_of(self) -> dict[str, list[str]]:
+        """By weight the buffers that it lies in."""
+        found: dict[str, list[str]] = {}
+        for placement in self.placements:
+            buffers = found.setdefault(placement.name, [])
+            if placement.buffer not in buffers:
+                buffers.append(placement.buffer)
+        return found
+
+
+def read_breakdown(
+    context: Context, buffers: Sequence[BufferUse], tensors: Iterable[Tensor]
+) -> MemoryBreakdown:
+    """The breakdown that a context's events tell; `tensors` are those of the context's model.
+
+    `swa_full` is taken to be false, as in `instr run`.
+    """
+    placements = [Placement(t.name, t.buffer, t.bytes) for t in tensors]
+    settings = ContextSettings(
+        n_ctx=context.n_ctx,
+        n_batch=context.n_batch,
+        n_ubatch=context.n_ubatch,
+        n_seq_max=context.n_seq_max,
+        type_k=context.type_k,
+        type_v=context.type_v,
+        flash_attn=context.flash_attn,
+        embeddings=context.embeddings,
+        kv_unified=context.kv_unified,
+        swa_full=False,
+        mmap=any(use.buffer == MAPPED and use.model for use in buffers),
+    )
+    return MemoryBreakdown(settings, _uses(buffers), placements)
+
+
+def with_mapped_weights(
+    breakdown: MemoryBreakdown, mapped: int, buffer: str = "CPU"
+) -> MemoryBreakdown:
+    """The breakdown with `mapped` bytes of mapped files in place of the weights in `buffer`."""
+    uses = [use for use in breakdown.uses if (use.kind, use.buffer) != ("weights", buffer)]
+    uses.append(MemoryUse("weights", MAPPED, mapped))
+    placements = [
+        replace(placement, buffer=MAPPED) if placement.buffer == buffer else placement
+        for placement in breakdown.placements
+    ]
+    settings = replace(breakdown.settings, mmap=True)
+    return MemoryBreakdown(settings, _in_order(uses), placements)
+
+
+def _uses(buffers: Sequence[BufferUse]) -> list[MemoryUse]:
+    return _in_order(
+        [MemoryUse("weights", use.buffer, use.model) for use in buffers]
+        + [MemoryUse("cache", use.buffer, use.context) for use in buffers]
+        + [MemoryUse("compute", use.buffer, use.compute) for use in buffers]
+    )
+
+
+def _in_order(uses: list[MemoryUse]) -> list[MemoryUse]:
+    kinds: tuple[Kind, ...] = ("weights", "cache", "compute")
+    held = [use for use in uses if use.n_bytes]
+    return sorted(held, key=lambda use: (kinds.index(use.kind), use.buffer))

@@ -1,0 +1,143 @@
+"""Predicts what a model will hold in memory, by llama.cpp's own dry run, without reading weights.
+
+With `no_alloc` llama.cpp loads a model's metadata only, and a context made of it measures its
+buffers instead of allocating them. It does so exactly, but for one thing that is put right here:
+it cannot map files then. Where a real load maps, it holds the range of each file from the first
+to the last weight that is read in place, whatever lies between: repacked weights too, which are
+held once more in their own buffer. What is mapped follows from where the weights lie in the
+files, and which of them are read in place the dry run tells.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from . import native
+from .engine import CACHE_TYPES, Context, ContextOptions, Model
+from .errors import UsageError
+from .interrupt import Interrupt
+from .llama_log import captured
+from .memory import ContextSettings, MemoryBreakdown, read_breakdown, with_mapped_weights
+from .model_file import ModelFile, Weight
+from .recording import record
+from .schema import AnyEvent
+from .schema import Context as ContextEvent
+from .schema import Memory as MemoryEvent
+from .schema import Tensor as TensorEvent
+
+# Tensors that llama.cpp maps by themselves when they have more bytes than this, to read rows of
+# them on demand (TENSOR_READ_LAZY, LLAMA_LAZY_MODE_AUTO)
+_ON_DEMAND = {
+    ("gemma4", "per_layer_token_embd.weight"),
+    ("qwen4exp", "per_layer_token_embd.weight"),
+}
+_ON_DEMAND_BYTES = 4 << 30
+
+
+def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:
+    """What a context made as `instr run` makes it would hold.
+
+    A model without a memory of its own is an encoder: its context is one for embeddings. Raises
+    `UsageError` for options that the model cannot be run with and for a model that llama.cpp cannot
+    load, `NativeError` without the patched library. Not to be used while a session is recorded.
+    """
+    options.check()
+
+    def make(dry: Model) -> None:
+        with Context(dry, options) as context:
+            if context.memory:
+                return
+        with Context(dry, options, embed_tokens=1):
+            pass
+
+    return _dry_run(model, make, mmap)
+
+
+def plan_memory_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
+    """What a context with these settings, of a recorded one, would hold. Raises as `plan_memory`."""
+
+    def make(dry: Model) -> None:
+        with _RecordedContext(dry, settings):
+            pass
+
+    plan = _dry_run(model, make, settings.mmap)
+    return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
+
+
+class _DryModel(Model):
+    """A model's metadata, and buffers of no bytes."""
+
+    def _params(self, mmap: bool) -> Any:  # noqa: ARG002
+        params = super()._params(mmap=False)  # llama.cpp asserts that nothing is mapped
+        params.no_alloc = True
+        return params
+
+
+class _RecordedContext(Context):
+    """A context made as a recorded one was, whatever made that."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        self._settings = settings
+        options = ContextOptions(cache_type_k=settings.type_k, cache_type_v=settings.type_v)
+        super().__init__(model, options)
+
+    def _params(self, options: ContextOptions, embed_tokens: int) -> Any:  # noqa: ARG002
+        of = self._settings
+        params = self.api.llama_context_default_params()
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
+            setattr(params, name, getattr(of, name))
+        for name in ("embeddings", "kv_unified", "swa_full"):
+            setattr(params, name, getattr(of, name))
+        params.type_k, params.type_v = CACHE_TYPES[of.type_k], CACHE_TYPES[of.type_v]
+        params.flash_attn_type = int(of.flash_attn)
+        return params
+
+
+def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
+    """What the last context that `make` makes would hold."""
+    if not model.weights:
+        raise UsageError(
+            f"{model.path} holds only a vocabulary, no weights; nothing can be run with it"
+        )
+    native.load()
+    # the recorder says of every weight where it is put, in the words of any other log
+    with tempfile.TemporaryDirectory() as directory, captured(Interrupt()) as llama_log:
+        log = Path(directory) / "plan.log"
+        with record(log, level="minimal"), _DryModel(model.path, llama_log) as dry:
+            make(dry)
+        plan = _last_breakdown(log)
+    return with_mapped_weights(plan, _mapped_bytes(model, plan)) if mmap else plan
+
+
+def _last_breakdown(log: Path) -> MemoryBreakdown:
+    events = [_DECODER.decode(line) for line in log.read_bytes().splitlines()]
+    context = [event for event in events if isinstance(event, ContextEvent)][-1]
+    memory = [event for event in events if isinstance(event, MemoryEvent)][-1]
+    tensors = (event for event in events if isinstance(event, TensorEvent))
+    return read_breakdown(context, memory.buffers, tensors)
+
+
+_DECODER = msgspec.json.Decoder(AnyEvent)
+
+
+def _mapped_bytes(model: ModelFile, plan: MemoryBreakdown) -> int:
+    """Bytes from the first to the last weight in each file that is read in place."""
+    names = {placement.name for placement in plan.placements if placement.buffer == "CPU"}
+    ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
+    for weight in model.weights:
+        if weight.name in names:
+            key = weight.path, _is_on_demand(model, weight)
+            begin, end = ranges.get(key, (weight.offset, 0))
+            end = max(end, weight.offset + weight.n_bytes)
+            ranges[key] = min(begin, weight.offset), end
+    return sum(end - begin for begin, end in ranges.values())
+
+
+def _is_on_demand(model: ModelFile, weight: Weight) -> bool:
+    return (model.architecture, weight.name) in _ON_DEMAND and weight.n_bytes > _ON_DEMAND_BYTES
