@@ -6,6 +6,7 @@ rounded only where they are shown, and JSON has them as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -24,6 +25,8 @@ Unit = Literal[
     "ratio",
     "bits",
     "number",
+    "decibel",
+    "cosine",
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
@@ -67,14 +70,19 @@ class Report:
         return replace(self, columns=columns, rows=rows)
 
     def to_json(self) -> dict[str, Any]:
-        """What a script reads: rows as objects by column name, units beside."""
+        """What a script reads: rows as objects by column name, units beside. Infinity, for which
+        JSON has no number, is the text "inf" or "-inf"."""
         names = [column.name for column in self.columns]
         return {
             "title": self.title,
             "units": {column.name: column.unit for column in self.columns},
-            "rows": [dict(zip(names, row, strict=True)) for row in self.rows],
+            "rows": [dict(zip(names, map(_plain, row), strict=True)) for row in self.rows],
             "notes": self.notes,
         }
+
+
+def _plain(cell: Cell) -> Cell:
+    return str(cell) if isinstance(cell, float) and math.isinf(cell) else cell
 
 
 def render_text(reports: Sequence[Report], width: int = 80) -> str:
@@ -145,6 +153,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return ""
     if isinstance(cell, str):
         return cell
+    if math.isinf(cell):
+        return "∞" if cell > 0 else "-∞"
     if unit == "ns":
         return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
     if unit == "bytes":
@@ -167,6 +177,10 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{cell:.2f}"
     if unit == "number":
         return f"{cell:.5g}"
+    if unit == "decibel":
+        return f"{cell:.1f} dB"
+    if unit == "cosine":
+        return f"{cell:.6f}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     return f"{cell:,}"
