@@ -83,6 +83,8 @@ class Header:
     tensors: list[TensorInfo]
     alignment: int
     """of the tensors' places, in bytes"""
+    infos_start: int
+    """bytes from the start of the file to the tensors' entries: where the metadata ends"""
     data_start: int
     """bytes from the start of the file"""
     file_size: int
@@ -189,6 +191,7 @@ class _Reader:
             value = self.value(key)
             if value is not None:
                 metadata[key] = value
+        infos_start = self.at
         tensors: dict[str, TensorInfo] = {}
         for index in range(n_tensors):
             tensor = self.tensor(index)
@@ -205,6 +208,7 @@ class _Reader:
             arrays=self.arrays,
             tensors=list(tensors.values()),
             alignment=alignment,
+            infos_start=infos_start,
             data_start=-(-self.at // alignment) * alignment,
             file_size=self.size,
         )

@@ -58,6 +58,23 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
             raise
 
 
+@contextlib.contextmanager
+def new_file(path: Path, force: bool = False) -> Iterator[Path]:
+    """The name of an empty file for others to write; it becomes `path` when the block is left
+    without an error. Raises as `open_output` does."""
+    check_output(path, force)
+    with _named_errors(path):
+        file, temporary = _temporary(path)
+        file.close()
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
 def check_output(path: str | Path, force: bool = False) -> None:
     """Raises UsageError when `path` may not or cannot be written; creates nothing."""
     path = Path(path)

@@ -49,6 +49,11 @@ BELOW_MODELS: dict[str, set[str]] = {
     "llamacpp_instr.block_stats": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("block_layout", "blocks", "model_file")},
     "llamacpp_instr.memory": FLOOR,
+    "llamacpp_instr.imatrix": FLOOR | {"llamacpp_instr.gguf_header"},
+    "llamacpp_instr.quantization": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file")},
+    "llamacpp_instr.quantize_log": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file", "quantization")},
 }
 MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
     "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
+    "quantize": ("llamacpp_instr.cli.quantize:quantize", "Quantize a model, or say its sizes."),
 }
 """Name -> ("module:function", one line of help), in the order in which the help lists them."""
 

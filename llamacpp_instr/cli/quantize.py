@@ -1,0 +1,114 @@
+"""`instr quantize MODEL --types …`: quantizes a model, or tells what that would come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from llamacpp_instr.ggml_types import GgmlType
+
+
+@click.command(
+    "quantize",
+    short_help="Quantize a model, or say what that would come to.",
+    epilog="\b\nExample:\n  instr quantize model-F16.gguf --types Q8_0,Q4_K_M --dry-run",
+)
+@click.argument("model")
+@click.option(
+    "--types",
+    required=True,
+    metavar="TYPE,…",
+    help="File types, as llama-quantize names them: Q8_0, Q4_K_M, IQ4_XS, …",
+)
+@click.option(
+    "-o",
+    "--output",
+    default=".",
+    metavar="DIR",
+    help="Write NAME-TYPE.gguf here; a FILE.gguf, if it is one.  [default: this directory]",
+)
+@click.option(
+    "--tensor-type",
+    "tensor_types",
+    multiple=True,
+    metavar="REGEX=TYPE",
+    help="Type of the tensors whose name matches; repeat it, the first match counts.",
+)
+@click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
+@click.option("--embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
+@click.option("--imatrix", metavar="FILE", help="Importance matrix, as llama-imatrix writes it.")
+@click.option("--pure", is_flag=True, help="Give all tensors the same type, no mixture.")
+@click.option(
+    "--allow-requantize",
+    is_flag=True,
+    help="Quantize what is quantized already: it costs more quality than starting from F16.",
+)
+@click.option("--dry-run", is_flag=True, help="Write nothing; say the exact sizes.")
+@click.option(
+    "--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per processor]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every tensor.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def quantize(
+    model: str,
+    types: str,
+    output: str,
+    tensor_types: tuple[str, ...],
+    output_type: str | None,
+    embedding_type: str | None,
+    imatrix: str | None,
+    pure: bool,
+    allow_requantize: bool,
+    dry_run: bool,
+    threads: int | None,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Quantize MODEL with llama.cpp's own quantizer: a file for each of the types.
+
+    MODEL is a GGUF file, best in F16, BF16 or F32; of a split model the first part; or `demo`.
+    A table tells each file's size, and which tensors could not have the type meant for them.
+    """
+    from converters.quantization import quantization_json, quantization_reports
+    from converters.report import render_text
+    from llamacpp_instr.model_file import load_model_file
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.quantization import QuantizeOptions, parse_tensor_type, quantized_paths
+    from llamacpp_instr.quantize import Quantizer
+
+    options = QuantizeOptions(
+        tensor_types=[_override(text) for text in tensor_types],
+        output_type=parse_tensor_type(output_type) if output_type else None,
+        embedding_type=parse_tensor_type(embedding_type) if embedding_type else None,
+        imatrix=Path(imatrix) if imatrix else None,
+        pure=pure,
+        allow_requantize=allow_requantize,
+        threads=threads or 0,
+    )
+    source = load_model_file(model)
+    paths = quantized_paths(source.path, types.split(","), output)
+    with Quantizer(source, options) as quantizer:
+        plans = [quantizer.plan(file_type) for file_type in paths]
+        files = list(paths.values())
+        if not dry_run:
+            with progress_bar(f"Quantizing {source.path.name}") as on_progress:
+                quantizer.write_all(plans, files, force=force, on_progress=on_progress)
+    if as_json:
+        text = json.dumps(quantization_json(plans, files, written=not dry_run), indent=2) + "\n"
+    else:
+        text = render_text(quantization_reports(plans, files, written=not dry_run))
+    click.echo(text, nl=False)
+
+
+def _override(text: str) -> tuple[str, GgmlType]:
+    from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.quantization import parse_tensor_type
+
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE, such as ffn_down=Q6_K")
+    return pattern, parse_tensor_type(name)

@@ -1,0 +1,317 @@
+"""Quantizes a model with llama.cpp's own quantizer, or tells beforehand what that would give.
+
+Invariant: what llama.cpp would refuse or abort on is refused before anything is written; a file
+has its name once it is whole; nothing that happens in the quantizer ends this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import InstrError, NativeError, UsageError
+from .imatrix import ImportanceMatrix, load_imatrix
+from .model_file import ModelFile
+from .output import check_output, new_file
+from .progress import OnProgress
+from .quantization import (
+    EMBEDDINGS,
+    OUTPUT,
+    WRITABLE,
+    QuantizationPlan,
+    QuantizeOptions,
+    QuantizeResult,
+    header_bytes,
+    parse_file_type,
+)
+from .quantize_log import read_dry_run
+
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_DEFAULT = QuantizeOptions()
+
+
+def plan_quantization(
+    source: ModelFile, file_type: str, options: QuantizeOptions = _DEFAULT
+) -> QuantizationPlan:
+    """What `quantize_model` would write; raises what it would raise but for a missing importance
+    matrix, which the plan tells of."""
+    with Quantizer(source, options) as quantizer:
+        return quantizer.plan(file_type)
+
+
+def quantize_model(
+    source: ModelFile,
+    file_type: str,
+    output: Path,
+    options: QuantizeOptions = _DEFAULT,
+    *,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+) -> QuantizeResult:
+    """Write `source` as `file_type` to the new file `output`; progress is told in weights.
+
+    Raises `UsageError` for what cannot be done or what llama.cpp refuses, `InstrError` when it
+    could not be done to its end, `NativeError` without the library.
+    """
+    with Quantizer(source, options) as quantizer:
+        plan = quantizer.plan(file_type)
+        return quantizer.write(plan, output, force=force, on_progress=on_progress)
+
+
+class Quantizer:
+    """llama.cpp's quantizer in a process of its own, for one source; a context manager."""
+
+    def __init__(self, source: ModelFile, options: QuantizeOptions = _DEFAULT) -> None:
+        self.source = source
+        self.options = options
+        self.imatrix = load_imatrix(options.imatrix) if options.imatrix else None
+        _check_source(source, options)
+
+    def __enter__(self) -> Quantizer:
+        self._stderr: BinaryIO = tempfile.TemporaryFile()
+        root = str(Path(__file__).parent.parent)
+        path = os.environ.get("PYTHONPATH")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.quantize_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            encoding="utf-8",
+            # Ctrl-C is for us: we end it
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root,
+                "PYTHONSAFEPATH": "1",
+                "GGML_NO_BACKTRACE": "1",
+            },
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._stderr.close()
+
+    def plan(self, file_type: str) -> QuantizationPlan:
+        """What `write` would write; raises `UsageError` for what it cannot."""
+        file_type = parse_file_type(file_type)
+        _check_overrides_used(file_type, self.options)
+        lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
+        plan = QuantizationPlan(
+            self.source.path,
+            self.source.n_bytes,
+            file_type,
+            read_dry_run(self.source, file_type, lines),
+            header_bytes(self.source, self.imatrix.metadata() if self.imatrix else {}),
+        )
+        if not self.options.allow_requantize:
+            _check_not_requantized(plan)
+        if self.imatrix:
+            _check_importances(plan, self.imatrix)
+        return plan
+
+    def write(
+        self,
+        plan: QuantizationPlan,
+        output: Path,
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> QuantizeResult:
+        """Write what `plan` says to the new file `output`; raises what `quantize_model` raises."""
+        return self.write_all([plan], [output], force=force, on_progress=on_progress)[0]
+
+    def write_all(
+        self,
+        plans: Sequence[QuantizationPlan],
+        outputs: Sequence[Path],
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> list[QuantizeResult]:
+        """Write what `plans` say to the new files `outputs`; what can be refused of any of them is
+        refused before the first is begun."""
+        _check_outputs(plans, outputs, self.options, force)
+        total = sum(plan.n_elements for plan in plans)
+        before = 0
+        results = []
+        for plan, output in zip(plans, outputs, strict=True):
+            done = [before]
+            for tensor in plan.tensors:
+                done.append(done[-1] + tensor.weight.n_elements)
+            before = done[-1]
+
+            def on_tensor(index: int, _count: int, done: list[int] = done) -> None:
+                if on_progress:
+                    on_progress(done[index - 1], total)
+
+            with new_file(output, force) as temporary:
+                self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
+                results.append(QuantizeResult(output, temporary.stat().st_size, plan))
+        return results
+
+    def _run(
+        self, file_type: str, output: Path, *, dry_run: bool, on_tensor: OnProgress | None = None
+    ) -> list[tuple[int, str]]:
+        """The log of a quantization, by level; raises when it failed."""
+        options = self.options
+        request = {
+            "source": str(self.source.path),
+            "output": str(output),
+            "file_type": WRITABLE[file_type],
+            "dry_run": dry_run,
+            "threads": options.threads,
+            "tensor_types": [[pattern, type_.number] for pattern, type_ in options.tensor_types],
+            "output_type": options.output_type.number if options.output_type else None,
+            "embedding_type": options.embedding_type.number if options.embedding_type else None,
+            "imatrix": str(options.imatrix) if options.imatrix else None,
+            "pure": options.pure,
+            "allow_requantize": options.allow_requantize,
+        }
+        log: list[tuple[int, str]] = []
+        try:
+            for kind, *values in self._ask(request):
+                if kind == "progress" and on_tensor:
+                    on_tensor(*values)
+                elif kind == "log":
+                    log.append((values[0], values[1]))
+                elif kind == "error":
+                    raise (NativeError if values[1] == 2 else InstrError)(values[0])
+                elif kind == "done":
+                    if values[0]:
+                        raise InstrError(f"{self.source.path}: {_failure(log, file_type)}")
+                    return log
+            raise InstrError(f"{self.source.path}: {self._death(log, file_type)}")
+        except BaseException:
+            # whatever it was, nothing writes on after this
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def _ask(self, request: dict[str, Any]) -> Iterator[list[Any]]:
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):  # it has died: the end of its answers tells why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            yield json.loads(line)
+
+    def _death(self, log: list[tuple[int, str]], file_type: str) -> str:
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._stderr.seek(0)
+        said = self._stderr.read()[-4000:].decode(errors="replace").split("\n")
+        last = [line.strip() for line in said if line.strip()] or [line for _, line in log] or [""]
+        return f"llama.cpp's quantizer to {file_type} ended with {how}: {last[-1]}"
+
+
+def _check_outputs(
+    plans: Sequence[QuantizationPlan],
+    outputs: Sequence[Path],
+    options: QuantizeOptions,
+    force: bool,
+) -> None:
+    """Raises `UsageError` when not all of the files that the plans tell of can be made."""
+    for plan, output in zip(plans, outputs, strict=True):
+        needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
+        if needy and options.imatrix is None:
+            raise UsageError(
+                f"{plan.file_type} needs an importance matrix ({needy[0].name} would be "
+                f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
+            )
+        if output.exists() and output.samefile(plan.source):
+            raise UsageError(f"{output} is the model itself; name another directory")
+        check_output(output, force)
+    directory = outputs[0].parent
+    needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
+    if needed > free:
+        raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
+
+
+def _check_source(source: ModelFile, options: QuantizeOptions) -> None:
+    if not source.weights:
+        raise UsageError(f"{source.path} holds only a vocabulary, no weights to quantize")
+    alignment = source.metadata.get("general.alignment", 32)
+    if alignment != 32:
+        raise UsageError(
+            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
+        )
+    for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
+        for weight in (source.by_name[name] for name in names if name in source.by_name):
+            if type_ and weight.ne[0] % type_.block:
+                raise UsageError(
+                    f"{weight.name} cannot be {type_}: it has rows of {weight.ne[0]} elements, "
+                    f"which blocks of {type_.block} do not divide"
+                )
+    for pattern, type_ in options.tensor_types:
+        if not any(_finds(pattern, name) for name in source.by_name):
+            raise UsageError(f"no tensor of {source.path} matches {pattern!r} (={type_})")
+
+
+def _finds(pattern: str, name: str) -> bool:
+    """Whether the pattern matches; where Python's dialect differs, llama.cpp has the last word."""
+    if "[[:" in pattern:
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return True
+
+
+def _check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
+    if options.tensor_types and file_type in ("F32", "F16", "BF16"):
+        raise UsageError(
+            f"llama.cpp takes types for single tensors only with quantized file types, "
+            f"not with {file_type}"
+        )
+
+
+def _check_not_requantized(plan: QuantizationPlan) -> None:
+    again = [tensor for tensor in plan.tensors if tensor.requantized]
+    if again:
+        raise UsageError(
+            f"{plan.source} is quantized already: {again[0].name} is {again[0].weight.type}, "
+            f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
+            "F16 or F32 model, or give --allow-requantize"
+        )
+
+
+def _check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
+    for tensor in plan.tensors:
+        weight = tensor.weight
+        if tensor.type == weight.type:
+            continue
+        values = imatrix.entries.get(weight.name)
+        expected = weight.ne[0] * (weight.ne[2] if len(weight.ne) > 2 else 1)
+        fits = values is not None and values.size == expected
+        if values is not None and not fits and weight.name not in EMBEDDINGS:
+            raise UsageError(
+                f"{imatrix.path} is of another model: it has {values.size} importances for "
+                f"{weight.name}, which has {expected} columns"
+            )
+        if tensor.needs_imatrix and not fits:
+            raise UsageError(
+                f"{imatrix.path} has no importances for {weight.name}, which would be "
+                f"{tensor.type}; give it another type, or a matrix that has them"
+            )
+
+
+def _failure(log: list[tuple[int, str]], file_type: str) -> str:
+    errors = [line.strip(" =") for level, line in log if level == _ERROR]
+    reason = errors[-1] if errors else "it gave no reason"
+    reason = reason.partition("failed to quantize: ")[2] or reason
+    if "iostream error" in reason:
+        return f"the {file_type} file could not be written to its end: is the disk full?"
+    return f"llama.cpp cannot quantize it to {file_type}: {reason}"

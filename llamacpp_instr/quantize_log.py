@@ -1,0 +1,56 @@
+"""Reads what llama.cpp's quantizer says in its log: the type that it gives to each tensor.
+
+Nothing but the dry run of the quantizer itself knows these types; it prints them and no more.
+Invariant: a line for each tensor of the model, with its name and its type, or an error: no tensor
+is guessed or left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .errors import InstrError
+from .ggml_types import BY_NAME, GgmlType
+from .model_file import ModelFile
+from .quantization import TensorPlan, needs_imatrix
+
+PROGRESS = re.compile(r"\[ *(\d+)/ *(\d+)\] ")
+"""How the line of a tensor begins: its number, and how many there are."""
+
+_TENSOR = re.compile(
+    r"\[ *\d+/ *\d+\] (?P<name>.+?) *- \[[ \d,]*\], type = *(?P<type>\w+), "
+    r"size = *[\d.]+ MiB(?: -> *[\d.]+ MiB \((?P<new>\w+)\))?"
+)
+_FALLBACK = re.compile(
+    r"warning: (?P<name>.+?) *- ncols *\d+ not divisible by *\d+ "
+    r"\(required for type *(?P<wanted>\w+)\).*-> falling back to *\w+ *"
+)
+
+
+def read_dry_run(source: ModelFile, file_type: str, lines: Iterable[str]) -> list[TensorPlan]:
+    """What becomes of each tensor of `source`, in the order in which they are written; `lines` are
+    the log of a dry run. Raises `InstrError` when they do not tell of every tensor."""
+    wanted: dict[str, GgmlType] = {}
+    plans: dict[str, TensorPlan] = {}
+    for line in lines:
+        if match := _FALLBACK.fullmatch(line):
+            wanted[match["name"]] = _type(match["wanted"])
+        elif match := _TENSOR.fullmatch(line):
+            name, type_ = match["name"], _type(match["new"] or match["type"])
+            weight = source.by_name.get(name)
+            if weight is None or name in plans or weight.type != _type(match["type"]):
+                raise InstrError(f"llama.cpp's dry run tells of {name!r} what the model does not")
+            needy = needs_imatrix(weight, type_, file_type)
+            plans[name] = TensorPlan(weight, type_, wanted.get(name), needy)
+    missing = [name for name in source.by_name if name not in plans]
+    if missing:
+        raise InstrError(f"llama.cpp's dry run says nothing of {missing[0]!r}")
+    return list(plans.values())
+
+
+def _type(name: str) -> GgmlType:
+    try:
+        return BY_NAME[name.upper()]
+    except KeyError:
+        raise InstrError(f"llama.cpp's dry run names the type {name!r}, which is unknown") from None
