@@ -14,8 +14,9 @@ from llamacpp_instr.schema import BufferUse, Context, Tensor
 
 Kind = Literal["weights", "cache", "compute"]
 
-MAPPED = "CPU_Mapped"
-"""ggml's name of the buffer in which weights are read where the file is mapped"""
+PLAIN, MAPPED, REPACKED = "CPU", "CPU_Mapped", "CPU_REPACK"
+"""ggml's names of the buffers for plain memory, for mapped files, and for weights whose rows are
+interleaved for the processor's kernels"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,27 @@ class MemoryBreakdown:
                 buffers.append(placement.buffer)
         return found
 
+    def with_mapped_weights(self, n_bytes: int) -> MemoryBreakdown:
+        """With `n_bytes` of mapped files in place of the weights in plain memory."""
+        uses = [use for use in self.uses if (use.kind, use.buffer) != ("weights", PLAIN)]
+        placements = [
+            replace(placement, buffer=MAPPED) if placement.buffer == PLAIN else placement
+            for placement in self.placements
+        ]
+        settings = replace(self.settings, mmap=True)
+        uses = _in_order([*uses, MemoryUse("weights", MAPPED, n_bytes)])
+        return MemoryBreakdown(settings, uses, placements)
+
+    def with_room_for(self, other: MemoryBreakdown) -> MemoryBreakdown:
+        """With compute buffers as large as those of `other`, where they were smaller."""
+        uses = [
+            replace(use, n_bytes=max(use.n_bytes, other.of("compute", use.buffer)))
+            if use.kind == "compute"
+            else use
+            for use in self.uses
+        ]
+        return replace(self, uses=uses)
+
 
 def read_breakdown(
     context: Context, buffers: Sequence[BufferUse], tensors: Iterable[Tensor]
@@ -130,20 +152,6 @@ def read_breakdown(
         mmap=any(use.buffer == MAPPED and use.model for use in buffers),
     )
     return MemoryBreakdown(settings, _uses(buffers), placements)
-
-
-def with_mapped_weights(
-    breakdown: MemoryBreakdown, mapped: int, buffer: str = "CPU"
-) -> MemoryBreakdown:
-    """The breakdown with `mapped` bytes of mapped files in place of the weights in `buffer`."""
-    uses = [use for use in breakdown.uses if (use.kind, use.buffer) != ("weights", buffer)]
-    uses.append(MemoryUse("weights", MAPPED, mapped))
-    placements = [
-        replace(placement, buffer=MAPPED) if placement.buffer == buffer else placement
-        for placement in breakdown.placements
-    ]
-    settings = replace(breakdown.settings, mmap=True)
-    return MemoryBreakdown(settings, _in_order(uses), placements)
 
 
 def _uses(buffers: Sequence[BufferUse]) -> list[MemoryUse]:

@@ -1,11 +1,16 @@
 """Predicts what a model will hold in memory, by llama.cpp's own dry run, without reading weights.
 
 With `no_alloc` llama.cpp loads a model's metadata only, and a context made of it measures its
-buffers instead of allocating them. It does so exactly, but for one thing that is put right here:
-it cannot map files then. Where a real load maps, it holds the range of each file from the first
-to the last weight that is read in place, whatever lies between: repacked weights too, which are
-held once more in their own buffer. What is mapped follows from where the weights lie in the
-files, and which of them are read in place the dry run tells.
+buffers instead of allocating them. It does so to the byte, but for two things that are put right
+here:
+
+- It cannot map files then. Where a real load maps, it holds the range of each file from the first
+  to the last weight that is read in place, whatever lies between: repacked weights too, which are
+  held once more in their own buffer. What is mapped follows from where the weights lie in the
+  files, and which of them are read in place the dry run tells.
+- Its compute buffer is that of a prompt's graph; a real one also has room for the graph of single
+  tokens, which some architectures compute in other ways. So a second context, for one token at a
+  time, is measured beside it, and the larger one counts.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from .engine import CACHE_TYPES, Context, ContextOptions, Model
 from .errors import UsageError
 from .interrupt import Interrupt
 from .llama_log import captured
-from .memory import ContextSettings, MemoryBreakdown, read_breakdown, with_mapped_weights
+from .memory import ContextSettings, MemoryBreakdown, read_breakdown
 from .model_file import ModelFile, Weight
 from .recording import record
 from .schema import AnyEvent
@@ -51,20 +56,21 @@ def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) ->
 
     def make(dry: Model) -> None:
         with Context(dry, options) as context:
-            if context.memory:
-                return
-        with Context(dry, options, embed_tokens=1):
-            pass
+            embed_tokens = 0 if context.memory else 1
+        for ubatch in (1, options.ubatch):
+            with Context(dry, replace(options, ubatch=ubatch), embed_tokens):
+                pass
 
     return _dry_run(model, make, mmap)
 
 
 def plan_memory_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
-    """What a context with these settings, of a recorded one, would hold. Raises as `plan_memory`."""
+    """What a context with the settings of a recorded one would hold. Raises as `plan_memory`."""
 
     def make(dry: Model) -> None:
-        with _RecordedContext(dry, settings):
-            pass
+        for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
+            with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
+                pass
 
     plan = _dry_run(model, make, settings.mmap)
     return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
@@ -100,7 +106,7 @@ class _RecordedContext(Context):
 
 
 def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
-    """What the last context that `make` makes would hold."""
+    """What the last context that `make` makes would hold; the one before is for single tokens."""
     if not model.weights:
         raise UsageError(
             f"{model.path} holds only a vocabulary, no weights; nothing can be run with it"
@@ -111,16 +117,21 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
         log = Path(directory) / "plan.log"
         with record(log, level="minimal"), _DryModel(model.path, llama_log) as dry:
             make(dry)
-        plan = _last_breakdown(log)
-    return with_mapped_weights(plan, _mapped_bytes(model, plan)) if mmap else plan
+        single, plan = _breakdowns(log)[-2:]
+    plan = plan.with_room_for(single)
+    return plan.with_mapped_weights(_mapped_bytes(model, plan)) if mmap else plan
 
 
-def _last_breakdown(log: Path) -> MemoryBreakdown:
+def _breakdowns(log: Path) -> list[MemoryBreakdown]:
+    """Of each context in the log, in order."""
     events = [_DECODER.decode(line) for line in log.read_bytes().splitlines()]
-    context = [event for event in events if isinstance(event, ContextEvent)][-1]
-    memory = [event for event in events if isinstance(event, MemoryEvent)][-1]
-    tensors = (event for event in events if isinstance(event, TensorEvent))
-    return read_breakdown(context, memory.buffers, tensors)
+    contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}
+    tensors = [event for event in events if isinstance(event, TensorEvent)]
+    return [
+        read_breakdown(contexts[event.ctx], event.buffers, tensors)
+        for event in events
+        if isinstance(event, MemoryEvent)
+    ]
 
 
 _DECODER = msgspec.json.Decoder(AnyEvent)

@@ -45,7 +45,7 @@ ARCHITECTURES = [
     "llama-dense", "llama-moe", "gemma3-dense", "gpt2-dense", "phi3-dense", "deepseek2-moe",
     "deepseek4-moe", "qwen3next-moe", "qwen4exp-moe", "mamba-dense", "mamba2-dense", "jamba-dense",
     "granitehybrid-dense", "lfm2-dense", "llama4-moe", "gpt-oss-moe", "minimax-01-moe",
-    "dream-dense",
+    "minimax-m3-moe", "dream-dense",
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_every_setting_of_a_context(file_type: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name: str) -> None:
     model = load_model_file(random_models() / f"{name}.gguf")
-    for options in (SMALL, PLAIN, ContextOptions(ubatch=1)):
+    for options in (SMALL, PLAIN, ContextOptions(ctx=256, ubatch=32), ContextOptions(ubatch=1)):
         assert planned_uses(plan_memory(model, options)) == held(model.path, options), options
 
 
