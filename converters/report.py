@@ -7,6 +7,7 @@ rounded only where they are shown, and JSON has them as they are.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -99,7 +100,7 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
         for i, report in enumerate(map(Report.filled, reports)):
             if i:
                 console.print()
-            console.print(escape(report.title))
+            console.print(escape(printable(report.title)))
             if report.rows:
                 for at, numbers in enumerate(_fitting(report, width - 2)):
                     table = Table(
@@ -109,7 +110,7 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
                     for column in columns:
                         text = column.unit == "text"
                         table.add_column(
-                            Text(column.name),
+                            Text(printable(column.name)),
                             justify=column.align,
                             no_wrap=not text,
                             overflow="fold" if text else "ellipsis",
@@ -121,7 +122,7 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
                         console.print()
                     console.print(Padding(table, (0, 0, 0, 2)))
             for note in report.notes:
-                console.print(Padding(Text(note), (0, 0, 0, 2)))
+                console.print(Padding(Text(printable(note)), (0, 0, 0, 2)))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -155,6 +156,7 @@ def shown(cell: Cell, unit: Unit) -> str:
         return cell
     if math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
+        return printable(cell)
     if unit == "ns":
         return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
     if unit == "bytes":
@@ -184,6 +186,17 @@ def shown(cell: Cell, unit: Unit) -> str:
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     return f"{cell:,}"
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out, as `\\x1b`: a name from a log or a model
+    must neither steer a terminal nor turn the direction of what is beside it."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:

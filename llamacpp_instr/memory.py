@@ -6,10 +6,12 @@ subtracted from each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from llamacpp_instr.model_file import ModelFile, Weight
 from llamacpp_instr.schema import BufferUse, Context, Tensor
 
 Kind = Literal["weights", "cache", "compute"]
@@ -152,6 +154,32 @@ def read_breakdown(
         mmap=any(use.buffer == MAPPED and use.model for use in buffers),
     )
     return MemoryBreakdown(settings, _uses(buffers), placements)
+
+
+def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:
+    """Bytes of the files that are mapped for the weights of these names: in each file from the
+    first to the last of them, whatever lies between."""
+    ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
+    for weight in model.weights:
+        if weight.name in in_place:
+            key = weight.path, _is_on_demand(model, weight)
+            begin, end = ranges.get(key, (weight.offset, 0))
+            end = max(end, weight.offset + weight.n_bytes)
+            ranges[key] = min(begin, weight.offset), end
+    return sum(end - begin for begin, end in ranges.values())
+
+
+# Tensors that llama.cpp maps by themselves when they have more bytes than this, to read rows of
+# them on demand (TENSOR_READ_LAZY, LLAMA_LAZY_MODE_AUTO)
+_ON_DEMAND = {
+    ("gemma4", "per_layer_token_embd.weight"),
+    ("qwen4exp", "per_layer_token_embd.weight"),
+}
+_ON_DEMAND_BYTES = 4 << 30
+
+
+def _is_on_demand(model: ModelFile, weight: Weight) -> bool:
+    return (model.architecture, weight.name) in _ON_DEMAND and weight.n_bytes > _ON_DEMAND_BYTES
 
 
 def _uses(buffers: Sequence[BufferUse]) -> list[MemoryUse]:

@@ -27,30 +27,23 @@ from . import native
 from .engine import CACHE_TYPES, Context, ContextOptions, Model
 from .errors import UsageError
 from .interrupt import Interrupt
-from .llama_log import captured
-from .memory import ContextSettings, MemoryBreakdown, read_breakdown
-from .model_file import ModelFile, Weight
+from .llama_log import LlamaLog, captured
+from .memory import PLAIN, ContextSettings, MemoryBreakdown, mapped_bytes, read_breakdown
+from .model_file import ModelFile
 from .recording import record
 from .schema import AnyEvent
 from .schema import Context as ContextEvent
 from .schema import Memory as MemoryEvent
 from .schema import Tensor as TensorEvent
 
-# Tensors that llama.cpp maps by themselves when they have more bytes than this, to read rows of
-# them on demand (TENSOR_READ_LAZY, LLAMA_LAZY_MODE_AUTO)
-_ON_DEMAND = {
-    ("gemma4", "per_layer_token_embd.weight"),
-    ("qwen4exp", "per_layer_token_embd.weight"),
-}
-_ON_DEMAND_BYTES = 4 << 30
-
 
 def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:
     """What a context made as `instr run` makes it would hold.
 
     A model without a memory of its own is an encoder: its context is one for embeddings. Raises
-    `UsageError` for options that the model cannot be run with and for a model that llama.cpp cannot
-    load, `NativeError` without the patched library. Not to be used while a session is recorded.
+    `UsageError` for options that the model cannot be run with, `LoadError` for a model that
+    llama.cpp cannot load, `NativeError` without the patched library. Not to be used while a session
+    is recorded.
     """
     options.check()
 
@@ -64,9 +57,21 @@ def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) ->
     return _dry_run(model, make, mmap)
 
 
-def plan_memory_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
-    """What a context with the settings of a recorded one would hold. Raises as `plan_memory`."""
+def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
+    """What a context with the settings of a recorded one would hold. Raises as `plan_memory`.
 
+    No event tells whether the cache of a model with sliding windows holds the whole context: it
+    does if only then it is as large as the measured one.
+    """
+    plan = _plan_for(model, measured.settings)
+    if plan.of_kind("cache") != measured.of_kind("cache"):
+        whole = _plan_for(model, replace(measured.settings, swa_full=True))
+        if whole.of_kind("cache") == measured.of_kind("cache"):
+            return whole
+    return plan
+
+
+def _plan_for(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
     def make(dry: Model) -> None:
         for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
             with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
@@ -76,8 +81,18 @@ def plan_memory_again(model: ModelFile, settings: ContextSettings) -> MemoryBrea
     return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
 
 
+class LoadError(UsageError):
+    """llama.cpp cannot load the model."""
+
+
 class _DryModel(Model):
     """A model's metadata, and buffers of no bytes."""
+
+    def __init__(self, path: Path, log: LlamaLog) -> None:
+        try:
+            super().__init__(path, log)
+        except UsageError as error:
+            raise LoadError(str(error)) from None
 
     def _params(self, mmap: bool) -> Any:  # noqa: ARG002
         params = super()._params(mmap=False)  # llama.cpp asserts that nothing is mapped
@@ -119,7 +134,10 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
             make(dry)
         single, plan = _breakdowns(log)[-2:]
     plan = plan.with_room_for(single)
-    return plan.with_mapped_weights(_mapped_bytes(model, plan)) if mmap else plan
+    if not mmap:
+        return plan
+    in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
+    return plan.with_mapped_weights(mapped_bytes(model, in_place))
 
 
 def _breakdowns(log: Path) -> list[MemoryBreakdown]:
@@ -135,20 +153,3 @@ def _breakdowns(log: Path) -> list[MemoryBreakdown]:
 
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
-
-
-def _mapped_bytes(model: ModelFile, plan: MemoryBreakdown) -> int:
-    """Bytes from the first to the last weight in each file that is read in place."""
-    names = {placement.name for placement in plan.placements if placement.buffer == "CPU"}
-    ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
-    for weight in model.weights:
-        if weight.name in names:
-            key = weight.path, _is_on_demand(model, weight)
-            begin, end = ranges.get(key, (weight.offset, 0))
-            end = max(end, weight.offset + weight.n_bytes)
-            ranges[key] = min(begin, weight.offset), end
-    return sum(end - begin for begin, end in ranges.values())
-
-
-def _is_on_demand(model: ModelFile, weight: Weight) -> bool:
-    return (model.architecture, weight.name) in _ON_DEMAND and weight.n_bytes > _ON_DEMAND_BYTES

@@ -50,13 +50,12 @@ class Weight:
     @property
     def layer(self) -> int:
         """The number in its name; -1 when it belongs to no layer."""
-        match = _LAYER.search(self.name)
-        return int(match[1]) if match else -1
+        return layer_of(self.name)
 
     @property
     def role(self) -> str:
         """What it is in every layer: its name without the layer's number and without `.weight`."""
-        return _LAYER.sub("", self.name).removesuffix(".weight")
+        return role_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -126,3 +125,14 @@ def load_model_file(name: str | Path) -> ModelFile:
         for info in header.tensors
     ]
     return ModelFile(path, headers, weights)
+
+
+def layer_of(name: str) -> int:
+    """The layer that a tensor of this name belongs to; -1 when it is none."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else -1
+
+
+def role_of(name: str) -> str:
+    """What a tensor of this name is in every layer: `attn_q`, `attn_q.bias`, `enc.ffn_up`."""
+    return _LAYER.sub("", name).removesuffix(".weight")

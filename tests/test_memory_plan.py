@@ -199,7 +199,7 @@ def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
         ContextEvent(**context), [BufferUse(**use) for use in memory["buffers"]], []
     )
     assert measured.settings.n_ubatch == 32
-    again = plan_memory_again(model, measured.settings)
+    again = plan_memory_again(model, measured)
     assert again.settings == measured.settings
     assert again.uses == measured.uses == plan_memory(model, options).uses
 

@@ -1,0 +1,84 @@
+"""A model's tensors as they are stored, from its file or from the log of a session.
+
+Invariant: every tensor is there once, with its bytes in the file, however often it is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llamacpp_instr.memory import mapped_bytes
+from llamacpp_instr.model_file import ModelFile, layer_of, role_of
+from llamacpp_instr.schema import Model, Tensor
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    name: str
+    type: str
+    """`Q4_K`"""
+    ne: tuple[int, ...]
+    """ggml's order: the row's length first"""
+    n_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.ne)
+
+    @property
+    def layer(self) -> int:
+        return layer_of(self.name)
+
+    @property
+    def role(self) -> str:
+        return role_of(self.name)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What is stored of a model."""
+
+    name: str
+    """as a user knows it: the file's name"""
+    description: str
+    """architecture and file type"""
+    tensors: list[StoredTensor]
+    file_size: int | None = None
+    """bytes of all parts; None when the file was not seen"""
+    span: int | None = None
+    """bytes from each file's first tensor to the end of its last; None when it was not seen"""
+
+    @property
+    def n_elements(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def stored_in_file(model: ModelFile) -> StoredModel:
+    """The model as its headers tell it."""
+    tensors = [StoredTensor(w.name, w.type.name, w.ne, w.n_bytes) for w in model.weights]
+    description = ", ".join(filter(None, (model.architecture, model.file_type)))
+    span = mapped_bytes(model, model.by_name)
+    return StoredModel(model.path.name, description, tensors, model.file_size, span)
+
+
+def stored_in_log(model: Model, tensors: list[Tensor], file: ModelFile | None) -> StoredModel:
+    """The model as the events of a log tell it; `file` is the model's, when it is still there."""
+    by_name = {
+        event.name: StoredTensor(event.name, event.type.upper(), tuple(event.ne), event.bytes)
+        for event in tensors
+        if event.model == model.model
+    }
+    return StoredModel(
+        model.path.replace("\\", "/").rpartition("/")[2],
+        ", ".join(filter(None, (model.arch, model.ftype))),
+        list(by_name.values()),
+        file.file_size if file else None,
+        mapped_bytes(file, file.by_name) if file else None,
+    )

@@ -1,0 +1,191 @@
+"""`instr report MODEL|LOG`: prints what each tensor costs and what is held in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacpp_instr.errors import NativeError, UsageError
+
+if TYPE_CHECKING:
+    from converters.compression.held import Held
+    from converters.report import Report
+    from llamacpp_instr.engine import ContextOptions
+    from llamacpp_instr.model_file import ModelFile
+
+FORMS = {".html": "html", ".htm": "html", ".md": "md", ".csv": "csv", ".json": "json"}
+
+
+@click.command(
+    "report",
+    short_help="Say what a model costs in memory.",
+    epilog="""\b
+Examples:
+  instr report model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0
+  instr report session.log -o report.html
+""",
+)
+@click.argument("source", metavar="MODEL|LOG")
+@click.option(
+    "--ctx", type=int, metavar="TOKENS", help="Size of the context (the model's own, at most 4096)."
+)
+@click.option("--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048).")
+@click.option(
+    "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
+)
+@click.option("--threads", type=int, help="Threads (as many as physical cores).")
+@click.option(
+    "--cache-type-k",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Storage type of the K cache.",
+)
+@click.option(
+    "--cache-type-v",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Storage type of the V cache.",
+)
+@click.option(
+    "--flash-attn",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "on", "off"]),
+    help="Flash attention.",
+)
+@click.option("--no-mmap", is_flag=True, help="Predict for a model that is read, not mapped.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: numbers in bytes and bits.")
+@click.option(
+    "-o",
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="Write here, not to stdout: .html, .md, .csv (the tensors), .json or text.",
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+def report(
+    source: str,
+    ctx: int | None,
+    batch: int | None,
+    ubatch: int | None,
+    threads: int | None,
+    cache_type_k: str,
+    cache_type_v: str,
+    flash_attn: str,
+    no_mmap: bool,
+    as_json: bool,
+    output: str,
+    force: bool,
+) -> None:
+    """Print what each tensor costs against F16 and F32, by type, role and layer too, and what is
+    held in memory: file, mapped, repacked, KV cache, compute buffers.
+
+    Memory is predicted by llama.cpp's own dry run, which reads no weights, for the context that
+    instr run would make with the same options. Of a log it is measured as well, and a difference
+    explained.
+
+    MODEL is a GGUF file, of a split model its first part, or demo for the demo model. LOG is a
+    file, plain or compressed, or - for standard input.
+    """
+    from llamacpp_instr.engine import ContextOptions
+    from llamacpp_instr.output import check_output, open_output
+
+    check_output(output, force)
+    form = "json" if as_json else FORMS.get(Path(output).suffix.lower(), "text")
+    options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
+    if _is_model(source):
+        models = [_of_model(source, options, not no_mmap)]
+    elif no_mmap or options != ContextOptions():
+        raise UsageError(
+            f"{source} is no GGUF model; a log has settings of its own: leave out "
+            "--ctx, --batch and the like"
+        )
+    else:
+        models = _of_log(source)
+    text = _rendered(models, form, short=output == "-")
+    with open_output(output, force) as file:
+        file.write(text.encode())
+
+
+def _rendered(models: list[list[Report]], form: str, short: bool) -> str:
+    from converters.compression import joined_tensors, shortened
+    from converters.render import render_csv, render_html, render_markdown
+    from converters.report import render_text
+
+    if form == "csv":
+        return render_csv(joined_tensors(models))
+    if form == "text" and short:
+        models = [shortened(reports) for reports in models]
+    reports = [report for of_model in models for report in of_model]
+    if form == "json":
+        return json.dumps([report.to_json() for report in reports], indent=2) + "\n"
+    if form == "md":
+        return render_markdown(reports)
+    return render_html(reports) if form == "html" else render_text(reports)
+
+
+def _is_model(source: str) -> bool:
+    if source == "demo" or source.lower().endswith(".gguf"):
+        return True
+    try:
+        with Path(source).open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
+    from converters.compression import compression_reports
+    from converters.compression.held import Held
+    from converters.compression.stored import stored_in_file
+    from llamacpp_instr.memory_plan import LoadError, plan_memory
+    from llamacpp_instr.model_file import load_model_file
+
+    options.check()
+    model = load_model_file(name)
+    try:
+        held = Held(predicted=plan_memory(model, options, mmap))
+    except (NativeError, LoadError) as error:
+        held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
+    return compression_reports(stored_in_file(model), [held])
+
+
+def _of_log(log: str) -> list[list[Report]]:
+    from converters.compression import compression_reports
+    from converters.compression.recorded import recorded_file, recorded_memory
+    from converters.compression.stored import stored_in_log
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.session import load_session
+
+    with progress_bar(f"Reading {log}") as on_progress:
+        session = load_session(log, on_progress)
+    if not session.tensors:
+        raise UsageError(f"{log} tells of no model's tensors")
+    models = []
+    for model in session.models.values():
+        file, why = None, ""
+        try:
+            file = recorded_file(session, model)
+        except UsageError as error:
+            why = f"Nothing was predicted: {error}."
+        helds = [_predicted(held, file, why) for held in recorded_memory(session, model)]
+        models.append(compression_reports(stored_in_log(model, session.tensors, file), helds))
+    return models
+
+
+def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
+    """With the prediction for the settings of what was measured, or why there is none."""
+    from llamacpp_instr.memory_plan import plan_memory_again
+
+    if file is None or held.measured is None:
+        return replace(held, notes=[*held.notes, why_not])
+    try:
+        return replace(held, predicted=plan_memory_again(file, held.measured))
+    except (NativeError, UsageError) as error:
+        return replace(held, notes=[*held.notes, f"Nothing was predicted: {error}."])
