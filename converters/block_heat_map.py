@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from converters.blocks import printable
+from converters.report import printable
 from llamacpp_instr.block_stats import BlockStats, Grid
 from llamacpp_instr.errors import UsageError
 
@@ -40,7 +40,7 @@ def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "llamacpp-instr"}
+    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "llamacpp-instr", "svg.fonttype": "none"}
     settings.pop("backend", None)
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # a letter that the font lacks is drawn as a box

@@ -42,7 +42,7 @@ def block_reports(block: OneBlock, reference: str | None = None) -> list[Report]
     """A block's bytes by field, its sub-blocks and its elements, beside those of a reference."""
     reports = [_bytes_report(block), _sub_blocks_report(block), elements_report(block)]
     if reference is not None:
-        reports[-1].notes.append(f"The reference is {printable(reference)}.")
+        reports[-1].notes.append(f"The reference is {reference}.")
     return reports
 
 
@@ -65,7 +65,7 @@ def fields_report(stats: BlockStats) -> Report:
         both = "a scale and a minimum" if layout.mins is not None else "a scale"
         n = type_.block // layout.sub_block
         notes.append(f"A block has {n} sub-blocks of {layout.sub_block}, each with {both}.")
-    return Report(f"{_title(weight)}", columns, rows, notes)
+    return Report(_title(weight), columns, rows, notes)
 
 
 def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
@@ -114,11 +114,6 @@ def elements_report(block: OneBlock) -> Report:
         Column("Reference", "number"), Column("Error", "number"),
     ]  # fmt: skip
     return Report("Elements", columns, rows)
-
-
-def printable(text: str) -> str:
-    """A name out of a file with its control characters spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def number(value: float) -> Cell:
@@ -220,7 +215,7 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
         Column("Times the tensor's", "number"),
     ]  # fmt: skip
     notes = [
-        f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}.",
+        f"RMSE of the tensor: {errors.rmse:.5g}, against {reference}.",
         "See one of them with --block.",
     ]
     return Report("Worst blocks", columns, rows, notes)
@@ -243,7 +238,7 @@ def _bytes_report(block: OneBlock) -> Report:
     ]  # fmt: skip
     weight = block.weight
     matrix, row = _row(weight, block.place[0])
-    title = f"Block {block.index} of {printable(weight.name)} ({weight.type}):"
+    title = f"Block {block.index} of {weight.name} ({weight.type}):"
     title += f" matrix {matrix}," if matrix is not None else ""
     title += f" row {row}, columns {_columns(block.place[1], weight.type.block)}"
     return Report(title, columns, rows, [f"It begins at byte {block.offset:,} of its file."])
@@ -277,13 +272,17 @@ def _sub_blocks_report(block: OneBlock) -> Report:
         Column("Factor", "number"), Column("Minimum", "count"), Column("Added", "number"),
         Column("Codes"), Column("RMSE", "number"),
     ]  # fmt: skip
-    note = "An element is factor x level"
-    note += " + what is added." if offsets is not None else "."
-    return Report("Sub-blocks" if blocks.n_sub > 1 else "Scale", columns, rows, [note])
+    added = " + what is added" if offsets is not None else ""
+    notes = [f"An element is factor x level{added}."]
+    scales = blocks.layout.scales
+    zero = scales.low + scales.levels.index(0) if scales is not None else 0
+    if zero:
+        notes.append(f"Scales are shown as they are stored: {zero} stands for 0.")
+    return Report("Sub-blocks" if blocks.n_sub > 1 else "Scale", columns, rows, notes)
 
 
 def _title(weight: Weight) -> str:
-    return f"{printable(weight.name)} ({weight.type}, {' x '.join(map(str, weight.ne))})"
+    return f"{weight.name} ({weight.type}, {' x '.join(map(str, weight.ne))})"
 
 
 def _row(weight: Weight, row: int) -> tuple[int | None, int]:

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 
-from converters.report import Column, Report, Unit, shown
+from converters.report import Column, Report, Unit, printable, shown
 
 
 def render_markdown(reports: Sequence[Report]) -> str:
@@ -94,4 +94,4 @@ def _row(cells: Sequence[str]) -> str:
 
 def _markdown(text: str) -> str:
     """Characters that Markdown would take for markup are escaped; a line break is a space."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.splitlines()))
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", printable(" ".join(text.splitlines())))

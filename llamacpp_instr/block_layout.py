@@ -21,6 +21,9 @@ Bytes: TypeAlias = "NDArray[np.uint8]"
 Codes: TypeAlias = "NDArray[np.uint8] | NDArray[np.int8]"
 Floats: TypeAlias = "NDArray[np.float32]"
 
+# scales that are no numbers are to be shown, not warned of
+_QUIET = np.errstate(invalid="ignore", over="ignore")
+
 
 @dataclass(frozen=True)
 class Field:
@@ -101,6 +104,7 @@ class Blocks:
         """Sub-blocks of a block: elements with one scale. 1 when it has no sub-blocks."""
         return self.type.block // (self.layout.sub_block or self.type.block)
 
+    @_QUIET
     def steps(self) -> Floats:
         """(n_blocks, n_sub): what the quants' levels are multiplied with, `d` times scale."""
         d, scales = self.parts.d, self.parts.scales
@@ -110,6 +114,7 @@ class Blocks:
         levels = self.layout.scales.levels_of(scales)
         return levels if d is None else d[:, None] * levels
 
+    @_QUIET
     def offsets(self) -> Floats | None:
         """(n_blocks, n_sub): what is added to each element; None for types without minima."""
         dmin, mins = self.parts.dmin, self.parts.mins
@@ -119,14 +124,14 @@ class Blocks:
             return dmin[:, None]
         return -(dmin[:, None] * self.layout.mins.levels_of(mins))
 
+    @_QUIET
     def values(self) -> Floats:
         """(n_blocks, block): the elements as float32, bit for bit ggml's."""
         levels = self.layout.quants.levels_of(self.parts.quants)
-        with np.errstate(invalid="ignore", over="ignore"):
-            by_sub = self.steps()[:, :, None] * levels.reshape(len(levels), self.n_sub, -1)
-            offsets = self.offsets()
-            if offsets is not None:
-                by_sub += offsets[:, :, None]
+        by_sub = self.steps()[:, :, None] * levels.reshape(len(levels), self.n_sub, -1)
+        offsets = self.offsets()
+        if offsets is not None:
+            by_sub += offsets[:, :, None]
         return by_sub.reshape(levels.shape)
 
 

@@ -129,6 +129,7 @@ class BlockStats:
         return self.weight.n_elements // self.weight.type.block
 
 
+@np.errstate(invalid="ignore", over="ignore")  # scales may be no numbers
 def compute_block_stats(
     weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
 ) -> BlockStats:
@@ -242,8 +243,7 @@ class _Cells:
     def add_for_mean(self, begin: int, numbers: Doubles) -> None:
         """Numbers of sub-blocks, (n_blocks, n_sub), whose mean a cell shows."""
         cells = self._cells(begin, len(numbers))
-        with np.errstate(invalid="ignore"):
-            self.numbers += np.bincount(cells, numbers.ravel(), len(self.numbers))
+        self.numbers += np.bincount(cells, numbers.ravel(), len(self.numbers))
         self.filled += np.bincount(cells, minlength=len(self.numbers))
 
     def add_for_largest(self, begin: int, numbers: Doubles) -> None:
@@ -287,12 +287,11 @@ class _Errors:
     def add(self, begin: int, blocks: Blocks, reference: Floats) -> None:
         values = blocks.values()
         n = len(values)
-        with np.errstate(invalid="ignore", over="ignore"):
-            error = values.astype(np.float64) - reference.reshape(values.shape)
-            squares = np.square(error).reshape(n, -1, self.sub_block).mean(axis=2)
-            self.squares += float(squares.sum()) * self.sub_block
-            self.cells.add_for_largest(begin, np.sqrt(squares))
-            rmse = np.sqrt(squares.mean(axis=1))
+        error = values.astype(np.float64) - reference.reshape(values.shape)
+        squares = np.square(error).reshape(n, -1, self.sub_block).mean(axis=2)
+        self.squares += float(squares.sum()) * self.sub_block
+        self.cells.add_for_largest(begin, np.sqrt(squares))
+        rmse = np.sqrt(squares.mean(axis=1))
         largest = np.abs(error).max(axis=1)
         badness = np.where(np.isfinite(rmse), rmse, np.inf)
         candidates = np.argsort(-badness, kind="stable")[:WORST]

@@ -123,7 +123,7 @@ def load_values(weight: Weight, begin: int, count: int) -> Floats:
     if name == "BF16":
         values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     elif name in _PLAIN:
-        with np.errstate(over="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             values = data.view(_PLAIN[name]).astype(np.float32)
     else:
         values = decode_blocks(weight.type, data.reshape(-1, block_bytes)).values().ravel()

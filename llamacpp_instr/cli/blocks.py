@@ -44,7 +44,7 @@ def blocks(
     from converters import blocks as reports
     from converters.block_heat_map import check_heat_map, write_heat_map
     from converters.render import render_csv, render_html, render_markdown
-    from converters.report import render_text
+    from converters.report import printable, render_text
     from llamacpp_instr.block_stats import compute_block_stats
     from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
     from llamacpp_instr.errors import UsageError
@@ -65,7 +65,7 @@ def blocks(
 
     stats, most_codes = None, None if form == "json" else reports.MOST_CODES
     if block is None or heat_map is not None:
-        with progress_bar(f"Reading {reports.printable(tensor)}") as on_progress:
+        with progress_bar(f"Reading {printable(tensor)}") as on_progress:
             stats = compute_block_stats(weight, theirs, on_progress)
     if block is not None:
         one = load_block(weight, block, theirs)
