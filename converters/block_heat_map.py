@@ -40,7 +40,11 @@ def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "llamacpp-instr", "svg.fonttype": "none"}
+    settings = {
+        **matplotlib.rcParamsDefault,
+        "svg.hashsalt": "llamacpp-instr",
+        "svg.fonttype": "none",
+    }
     settings.pop("backend", None)
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # a letter that the font lacks is drawn as a box
@@ -65,6 +69,8 @@ def _draw(figure: Any, stats: BlockStats) -> None:
     n_sub = grid.sub_blocks_per_row // blocks_per_row
     if n_sub == 1:
         unit = unit.replace("d x scale", "d").replace("sub-block", "block")
+    if stats.d is None:
+        unit = unit.replace("d x scale", "scale")
     axes = figure.subplots()
     rows, columns = grid.cells.shape
     image = axes.imshow(
@@ -72,10 +78,16 @@ def _draw(figure: Any, stats: BlockStats) -> None:
         aspect="auto",
         interpolation="nearest",
         cmap=_colours(),
-        extent=(0, columns * grid.sub_blocks_per_cell / n_sub, rows * grid.rows_per_cell, 0),
+        # a row's and a block's number stand at its middle; the last cell may be filled in part
+        extent=(
+            -0.5,
+            columns * grid.sub_blocks_per_cell / n_sub - 0.5,
+            rows * grid.rows_per_cell - 0.5,
+            -0.5,
+        ),
     )
-    axes.set_xlim(0, blocks_per_row)
-    axes.set_ylim(grid.n_rows, 0)
+    axes.set_xlim(-0.5, blocks_per_row - 0.5)
+    axes.set_ylim(grid.n_rows - 0.5, -0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     name = printable(weight.name)
@@ -110,9 +122,7 @@ def _notes(grid: Grid, joined: str, n_sub: int) -> str:
 def _colours() -> Any:
     import matplotlib
 
-    colours = matplotlib.colormaps["viridis"].copy()
-    colours.set_bad("red")
-    return colours
+    return matplotlib.colormaps["viridis"].with_extremes(bad="red")
 
 
 def _form(path: str) -> str:

@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 
-from converters.report import Cell, Column, Report
+from converters.report import Cell, Column, Report, printable
 from llamacpp_instr.block_layout import LAYOUTS, CodeRange
 from llamacpp_instr.block_stats import BlockStats, CodeCounts, Distribution
 from llamacpp_instr.blocks import OneBlock
 from llamacpp_instr.model_file import Weight
 
+FEW_LEVELS = 4
 MOST_CODES = 64
 """rows that a histogram has for a reader; a script gets a row for each code"""
 
@@ -42,7 +43,7 @@ def block_reports(block: OneBlock, reference: str | None = None) -> list[Report]
     """A block's bytes by field, its sub-blocks and its elements, beside those of a reference."""
     reports = [_bytes_report(block), _sub_blocks_report(block), elements_report(block)]
     if reference is not None:
-        reports[-1].notes.append(f"The reference is {reference}.")
+        reports[-1].notes.append(f"The reference is {printable(reference)}.")
     return reports
 
 
@@ -190,6 +191,8 @@ def _saturation_report(stats: BlockStats) -> Report:
         Column("What"), Column("Count", "count"), Column("Of", "count"), Column("Share", "share")
     ]  # fmt: skip
     note = "The largest weight of a block sets its scale, so some quants are always at an end."
+    if len(set(quants.codes.levels)) <= FEW_LEVELS:
+        note = f"With {len(set(quants.codes.levels))} levels most quants are at an end."
     return Report("Saturation", columns, rows, [note])
 
 
@@ -207,6 +210,7 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
             number(worst.rmse / errors.rmse) if errors.rmse else None,
         ]
         for worst in errors.worst
+        if worst.rmse != 0
     ]  # fmt: skip
     columns = [
         Column("Block", "count"), Column("Matrix", "count"), Column("Row", "count"),
@@ -214,10 +218,8 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
         Column("RMSE", "number"), Column("Largest error", "number"),
         Column("Times the tensor's", "number"),
     ]  # fmt: skip
-    notes = [
-        f"RMSE of the tensor: {errors.rmse:.5g}, against {reference}.",
-        "See one of them with --block.",
-    ]
+    notes = [f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}."]
+    notes.append("See one of them with --block." if rows else "Every value is the reference's.")
     return Report("Worst blocks", columns, rows, notes)
 
 

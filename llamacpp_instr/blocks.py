@@ -51,7 +51,9 @@ def find_weight(model: ModelFile, name: str) -> Weight:
         return weight
     names = list(model.by_name)
     close = difflib.get_close_matches(name, names, n=3) or [n for n in names if name in n][:3]
-    hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"it has {len(names)}"
+    hint = (
+        f"did you mean {', '.join(map(repr, close))}?" if close else f"it has {len(names)} tensors"
+    )
     raise UsageError(f"{model.path} has no tensor {name!r} ({hint})")
 
 
@@ -63,7 +65,8 @@ def check_openable(model: ModelFile, weight: Weight) -> None:
         return
     why = "whose blocks cannot be opened" if weight.type.is_quantized else "which has no blocks"
     others = [w.name for w in model.weights if can_decode(w.type)]
-    hint = f"try {others[0]!r}" if others else "quantize it first"
+    closest = difflib.get_close_matches(weight.name, others, n=1, cutoff=0)
+    hint = f"try {closest[0]!r}" if closest else "quantize it first"
     raise UsageError(
         f"{weight.path}: tensor {weight.name!r} is {weight.type}, {why} ({hint}); "
         f"types that can be opened: {', '.join(LAYOUTS)}"
