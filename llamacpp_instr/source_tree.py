@@ -43,24 +43,29 @@ def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=kept.parent) as name:
-        requirements = Path(name) / "requirements.txt"
-        requirements.write_text(
-            f"llama-cpp-python=={upstream.version} --hash=sha256:{upstream.sha256}\n"
-        )
-        download = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", name]
-        source = ["--no-binary", "llama-cpp-python", "-r", str(requirements)]
-        status, output = log.run([*download, *source])
-        if status != 0:
+        requirement = f"llama-cpp-python=={upstream.version} --hash=sha256:{upstream.sha256}"
+        fetched, output = download_sdist(requirement, Path(name), log)
+        if fetched is None:
             other = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
             if other:
                 raise checksum_error(patches, upstream, other[1])
             raise log.failure(f"pip could not fetch llama-cpp-python {upstream.version}", output)
-        fetched = [path for path in Path(name).iterdir() if path.name.endswith(".tar.gz")]
-        if len(fetched) != 1:
-            raise log.failure("pip fetched no sdist of llama-cpp-python", output)
-        verify_sdist(fetched[0], patches)
-        fetched[0].replace(kept)
+        verify_sdist(fetched, patches)
+        fetched.replace(kept)
     return kept
+
+
+def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | None, str]:
+    """Have pip fetch the sdist of one line of a requirements file into the directory `into`.
+
+    Returns its path, None when pip could not, and what pip printed.
+    """
+    requirements = into / "requirements.txt"
+    requirements.write_text(f"{requirement}\n")
+    download = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(into)]
+    source = ["--no-binary", "llama-cpp-python", "-r", str(requirements)]
+    status, output = log.run([*download, *source])
+    return next(into.glob("*.tar.gz"), None) if status == 0 else None, output
 
 
 def verify_sdist(sdist: Path, patches: Path) -> None:
@@ -88,13 +93,8 @@ def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched:
     of the wheel is applied, and llama.cpp stays pristine. Raises BuildError when the sdist vendors
     another commit than the pin says, or a patch fails.
     """
-    root, commit = unpack_sdist(sdist, into)
+    root = unpack_pinned(sdist, into, patches)
     upstream = read_upstream(patches)
-    if commit is not None and commit != upstream.commit:
-        raise BuildError(
-            f"the sdist vendors llama.cpp {commit}, but {pin_line(patches, 'commit')} says "
-            f"{upstream.commit}; update that line"
-        )
     for name in read_series(patches):
         if patched or concerns_wheel(name):
             apply_patch(root, patches, name, log)
@@ -107,8 +107,21 @@ def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched:
                 )
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(patches / "src" / file, target)
-        _write_build_header(root, upstream, patch_digest(patches))
+        write_build_header(root, upstream, patch_digest(patches))
         _set_wheel_version(root, upstream)
+    return root
+
+
+def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
+    """Unpack `sdist` and return the root; raises BuildError when it vendors another commit than the
+    pin says."""
+    root, commit = unpack_sdist(sdist, into)
+    upstream = read_upstream(patches)
+    if commit is not None and commit != upstream.commit:
+        raise BuildError(
+            f"the sdist vendors llama.cpp {commit}, but {pin_line(patches, 'commit')} says "
+            f"{upstream.commit}; update that line"
+        )
     return root
 
 
@@ -173,7 +186,7 @@ def apply_patch(root: Path, patches: Path, name: str, log: BuildLog) -> None:
     if status != 0:
         raise BuildError(
             f"{file} does not apply to {directory.relative_to(root.parent)}: "
-            f"{_misfit(output)}; refresh the patch; the full log is {log.path}"
+            f"{misfit(output)}; refresh the patch; the full log is {log.path}"
         )
 
 
@@ -201,7 +214,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _misfit(output: str) -> str:
+def misfit(output: str) -> str:
     """Which file, from what `git apply` or `patch` said: `ggml/src/x.c:120 differs`."""
     place = re.search(r"^error: patch failed: (\S+:\d+)", output, re.MULTILINE)
     if place:
@@ -224,8 +237,8 @@ def _misfit(output: str) -> str:
     return (output.strip().splitlines() or ["it printed nothing"])[-1]
 
 
-def _write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
-    """What the native code says of itself in every log (schema: `Producer`)."""
+def write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
+    """Write what the native code says of itself in every log (schema: `Producer`)."""
     (root / BUILD_HEADER).write_text(
         "// Written by the build; says which build this is.\n"
         "#pragma once\n\n"

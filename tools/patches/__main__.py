@@ -1,0 +1,130 @@
+"""What is needed to edit the patched llama.cpp and to write the series of patches back.
+
+python -m tools.patches edit DIR                  the patched tree, every patch a commit
+python -m tools.patches edit DIR --onto VERSION   the same of another llama-cpp-python
+python -m tools.patches export DIR                write patches/ from the commits
+python -m tools.patches check                     exit 1 and name what is wrong with patches/
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from llamacpp_instr.build_cache import cache_dir
+from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.errors import BuildError
+from llamacpp_instr.source_tree import VENDORED, fetch_sdist
+from llamacpp_instr.upstream import PIN_FILE, patches_dir, read_upstream
+from tools.patches.check import find_faults
+from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release
+from tools.patches.export import export
+from tools.patches.repository import PRISTINE
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "edit":
+            return _edit(options.directory.absolute(), options.onto)
+        if options.command == "export":
+            return _export(options.directory.absolute())
+        return _check()
+    except BuildError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"Error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _edit(directory: Path, onto: str | None) -> int:
+    patches = patches_dir()
+    log = BuildLog(cache_dir() / "logs" / "patches.log")
+    sdist = fetch_sdist(patches, cache_dir(), log)
+    tree = directory / VENDORED
+    if onto is None:
+        edit(sdist, directory, patches)
+        print(f"{tree}: llama.cpp, every patch a commit after the tag {PRISTINE}")
+        print(f"{directory}: the same for the patches of wheel/")
+        print(f"our own files in it are links to {patches / 'src'}")
+        print("next: edit; git commit --amend, or git rebase -i pristine; then")
+        print(f"  python -m tools.patches export {directory}")
+        return 0
+    release = fetch_release(onto, cache_dir(), log)
+    upstream, stopped = carry(sdist, release, onto, directory, patches)
+    for stop in stopped:
+        where = directory if stop.patch.parent.name == "wheel" else tree
+        files = f"conflicts in {', '.join(stop.files)}" if stop.files else stop.reason
+        print(f"{stop.patch.name}: {files}")
+        print(f"  in {where}: resolve, git add, git am --continue")
+    if not stopped:
+        print(f"every patch applies to llama-cpp-python {onto}")
+    print(f"what changed upstream: git diff {OLD} {PRISTINE} -- FILE")
+    print(f"what changed in the patches: git range-diff {OLD}..{OLD_PATCHED} {PRISTINE}..HEAD")
+    print(f"next: write this into {patches / PIN_FILE}")
+    print(f'  version = "{onto}"')
+    print(f'  sha256 = "{upstream.sha256}"')
+    print(f'  commit = "{upstream.commit}"')
+    print("  revision = 1")
+    print(f"then: python -m tools.patches export {directory}")
+    return 0
+
+
+def _export(directory: Path) -> int:
+    exported = export(directory, patches_dir())
+    for name in exported.changed:
+        print(f"written: {name}")
+    for name in exported.removed:
+        print(f"removed: {name}")
+    print(f"unchanged: {len(exported.unchanged)} patches")
+    if exported.changed or exported.removed:
+        print("next: python -m tools.patches check; instr build")
+    return 0
+
+
+def _check() -> int:
+    patches = patches_dir()
+    log = BuildLog(cache_dir() / "logs" / "patches.log")
+    faults = find_faults(fetch_sdist(patches, cache_dir(), log), patches)
+    for fault in faults:
+        print(fault)
+    if not faults:
+        version = read_upstream(patches).version
+        print(f"the series is canonical and applies to llama-cpp-python {version}")
+    return 1 if faults else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.patches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("edit", help="make the patched tree, every patch a commit")
+    command.add_argument("directory", type=Path, metavar="DIR", help="new, or empty")
+    command.add_argument(
+        "--onto",
+        type=_version,
+        metavar="VERSION",
+        help="carry the series over to this llama-cpp-python; what does not apply is merged",
+    )
+    command = commands.add_parser("export", help="write patches/ from the commits of DIR")
+    command.add_argument("directory", type=Path, metavar="DIR", help="made by edit")
+    commands.add_parser("check", help="name what is wrong with patches/")
+    return parser
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)+", text):
+        raise argparse.ArgumentTypeError(f"expected a version such as 0.3.36, got {text!r}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

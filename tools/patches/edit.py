@@ -1,0 +1,193 @@
+"""Makes the tree in which the patches are edited: an sdist with two git repositories, one in the
+other, in which every patch is a commit after the tag `pristine`.
+
+Invariant: the tree is made beside its place and moved there when it is whole, so a failure leaves
+nothing behind. Our own files are links to `patches/src`: edited in the tree, they are edited there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.errors import BuildError
+from llamacpp_instr.source_tree import (
+    BUILD_HEADER,
+    VENDORED,
+    download_sdist,
+    sha256_of,
+    unpack_pinned,
+    unpack_sdist,
+    write_build_header,
+)
+from llamacpp_instr.upstream import (
+    Upstream,
+    concerns_wheel,
+    overlay_files,
+    patch_digest,
+    read_series,
+    read_upstream,
+)
+from tools.patches.repository import PRISTINE, Repository, Stopped
+
+OLD, OLD_PATCHED = "old-pristine", "old-patched"
+"""Tags of the pinned release, where the series is carried to another one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the two trees that patches apply to."""
+
+    folder: str
+    """of its patches, below `patches`: empty or `wheel/`"""
+    tree: Path
+    """its root, below the sdist's"""
+
+    def patches(self, patches: Path) -> list[Path]:
+        """Its patches, in order."""
+        wheel = bool(self.folder)
+        return [patches / name for name in read_series(patches) if concerns_wheel(name) is wheel]
+
+
+# the outer one first: what is in the inner one is no change of it
+PARTS = (Part("wheel/", Path()), Part("", VENDORED))
+
+
+def make_editable(sdist: Path, into: Path, patches: Path) -> Path:
+    """Unpack the pinned sdist below the empty directory `into`, every patch a commit; the root.
+
+    Raises BuildError naming the patch that does not apply.
+    """
+    root = unpack_pinned(sdist, into, patches)
+    for part in PARTS:
+        repository = _begin(part, root, patches)
+        _commit_release(repository, part, sdist, read_upstream(patches).version, PRISTINE)
+        _apply_all(repository, part, patches)
+    return root
+
+
+def edit(sdist: Path, directory: Path, patches: Path) -> None:
+    """Make `directory` the editable tree of the pinned sdist.
+
+    Raises BuildError when it exists and is not empty, or a patch does not apply.
+    """
+    _refuse_existing(directory)
+    with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
+        root = make_editable(sdist, Path(name), patches)
+        _add_own_files(root, patches, read_upstream(patches))
+        _move(root, directory)
+
+
+def carry(
+    sdist: Path, release: Path, version: str, directory: Path, patches: Path
+) -> tuple[Upstream, list[Stopped]]:
+    """Make `directory` the editable tree of another release, with the series carried over to it.
+
+    Both trees are in the history, so that what does not apply is merged. Returns the pin of the
+    release, and in which trees `git am` stopped and at which patch: at most one for each tree.
+    Raises BuildError as `edit` does; the series has to apply to the pinned sdist.
+    """
+    _refuse_existing(directory)
+    with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
+        work = Path(name)
+        for place in ("old", "new"):
+            (work / place).mkdir()
+        old = make_editable(sdist, work / "old", patches)
+        new, commit = unpack_sdist(release, work / "new")
+        if commit is None:
+            raise BuildError(f"{release}: it does not tell which llama.cpp it vendors")
+        upstream = Upstream(version, sha256_of(release), commit, revision=1)
+        stopped = []
+        for part in PARTS:
+            (old / part.tree / ".git").rename(new / part.tree / ".git")
+            repository = Repository(new / part.tree)
+            repository.git("tag", OLD, PRISTINE)
+            repository.git("tag", OLD_PATCHED, "HEAD")
+            repository.git("tag", "--delete", PRISTINE)
+            repository.git("reset", "--quiet", "--soft", OLD)
+            _commit_release(repository, part, release, version, PRISTINE)
+            stop = repository.apply(part.patches(patches), three_way=True)
+            stopped += [stop] if stop else []
+        _add_own_files(new, patches, upstream)
+        _move(new, directory)
+    return upstream, stopped
+
+
+def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:
+    """The sdist of any release, by its version alone, unless `cache` has it.
+
+    It is what the index has: nothing vouches for it before its sha256 stands in the pin. Raises
+    BuildError when pip cannot fetch it.
+    """
+    kept = cache / "sdist" / f"llama_cpp_python-{version}.tar.gz"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="fetch-", dir=kept.parent) as name:
+            fetched, output = download_sdist(f"llama-cpp-python=={version}", Path(name), log)
+            if fetched is None:
+                raise log.failure(f"pip could not fetch llama-cpp-python {version}", output)
+            fetched.replace(kept)
+    return kept
+
+
+def _refuse_existing(directory: Path) -> None:
+    if not directory.parent.is_dir():
+        raise BuildError(f"{directory.parent}: no such directory")
+    if directory.is_dir() and not directory.is_symlink():
+        if any(directory.iterdir()):
+            raise BuildError(f"{directory}: it is not empty; name a new directory")
+    elif directory.exists() or directory.is_symlink():
+        raise BuildError(f"{directory}: it exists and is no directory; name a new one")
+
+
+def _begin(part: Part, root: Path, patches: Path) -> Repository:
+    if part.tree == VENDORED:
+        # git does not follow the links, but they are no change of llama.cpp either
+        header = BUILD_HEADER.relative_to(VENDORED)
+        own = [f"/{path.as_posix()}" for path in [*overlay_files(patches), header]]
+    else:
+        own = [f"/{VENDORED.as_posix()}"]
+    repository = Repository(root / part.tree)
+    repository.create([*own, "/build*/"])
+    return repository
+
+
+def _commit_release(
+    repository: Repository, part: Part, sdist: Path, version: str, tag: str
+) -> None:
+    """Commit an unpacked release; its message tells which (`made_of`)."""
+    without = None if part.tree == VENDORED else VENDORED.as_posix()
+    repository.commit_tree(f"llama-cpp-python {version}\n\nsha256 {sha256_of(sdist)}", without)
+    repository.git("tag", tag)
+
+
+def made_of(repository: Repository) -> tuple[str, str]:
+    """Version and sha256 of the release that `pristine` is the tree of."""
+    words = repository.git("log", "-1", "--format=%B", PRISTINE).split()
+    return words[1], words[-1]
+
+
+def _apply_all(repository: Repository, part: Part, patches: Path) -> None:
+    stopped = repository.apply(part.patches(patches))
+    if stopped:
+        name = stopped.patch.relative_to(patches)
+        raise BuildError(f"{patches / name} does not apply to the pinned sdist: {stopped.reason}")
+
+
+def _add_own_files(root: Path, patches: Path, upstream: Upstream) -> None:
+    for file in overlay_files(patches):
+        link = root / VENDORED / file
+        if link.exists():
+            raise BuildError(f"{patches / 'src' / file} would replace a file of llama.cpp")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to((patches / "src" / file).resolve())
+    write_build_header(root, upstream, patch_digest(patches))
+
+
+def _move(root: Path, directory: Path) -> None:
+    if directory.is_dir():
+        directory.rmdir()
+    shutil.move(root, directory)
