@@ -48,7 +48,6 @@ BELOW_MODELS: dict[str, set[str]] = {
     | {f"llamacpp_instr.{module}" for module in ("block_layout", "ggml_types", "model_file")},
     "llamacpp_instr.block_stats": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("block_layout", "blocks", "model_file")},
-    "llamacpp_instr.memory": FLOOR,
     "llamacpp_instr.imatrix": FLOOR | {"llamacpp_instr.gguf_header"},
     "llamacpp_instr.quantization": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file")},
@@ -63,6 +62,7 @@ MODELS = set(BELOW_MODELS)
 SHARED = {"converters.report": FLOOR, "converters.op_words": FLOOR, "converters.noise": FLOOR}
 SHARED["converters.timeline"] = FLOOR | READING | {"converters.op_words"}
 SHARED["converters.settings"] = FLOOR | READING | {"converters.report"}
+SHARED["converters.stored"] = FLOOR | READING | MODELS
 SHARED["converters.step_times"] = FLOOR | READING | {"converters.noise"}
 
 MAX_LINES = 400

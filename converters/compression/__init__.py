@@ -17,8 +17,8 @@ from converters.compression.sizes import (
     compute_tensors,
     compute_types,
 )
-from converters.compression.stored import StoredModel
 from converters.report import Cell, Column, Report
+from converters.stored import StoredModel
 
 LARGEST = 20
 """tensors that a terminal shows"""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from converters.compression.stored import StoredModel
 from converters.report import Cell, Column, Report, shown
+from converters.stored import StoredModel
 from llamacpp_instr.memory import MAPPED, PLAIN, Kind, MemoryBreakdown
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}

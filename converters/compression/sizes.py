@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from converters.compression.held import Held
-from converters.compression.stored import StoredModel, StoredTensor
 from converters.report import Cell, Column, Report
+from converters.stored import StoredModel, StoredTensor
 
 _COST = [
     Column("bits/weight", "bits"),

@@ -143,7 +143,7 @@ def _is_model(source: str) -> bool:
 def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
     from converters.compression import compression_reports
     from converters.compression.held import Held
-    from converters.compression.stored import stored_in_file
+    from converters.stored import stored_in_file
     from llamacpp_instr.memory_plan import LoadError, plan_memory
     from llamacpp_instr.model_file import load_model_file
 
@@ -158,8 +158,8 @@ def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
 
 def _of_log(log: str) -> list[list[Report]]:
     from converters.compression import compression_reports
-    from converters.compression.recorded import recorded_file, recorded_memory
-    from converters.compression.stored import stored_in_log
+    from converters.compression.recorded import recorded_memory
+    from converters.stored import recorded_file, stored_in_log
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.memory import mapped_bytes
-from llamacpp_instr.model_file import ModelFile, layer_of, role_of
+from llamacpp_instr.model_file import ModelFile, layer_of, load_model_file, role_of
 from llamacpp_instr.schema import Model, Tensor
+from llamacpp_instr.session import Session
 
 
 @dataclass(frozen=True)
@@ -82,3 +85,28 @@ def stored_in_log(model: Model, tensors: list[Tensor], file: ModelFile | None) -
         file.file_size if file else None,
         mapped_bytes(file, file.by_name) if file else None,
     )
+
+
+def recorded_file(session: Session, model: Model) -> ModelFile:
+    """The model's file, where the log says that it was, or beside the log.
+
+    Raises `UsageError`, which says why, when it is not there or holds other tensors.
+    """
+    file = load_model_file(_where(session, model))
+    for tensor in session.tensors:
+        if tensor.model != model.model:
+            continue
+        weight = file.by_name.get(tensor.name)
+        ne = [n for n in (weight.ne if weight else ()) if n > 1]
+        same = weight and weight.type.name == tensor.type.upper() and weight.n_bytes == tensor.bytes
+        if not same or ne != [n for n in tensor.ne if n > 1]:
+            raise UsageError(
+                f"{file.path} is no longer the model of the log: {tensor.name} differs"
+            )
+    return file
+
+
+def _where(session: Session, model: Model) -> Path:
+    path = Path(model.path)
+    beside = Path(session.path).parent / path.name
+    return beside if not path.exists() and beside.is_file() else path
