@@ -102,6 +102,13 @@ def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
     return Blocks(block, stratum)
 
 
+def join_blocks(runs: Sequence[Int64]) -> Blocks:
+    """The blocks of several sessions' samples, one session after the other; `runs` is the run of
+    every sample by session. No run is in two sessions."""
+    numbered = [run + 1_000_000 * i for i, run in enumerate(runs)]
+    return cut_blocks(np.concatenate([np.zeros(0, np.int64), *numbered]))
+
+
 def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) -> list[Median]:
     """The median of every row of `samples` (rows x samples, ns); NaN is a sample that a row does
     not have. `n_timed` is how many timed intervals a row's sample is the sum of."""

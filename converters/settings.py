@@ -35,18 +35,25 @@ _MODEL = {
     "params": "parameters",
     "bytes": "weights, bytes",
 }
+MODEL_FACTS = frozenset(_MODEL.values())
+"""which model was run: what a comparison of models is about"""
 ALIKE = "Recorded alike: same model, build, host, level and settings."
 
 
 def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
     """The facts that differ, as rows of what, A and B; a note when there are none."""
-    of_a, of_b = (dict(_facts(session, phases)) for session in (a, b))
     columns = [Column("not the same"), Column("A"), Column("B")]
-    differing = [what for what in of_a if of_a[what] != of_b[what]]
+    differing = differing_facts(a, b, phases)
     if not differing:
         return Report("", columns, [], [f"A is {a.path}, B is {b.path}.", ALIKE])
-    rows = [["log", a.path, b.path], *([what, of_a[what], of_b[what]] for what in differing)]
+    rows = [["log", a.path, b.path], *differing]
     return Report("", columns, [list(row) for row in rows])
+
+
+def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:
+    """What, its value in A and in B, of every fact that is not the same in both."""
+    of_a, of_b = (dict(_facts(session, phases)) for session in (a, b))
+    return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
 
 
 def _facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -36,14 +36,31 @@ class StepTimes:
         )
         at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
         self.column = {compute: at[step] for compute, step in step_of if step in at}
+        ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)
+        self.plans = list(dict.fromkeys(ran))
+        """those that ran in these steps, in order"""
+
+    def runs(self, phase: str) -> NDArray[np.int64]:
+        """The run of every step of a phase."""
+        of_phase: NDArray[np.int64] = self.run[self.steps["label"] == phase]
+        return of_phase
 
     def blocks(self, phase: str) -> Blocks:
-        return cut_blocks(self.run[self.steps["label"] == phase])
+        return cut_blocks(self.runs(phase))
 
     def whole_steps(self, phase: str) -> Float64:
         steps = self.steps.rows(self.steps["label"] == phase)
         seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
         return seen.astype(np.float64)
+
+    def tokens_per_second(self, phase: str) -> float | None:
+        """The median over the steps of a phase; None when it has none."""
+        steps = self.steps.rows(self.steps["label"] == phase)
+        if not len(steps):
+            return None
+        return (
+            float(np.median(steps["n_tokens"] / np.maximum(steps["end"] - steps["begin"], 1))) * 1e9
+        )
 
     def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
         """ns of thread 0, units x steps."""
@@ -62,6 +79,14 @@ class StepTimes:
             present[np.array(columns)[:, None], np.unique(unit)] = True
         total[~present] = np.nan
         return np.transpose(total)
+
+    def work_by_unit(self, work: dict[int, Float64], n_units: int) -> Float64:
+        """What a step does, units x steps; `work` is what one compute of each plan does by unit."""
+        total: Float64 = np.zeros((n_units, len(self.steps)))
+        for ops in self.session.ops:
+            if ops.thread == 0 and ops.compute in self.column:
+                total[:, self.column[ops.compute]] += work[ops.plan]
+        return total
 
     def by_layer(self) -> dict[Hashable, Float64]:
         found: dict[Hashable, Float64] = {}

@@ -96,6 +96,17 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
     return flops(op, ne, shapes), bytes_moved(op, ne, size, shapes, sizes)
 
 
+def weight_use(graph: Graph, nodes: Iterable[int]) -> tuple[str, str] | None:
+    """Name of the first weight that the nodes read themselves, and the op that reads it; None when
+    there is none. The graph must have its nodes."""
+    assert graph.nodes is not None
+    for node in nodes:
+        for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):
+            if leaf.tensor >= 0:
+                return leaf.name, graph.nodes.op[node]
+    return None
+
+
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
     """Name and type of the first weight that the nodes read themselves; None, None when there is
     none. The graph must have its nodes."""

@@ -64,10 +64,13 @@ class RunOptions:
             raise UsageError("--stop-on-nan needs --stats PATTERN, the tensors to look at")
 
 
-def run(options: RunOptions, out: BinaryIO | None = None) -> Path:
+def run(
+    options: RunOptions, out: BinaryIO | None = None, notice: Callable[[str], None] | None = None
+) -> Path:
     """Run the model, write text (or JSON arrays) to `out` as it comes; return the log's path.
 
-    `out` is standard output when left out; notices go to standard error. Raises `UsageError` for
+    `out` is standard output when left out; `notice` takes a line of what begins or ends early,
+    and prints it to standard error when left out. Raises `UsageError` for
     wrong input, `NativeError` without the patched library, `InstrError` when a compute fails or
     the log could not be written whole.
     """
@@ -88,7 +91,7 @@ def run(options: RunOptions, out: BinaryIO | None = None) -> Path:
         try:
             with Model(path, llama_log, options.mmap) as model:
                 (_run_embed if options.embed else _run_text)(
-                    options, model, session, out or sys.stdout.buffer
+                    options, model, session, out or sys.stdout.buffer, notice or _notice
                 )
         except UsageError:
             session.close()
@@ -109,7 +112,13 @@ def run(options: RunOptions, out: BinaryIO | None = None) -> Path:
     return session.path
 
 
-def _run_text(options: RunOptions, model: Model, session: Session, out: BinaryIO) -> None:
+def _run_text(
+    options: RunOptions,
+    model: Model,
+    session: Session,
+    out: BinaryIO,
+    notice: Callable[[str], None],
+) -> None:
     if model.is_diffusion:
         raise UsageError(
             f"{model.path} is a diffusion model: it does not write from left to right, as this "
@@ -135,12 +144,18 @@ def _run_text(options: RunOptions, model: Model, session: Session, out: BinaryIO
                 finally:
                     writer.finish()
             if finish == "context":
-                _notice(f"the context of {context.size} tokens is full; --ctx makes a larger one")
+                notice(f"the context of {context.size} tokens is full; --ctx makes a larger one")
 
-        _repeat(model, options.repeat, session, once)
+        _repeat(model, options.repeat, session, once, notice)
 
 
-def _run_embed(options: RunOptions, model: Model, session: Session, out: BinaryIO) -> None:
+def _run_embed(
+    options: RunOptions,
+    model: Model,
+    session: Session,
+    out: BinaryIO,
+    notice: Callable[[str], None],
+) -> None:
     prompts = [model.tokenize(text) for text in options.prompts]
     longest = max(len(prompt) for prompt in prompts)
     with Context(model, options.context, embed_tokens=max(longest, 1)) as context:
@@ -152,15 +167,21 @@ def _run_embed(options: RunOptions, model: Model, session: Session, out: BinaryI
                 out.write(json.dumps(embed(context, prompt)).encode() + b"\n")
                 out.flush()
 
-        _repeat(model, options.repeat, session, once)
+        _repeat(model, options.repeat, session, once, notice)
 
 
-def _repeat(model: Model, count: int, session: Session, once: Callable[[], None]) -> None:
+def _repeat(
+    model: Model,
+    count: int,
+    session: Session,
+    once: Callable[[], None],
+    notice: Callable[[str], None],
+) -> None:
     model.log.release()  # nothing is wrong with the input any more
     for number in range(count):
         name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
         if count > 1:
-            _notice(name)
+            notice(name)
         with session.mark(name):
             once()
 

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "llamacpp_instr.cli.inspect:inspect",
         "Say what is in a model, and how large.",
     ),
+    "compare": ("llamacpp_instr.cli.compare:compare", "Models side by side: size, error, speed."),
     "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
     "report": ("llamacpp_instr.cli.report:report", "Say what a model costs in memory."),
     "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
