@@ -192,7 +192,7 @@ def _saturation_report(stats: BlockStats) -> Report:
     ]  # fmt: skip
     note = "The largest weight of a block sets its scale, so some quants are always at an end."
     if len(set(quants.codes.levels)) <= FEW_LEVELS:
-        note = f"With {len(set(quants.codes.levels))} levels most quants are at an end."
+        note = "With so few levels many quants are at an end; that alone is no loss."
     return Report("Saturation", columns, rows, [note])
 
 

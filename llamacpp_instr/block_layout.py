@@ -21,9 +21,6 @@ Bytes: TypeAlias = "NDArray[np.uint8]"
 Codes: TypeAlias = "NDArray[np.uint8] | NDArray[np.int8]"
 Floats: TypeAlias = "NDArray[np.float32]"
 
-# scales that are no numbers are to be shown, not warned of
-_QUIET = np.errstate(invalid="ignore", over="ignore")
-
 
 @dataclass(frozen=True)
 class Field:
@@ -104,7 +101,6 @@ class Blocks:
         """Sub-blocks of a block: elements with one scale. 1 when it has no sub-blocks."""
         return self.type.block // (self.layout.sub_block or self.type.block)
 
-    @_QUIET
     def steps(self) -> Floats:
         """(n_blocks, n_sub): what the quants' levels are multiplied with, `d` times scale."""
         d, scales = self.parts.d, self.parts.scales
@@ -112,9 +108,9 @@ class Blocks:
             assert d is not None
             return d[:, None]
         levels = self.layout.scales.levels_of(scales)
-        return levels if d is None else d[:, None] * levels
+        with _quiet():
+            return levels if d is None else d[:, None] * levels
 
-    @_QUIET
     def offsets(self) -> Floats | None:
         """(n_blocks, n_sub): what is added to each element; None for types without minima."""
         dmin, mins = self.parts.dmin, self.parts.mins
@@ -122,16 +118,17 @@ class Blocks:
             return None
         if mins is None or self.layout.mins is None:
             return dmin[:, None]
-        return -(dmin[:, None] * self.layout.mins.levels_of(mins))
+        with _quiet():
+            return -(dmin[:, None] * self.layout.mins.levels_of(mins))
 
-    @_QUIET
     def values(self) -> Floats:
         """(n_blocks, block): the elements as float32, bit for bit ggml's."""
         levels = self.layout.quants.levels_of(self.parts.quants)
-        by_sub = self.steps()[:, :, None] * levels.reshape(len(levels), self.n_sub, -1)
-        offsets = self.offsets()
-        if offsets is not None:
-            by_sub += offsets[:, :, None]
+        steps, offsets = self.steps()[:, :, None], self.offsets()
+        with _quiet():
+            by_sub = steps * levels.reshape(len(levels), self.n_sub, -1)
+            if offsets is not None:
+                by_sub += offsets[:, :, None]
         return by_sub.reshape(levels.shape)
 
 
@@ -147,6 +144,11 @@ def decode_blocks(type_: GgmlType, data: Bytes) -> Blocks:
 def can_decode(type_: GgmlType) -> bool:
     """Whether the blocks of a type can be taken apart."""
     return type_.name in LAYOUTS
+
+
+def _quiet() -> np.errstate:
+    """Scales that are no numbers are to be shown, not warned of."""
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 def _unpack(packed: Bytes, bits: int, width: int) -> Bytes:

@@ -129,7 +129,6 @@ class BlockStats:
         return self.weight.n_elements // self.weight.type.block
 
 
-@np.errstate(invalid="ignore", over="ignore")  # scales may be no numbers
 def compute_block_stats(
     weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
 ) -> BlockStats:
@@ -145,19 +144,27 @@ def compute_block_stats(
     d, dmin = _Patterns(), _Patterns()
     steps = _Cells(weight, layout.sub_block or type_.block)
     errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
-    for begin, blocks in read_blocks(weight):
-        parts, n = blocks.parts, len(blocks.parts.quants)
-        for counter, codes in ((quants, parts.quants), (scales, parts.scales), (mins, parts.mins)):
-            if counter is not None and codes is not None:
-                counter.add(codes)
-        for patterns, numbers in ((d, parts.d), (dmin, parts.dmin)):
-            if numbers is not None:
-                patterns.add(numbers)
-        steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
-        if reference is not None and errors is not None:
-            errors.add(begin, blocks, load_values(reference, begin * type_.block, n * type_.block))
-        if on_progress is not None:
-            on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+    # scales that are no numbers are to be counted, not warned of
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin, blocks in read_blocks(weight):
+            parts, n = blocks.parts, len(blocks.parts.quants)
+            for counter, codes in (
+                (quants, parts.quants),
+                (scales, parts.scales),
+                (mins, parts.mins),
+            ):
+                if counter is not None and codes is not None:
+                    counter.add(codes)
+            for patterns, numbers in ((d, parts.d), (dmin, parts.dmin)):
+                if numbers is not None:
+                    patterns.add(numbers)
+            steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
+            if reference is not None and errors is not None:
+                errors.add(
+                    begin, blocks, load_values(reference, begin * type_.block, n * type_.block)
+                )
+            if on_progress is not None:
+                on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
     return BlockStats(
         weight=weight,
         quants=quants.counted(),
@@ -203,7 +210,8 @@ class _Patterns:
         seen = np.flatnonzero(self.counts)
         if not len(seen):
             return None
-        numbers = (seen.astype(np.uint32) << self.SHIFT).view(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            numbers = (seen.astype(np.uint32) << self.SHIFT).view(np.float32).astype(np.float64)
         counts = self.counts[seen]
         finite = np.isfinite(numbers)
         order = np.argsort(numbers[finite])
