@@ -54,6 +54,7 @@ BELOW_MODELS: dict[str, set[str]] = {
     "llamacpp_instr.quantize_log": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file", "quantization")},
     "llamacpp_instr.memory": FLOOR | {"llamacpp_instr.model_file"},
+    "llamacpp_instr.divergence": FLOOR,
 }
 MODELS = set(BELOW_MODELS)
 # ... and everything that needs the native library on the other; only the cli sees both.
