@@ -180,15 +180,19 @@ class Model:
         """Whether `tokenize` puts the beginning-of-sequence token first."""
         return bool(self.api.llama_vocab_get_add_bos(self.vocab))
 
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a prompt, with the special tokens that the model wants around it."""
+    def tokenize(self, text: str, parse_special: bool = True) -> list[int]:
+        """The tokens of a prompt, with the special tokens that the model wants around it.
+
+        The names of special tokens in the text stand for these if `parse_special`.
+        """
         if not self.has_tokenizer:
             raise UsageError(f"{self.path} has no tokenizer; a text prompt cannot be given to it")
         data = text.encode()
-        needed = self.api.llama_tokenize(self.vocab, data, len(data), None, 0, True, True)
+        special = True, parse_special
+        needed = self.api.llama_tokenize(self.vocab, data, len(data), None, 0, *special)
         count = -needed if needed < 0 else needed
         tokens = (ctypes.c_int32 * count)()
-        got = self.api.llama_tokenize(self.vocab, data, len(data), tokens, count, True, True)
+        got = self.api.llama_tokenize(self.vocab, data, len(data), tokens, count, *special)
         if got < 0:
             raise InstrError(f"{self.path}: llama.cpp could not tokenize the prompt")
         return list(tokens[:got])
@@ -281,15 +285,17 @@ class Context:
         if self.memory:
             self.api.llama_memory_clear(self.memory, True)
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        """Compute tokens that follow those already in memory; the last one gets logits."""
-        self._compute(self.api.llama_decode, tokens, "decode")
+    def decode(self, tokens: Sequence[int], all_logits: bool = False) -> None:
+        """Compute tokens that follow those already in memory; the last one, or all, get logits."""
+        self._compute(self.api.llama_decode, tokens, "decode", all_logits)
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Compute tokens with the encoder."""
         self._compute(self.api.llama_encode, tokens, "encode")
 
-    def _compute(self, function: Any, tokens: Sequence[int], verb: str) -> None:
+    def _compute(
+        self, function: Any, tokens: Sequence[int], verb: str, all_logits: bool = False
+    ) -> None:
         if not 0 < len(tokens) <= self.n_batch:
             raise UsageError(
                 f"{len(tokens)} tokens at once; this context takes from 1 to {self.n_batch} "
@@ -300,7 +306,7 @@ class Context:
             raise UsageError(f"token {outside} is not in the vocabulary of {self.model.n_vocab}")
         array = (ctypes.c_int32 * len(tokens))(*tokens)  # the batch points into it
         batch = self.api.llama_batch_get_one(array, len(tokens))
-        if self.takes_whole_prompts:
+        if all_logits or self.takes_whole_prompts:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         with self.model.log.trying(
             lambda why: ComputeError(f"{self.model.path}: {verb} failed ({status}): {why}")
