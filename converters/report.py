@@ -28,6 +28,9 @@ Unit = Literal[
     "number",
     "decibel",
     "cosine",
+    "perplexity",
+    "nats",
+    "probability",
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
@@ -185,6 +188,14 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{cell:.6f}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
+    if unit == "bits":
+        return f"{cell:.2f}"
+    if unit == "perplexity":
+        return f"{cell:.4f}"
+    if unit == "nats":
+        return _without_minus_zero(f"{cell:.6f}")
+    if unit == "probability":
+        return _without_minus_zero(f"{100 * cell:.3f}") + " %"
     return f"{cell:,}"
 
 
@@ -209,6 +220,10 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
             return f"{_three_digits(number)} {unit}"
         number /= step
     return f"{_three_digits(number)} {units[-1]}"
+
+
+def _without_minus_zero(number: str) -> str:
+    return number if number.strip("-0.") else number.lstrip("-")
 
 
 def _three_digits(number: float) -> str:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("llamacpp_instr.cli.compare:compare", "Models side by side: size, error, speed."),
     "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
     "report": ("llamacpp_instr.cli.report:report", "Say what a model costs in memory."),
+    "quality": ("llamacpp_instr.cli.quality:quality", "Judge quantized models by their outputs."),
     "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
     "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
     "quantize": ("llamacpp_instr.cli.quantize:quantize", "Quantize a model, or say its sizes."),
