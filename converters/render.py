@@ -37,7 +37,10 @@ def render_csv(report: Report) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     units: dict[Unit, str] = {"ns": " (ns)", "bytes": " (bytes)"}
-    writer.writerow(column.name + units.get(column.unit, "") for column in report.columns)
+    writer.writerow(
+        column.name if column.name == column.unit else column.name + units.get(column.unit, "")
+        for column in report.columns
+    )
     writer.writerows(report.rows)
     return file.getvalue()
 

@@ -9,7 +9,6 @@ import sys
 from itertools import product
 from pathlib import Path
 
-import gguf
 import pytest
 
 from llamacpp_instr import native
@@ -25,6 +24,7 @@ from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events
 from tests.native_kit import DEMO, ROOT, random_models, unpatched_library
 from tests.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
+from tests.sparse_models import write_sparse_llama
 
 MIB = 1 << 20
 SMALL = ContextOptions(ctx=256)
@@ -208,9 +208,8 @@ def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
 
 
 def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
-    """A sparse file: its 20 GB are claimed, and 32 of its layers are nowhere."""
-    path = tmp_path / "large.gguf"
-    write_sparse_llama(path, layers=44, width=4096, feed_forward=22016)
+    """Memory of its own that the prediction takes is that of a small model."""
+    path = write_sparse_llama(tmp_path / "large.gguf", layers=44, width=4096, feed_forward=22016)
     assert path.stat().st_size > 20e9
     code = (
         "import resource, sys\n"
@@ -232,40 +231,6 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     # keys and values of two bytes, of all layers
     assert cache == 131072 * 2 * 2 * 4096 * 44
     assert grown < 100e6, f"{grown:,} bytes"
-
-
-def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -> None:
-    """A llama in F16 whose data section is a hole."""
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, value in (
-        ("block_count", layers), ("context_length", 131072), ("embedding_length", width),
-        ("feed_forward_length", feed_forward), ("attention.head_count", 32),
-    ):  # fmt: skip
-        writer.add_uint32(f"llama.{name}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_uint32("llama.vocab_size", 32000)
-    writer.add_tokenizer_model("none")
-    shapes = {"token_embd": (32000, width), "output_norm": (width,), "output": (32000, width)}
-    square, wide = (width, width), (feed_forward, width)
-    for i in range(layers):
-        shapes |= {f"blk.{i}.attn_{name}": square for name in ("q", "k", "v", "output")}
-        shapes |= {f"blk.{i}.{name}": (width,) for name in ("attn_norm", "ffn_norm")}
-        shapes |= {f"blk.{i}.ffn_gate": wide, f"blk.{i}.ffn_up": wide}
-        shapes[f"blk.{i}.ffn_down"] = (width, feed_forward)
-    end = 0
-    for name, shape in shapes.items():
-        f32 = len(shape) == 1
-        type_ = gguf.GGMLQuantizationType.F32 if f32 else gguf.GGMLQuantizationType.F16
-        n_bytes = (4 if f32 else 2) * shape[0] * (1 if f32 else shape[1])
-        writer.add_tensor_info(f"{name}.weight", shape, type_.value, n_bytes, type_)  # type: ignore[arg-type]
-        end += -(-n_bytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        start = -(-path.stat().st_size // 32) * 32
-        file.truncate(start + end)
 
 
 # --- wrong input ---
