@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from llamacpp_instr.models import demo_model as find_demo_model
 from tests import tiny_models
+from tests.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,6 +61,22 @@ def instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="session")
+def shared_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A tiny set of patches and its editable tree, for tests that leave them as they are."""
+    need_git()
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def world(shared_world: World, tmp_path: Path) -> World:
+    """The same for one test alone."""
+    shutil.copytree(shared_world.patches, tmp_path / "patches")
+    own = World(shared_world.sdist, tmp_path / "patches", tmp_path / "tree")
+    own.edit()
+    return own
 
 
 def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from llamacpp_instr.build_cache import cache_dir
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.errors import BuildError
 from llamacpp_instr.source_tree import VENDORED, fetch_sdist
-from llamacpp_instr.upstream import PIN_FILE, patches_dir, read_upstream
+from llamacpp_instr.upstream import PIN_FILE, concerns_wheel, patches_dir, read_upstream
 from tools.patches.check import find_faults
 from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release
 from tools.patches.export import export
@@ -58,20 +58,21 @@ def _edit(directory: Path, onto: str | None) -> int:
     release = fetch_release(onto, cache_dir(), log)
     upstream, stopped = carry(sdist, release, onto, directory, patches)
     for stop in stopped:
-        where = directory if stop.patch.parent.name == "wheel" else tree
+        where = directory if concerns_wheel(stop.patch.relative_to(patches).as_posix()) else tree
         files = f"conflicts in {', '.join(stop.files)}" if stop.files else stop.reason
-        print(f"{stop.patch.name}: {files}")
-        print(f"  in {where}: resolve, git add, git am --continue")
+        print(f"{stop.patch.relative_to(patches)}: {files}")
+        print(f"  in {where}: resolve, git add, git am --continue, until the last patch is in")
+        print(f"  what changed upstream: git diff {OLD} {PRISTINE} -- FILE")
     if not stopped:
         print(f"every patch applies to llama-cpp-python {onto}")
-    print(f"what changed upstream: git diff {OLD} {PRISTINE} -- FILE")
-    print(f"what changed in the patches: git range-diff {OLD}..{OLD_PATCHED} {PRISTINE}..HEAD")
-    print(f"next: write this into {patches / PIN_FILE}")
+    print("look at what became of the patches:")
+    print(f"  git range-diff {OLD}..{OLD_PATCHED} {PRISTINE}..HEAD")
+    print(f"then write into {patches / PIN_FILE}")
     print(f'  version = "{onto}"')
     print(f'  sha256 = "{upstream.sha256}"')
     print(f'  commit = "{upstream.commit}"')
     print("  revision = 1")
-    print(f"then: python -m tools.patches export {directory}")
+    print(f"and run: python -m tools.patches export {directory}")
     return 0
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.errors import BuildError
-from llamacpp_instr.upstream import PIN_FILE, concerns_wheel, read_upstream
+from llamacpp_instr.source_tree import VENDORED
+from llamacpp_instr.upstream import PIN_FILE, concerns_wheel, overlay_files, read_upstream
 from tools.patches.edit import PARTS, made_of
 from tools.patches.repository import PRISTINE, Repository
 
@@ -49,6 +50,7 @@ def export(directory: Path, patches: Path) -> Exported:
 def export_series(directory: Path, patches: Path) -> dict[str, bytes]:
     """The series in an editable tree, in order: name of the patch -> content. Raises BuildError."""
     exported: dict[str, bytes] = {}
+    _refuse_replaced_links(directory, patches)
     for part in PARTS:
         repository = Repository(directory / part.tree)
         _refuse_unfit(repository, patches)
@@ -99,6 +101,16 @@ def render_series(old: str, names: list[str]) -> str:
 def _slug(name: str) -> str:
     """What stays of a name when patches before it come or go: `wheel/ship-the-variants.patch`."""
     return re.sub(r"(^|/)\d{4}-", r"\1", name)
+
+
+def _refuse_replaced_links(directory: Path, patches: Path) -> None:
+    """Raises BuildError for a file of ours that was saved in the tree and not in patches/src."""
+    for file in overlay_files(patches):
+        there, ours = directory / VENDORED / file, patches / "src" / file
+        if there.is_symlink() and there.resolve() != ours.resolve():
+            raise BuildError(f"{there}: it links to {there.resolve()}; export to that checkout")
+        if there.is_file() and not there.is_symlink():
+            raise BuildError(f"{there}: an editor replaced the link; run: mv {there} {ours}")
 
 
 def _refuse_unfit(repository: Repository, patches: Path) -> None:
