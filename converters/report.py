@@ -156,10 +156,9 @@ def shown(cell: Cell, unit: Unit) -> str:
     if cell is None:
         return ""
     if isinstance(cell, str):
-        return cell
+        return printable(cell)
     if math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
-        return printable(cell)
     if unit == "ns":
         return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
     if unit == "bytes":
@@ -188,8 +187,6 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{cell:.6f}"
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
-    if unit == "bits":
-        return f"{cell:.2f}"
     if unit == "perplexity":
         return f"{cell:.4f}"
     if unit == "nats":

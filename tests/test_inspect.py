@@ -205,7 +205,7 @@ def test_every_form(instr: Instr, demo_model: Path) -> None:
     ]  # fmt: skip
     assert found[-1]["units"]["bytes"] == "bytes"
     csv = instr("inspect", "demo", "--csv").stdout.splitlines()
-    assert csv[0].startswith("Tensor,type,shape,elements,bytes (bytes),bits/weight,layer,role")
+    assert csv[0].startswith("Tensor,type,shape,elements,bytes,bits/weight,layer,role")
     assert csv[1].startswith("token_embd.weight,F16,256 x 1024,262144,524288,16.0,-1,token_embd")
     assert len(csv) == 1 + 39
     assert "| F16 | 30 |" in instr("inspect", "demo", "--md").stdout

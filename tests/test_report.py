@@ -20,7 +20,7 @@ from hypothesis import given, settings
 
 from converters.compression import compression_reports
 from converters.compression.recorded import recorded_memory
-from converters.compression.stored import stored_in_log
+from converters.stored import stored_in_log
 from llamacpp_instr import cli, schema
 from llamacpp_instr.engine import ContextOptions, Model
 from llamacpp_instr.llama_log import captured

@@ -118,9 +118,8 @@ def _compare_outputs(
 
 
 def _compare_weights(files: list[ModelFile], threads: int | None) -> list[Report]:
-    from converters.weight_errors import weight_error_reports
-
     from converters.quality import short_names
+    from converters.weight_errors import weight_error_reports
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.weights import compute_weight_errors
 
