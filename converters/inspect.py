@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 
+from converters.charts import Chart, bar_by_layer
 from converters.report import Cell, Column, Report, shown
 from llamacpp_instr.fallback import Fallback, find_fallbacks
 from llamacpp_instr.ggml_types import TYPES
@@ -114,6 +115,23 @@ def compute_tensors(model: ModelFile) -> Report:
         Column("part"),
     ]
     return Report("Tensors", columns, rows)
+
+
+def chart_bits_by_layer(model: ModelFile) -> Chart:
+    """Bits per weight of every layer, as the sum of what each type has in it. Weights that belong
+    to no layer stand last."""
+    of_layer = dict(_grouped(model, lambda weight: weight.layer))
+    numbers = _layers(model)
+    parts: dict[str, list[float | None]] = {}
+    for row in _by_type(model, []).rows:
+        name = str(row[0])
+        parts[name] = [
+            8 * sum(weight.n_bytes for weight in of_layer[n] if weight.type.name == name)
+            / max(sum(weight.n_elements for weight in of_layer[n]), 1)
+            for n in numbers
+        ]  # fmt: skip
+    layers = [shown(n, "layer") for n in numbers]
+    return bar_by_layer("Bits per weight by layer", "bits per weight", layers, parts)
 
 
 # --- what it is ---
@@ -290,10 +308,8 @@ def _by_type(model: ModelFile, fallbacks: list[Fallback]) -> Report:
         if isinstance(number, int)
     ]
     notes = []
-    if rows:
-        rows.append(["all", *_sizes(model, model.weights)])
-        if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
-            notes.append("No tensor fell back to another type because of its rows' length.")
+    if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
+        notes.append("No tensor fell back to another type because of its rows' length.")
     return Report("Types", [Column("Type"), *_SIZES], rows, notes)
 
 
@@ -305,12 +321,16 @@ def _by_role(model: ModelFile) -> Report:
     return Report("Roles", [Column("Role"), Column("types"), *_SIZES], rows)
 
 
+def _layers(model: ModelFile) -> list[int]:
+    """The layers' numbers, at the end -1 for what belongs to none."""
+    return sorted({weight.layer for weight in model.weights}, key=lambda n: (n < 0, n))
+
+
 def _by_layer(model: ModelFile) -> Report:
-    groups = _grouped(model, lambda weight: weight.layer)
-    numbers = sorted((n for n, _ in groups if isinstance(n, int)), key=lambda n: (n < 0, n))
-    of_layer = dict(groups)
+    of_layer = dict(_grouped(model, lambda weight: weight.layer))
     rows: list[list[Cell]] = [
-        [number, _types(of_layer[number]), *_sizes(model, of_layer[number])] for number in numbers
+        [number, _types(of_layer[number]), *_sizes(model, of_layer[number])]
+        for number in _layers(model)
     ]
     return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SIZES], rows)
 

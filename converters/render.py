@@ -6,11 +6,11 @@ Invariant: nothing that stands in a log can become markup.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
 from collections.abc import Sequence
 
+from converters.page import render_page
 from converters.report import Column, Report, Unit, printable, shown
 
 
@@ -41,45 +41,14 @@ def render_csv(report: Report) -> str:
         column.name if column.name == column.unit else column.name + units.get(column.unit, "")
         for column in report.columns
     )
-    writer.writerows(report.rows)
+    for row in report.rows:
+        writer.writerow(printable(cell) if isinstance(cell, str) else cell for cell in row)
     return file.getvalue()
 
 
 def render_html(reports: Sequence[Report]) -> str:
     """The reports as one page of HTML that needs nothing else; numbers as shown."""
-    title = html.escape(reports[0].title if reports else "Report")
-    body = "".join(_section(report.filled()) for report in reports)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
-    )
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; color-scheme: light dark }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .2em .6em; border-bottom: 1px solid #8884; text-align: left }
-th, .number { white-space: nowrap }
-.number { text-align: right }
-"""
-
-
-def _section(report: Report) -> str:
-    lines = [f"<h2>{html.escape(report.title)}</h2>"]
-    if report.rows:
-        kinds = [' class="number"' if _is_number(column) else "" for column in report.columns]
-        heads = zip(kinds, (column.name for column in report.columns), strict=True)
-        lines.append("<table>")
-        lines.append("<tr>" + "".join(f"<th{k}>{html.escape(c)}</th>" for k, c in heads) + "</tr>")
-        for cells in _cells(report):
-            row = zip(kinds, cells, strict=True)
-            lines.append(
-                "<tr>" + "".join(f"<td{k}>{html.escape(c)}</td>" for k, c in row) + "</tr>"
-            )
-        lines.append("</table>")
-    lines += [f"<p>{html.escape(note)}</p>" for note in report.notes]
-    return "\n".join(lines) + "\n"
+    return render_page(reports[0].title if reports else "Report", reports)
 
 
 def _cells(report: Report) -> list[list[str]]:

@@ -102,7 +102,10 @@ _LEFT_AS_IT_IS = (
     "mm.a.code_embd",
 )
 _NEVER = ("position_embd.weight", "token_types.weight")
+# what is given Q8_0 in every mixture: of eight experts, and of one architecture
 _ATTENTION = ("attn_v.weight", "attn_k.weight", "attn_qkv.weight", "attn_kv_b.weight")
+
+_GLM5_NEXT = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def find_fallbacks(model: ModelFile) -> list[Fallback]:
     head = "output.weight" if "output.weight" in model.by_name else "token_embd.weight"
     found = []
     for weight in model.weights:
-        if not _is_quantized(weight) or _is_chosen(model, weight):
+        if not _is_quantized(weight) or _is_chosen(model, weight, head):
             continue
         wanted = _wanted_of_head(weight, mixture) if weight.name == head else ()
         wanted = wanted or tuple(t for t in mixture if _second(t, weight.ne[0]) == weight.type.name)
@@ -168,10 +171,12 @@ def _is_quantized(weight: Weight) -> bool:
     )
 
 
-def _is_chosen(model: ModelFile, weight: Weight) -> bool:
+def _is_chosen(model: ModelFile, weight: Weight, head: str) -> bool:
     """Whether the mixture gives it Q8_0 whatever its rows are."""
     if weight.type.name != "Q8_0":
         return False
     if model.hyper_parameter("expert_count") == 8 and weight.name.endswith(_ATTENTION):
         return True
-    return model.architecture == "falcon" and weight.name == "output.weight"
+    if model.architecture == "falcon":
+        return weight.name == head
+    return model.architecture == "glm5-next" and any(part in weight.name for part in _GLM5_NEXT)

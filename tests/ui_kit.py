@@ -136,3 +136,42 @@ def look(
     answer["tracks"] = [Track(**track) for track in answer["tracks"]]
     answer["visible"] = tuple(answer["visible"])
     return Seen(**answer)
+
+
+@dataclass(frozen=True)
+class SeenPage:
+    """What a report of ours did in the browser."""
+
+    sorted: list[dict[str, list[Any]]]
+    """after each sorting: `order`, the columns' aria-sort, and `rows`, their cells' texts"""
+    foreign: list[str]
+    """whatever was asked for but the page"""
+    errors: list[str]
+    console: list[str]
+    """its warnings and errors, of the page's policy too"""
+    overflow: int
+    """pixels that the page is wider than the screen"""
+    texts: list[str]
+    """of the charts"""
+
+
+def look_at_page(
+    file: Path,
+    sorts: list[tuple[int, str, str]] | None = None,
+    size: tuple[int, int] = (1200, 900),
+    dark: bool = False,
+    picture: Path | None = None,
+) -> SeenPage:
+    """Open an HTML file in Chromium. `sorts` are columns to sort by: the table's number, the
+    column's name, and "click" or the key to press on it."""
+    request = {
+        "chromium": chromium(), "file": str(file), "width": size[0], "height": size[1],
+        "dark": dark, "sorts": sorts or [], "whole": True,
+        "picture": None if picture is None else str(picture),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["node", "page.mjs"], cwd=KIT, input=json.dumps(request), capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return SeenPage(**json.loads(done.stdout))

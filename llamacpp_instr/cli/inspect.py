@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from converters.page import Picture
+    from converters.report import Report
+    from llamacpp_instr.model_file import ModelFile
 
 
 @click.command(
@@ -29,7 +35,8 @@ def inspect(model: str, tensors: bool, form: str | None, output: str, force: boo
     first part, or demo for the demo model.
     """
     from converters.inspect import compute_inspection, compute_tensors
-    from converters.render import render_csv, render_html, render_markdown
+    from converters.page import render_page
+    from converters.render import render_csv, render_markdown
     from converters.report import render_text
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.output import check_output, open_output
@@ -47,8 +54,26 @@ def inspect(model: str, tensors: bool, form: str | None, output: str, force: boo
         elif form == "md":
             text = render_markdown(reports)
         elif form == "html":
-            text = render_html(reports)
+            text = render_page(model_file.path.name, _with_chart(model_file, reports))
         else:
             text = render_text(reports)
     with open_output(output, force) as file:
         file.write(text.encode())
+
+
+def _with_chart(model: ModelFile, reports: list[Report]) -> list[Report | Picture]:
+    """The reports with the chart before those of roles and layers; a note, where it cannot be."""
+    from converters.charts import missing_note
+    from converters.inspect import chart_bits_by_layer
+    from converters.page import Picture
+
+    sections: list[Report | Picture] = list(reports)
+    if model.weights:
+        at = next(i for i, report in enumerate(reports) if report.title == "Roles")
+        note = missing_note()
+        if note:
+            reports[at - 1].notes.append(note)
+        else:
+            chart = chart_bits_by_layer(model)
+            sections.insert(at, Picture(chart.title, chart.svg()))
+    return sections

@@ -1,0 +1,328 @@
+"""Charts of a report: numbers in, SVG text or a PNG out, drawn by matplotlib.
+
+Invariant: the same numbers give the same bytes, whatever the user's settings; text stays text, is
+never taken for markup or mathematics, and has the colour of the page that the chart stands in.
+matplotlib is imported when something is drawn: `missing_note` says whether it can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import html
+import importlib.util
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from converters.report import printable
+
+COLORS = (
+    "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
+    "#8f8f2f", "#1fa3b3", "#c2785c", "#7f7fbf", "#8c8c8c",
+)  # fmt: skip
+"""Seen on white as well as on black."""
+
+MAX_TICKS = 32
+"""layers that are named on the axis"""
+
+_INK = "#010203"  # stands for the page's colour of text
+_STYLES = ("-", "--", ":", "-.")
+_WIDTH, _HEIGHT = 8.0, 4.0  # inches of 72 points
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate in a plane of two measures."""
+
+    name: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, drawn when it is asked for."""
+
+    title: str
+    draw: Callable[[Any], None]
+    """draws into a matplotlib figure"""
+
+    def svg(self) -> str:
+        """An `<svg>` element to stand in a page, under a heading that says the title."""
+        with _settings(_INK):
+            figure = _figure()
+            self.draw(figure)
+            file = io.StringIO()
+            nothing = dict.fromkeys(["Date", "Creator", "Format", "Type"])
+            figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        return _inline(file.getvalue(), self.title)
+
+    def png(self) -> bytes:
+        """A picture on white with the title above."""
+        with _settings("black"):
+            figure = _figure()
+            figure.suptitle(_label(self.title), fontsize="large")
+            self.draw(figure)
+            file = io.BytesIO()
+            figure.savefig(file, format="png", dpi=144, metadata={"Software": None})
+        return file.getvalue()
+
+
+Values: TypeAlias = "Sequence[float | None]"
+"""None, NaN and infinities are left out: a gap"""
+
+
+def missing_note() -> str | None:
+    """A sentence for the report when nothing can be drawn; None when matplotlib is there."""
+    if importlib.util.find_spec("matplotlib"):
+        return None
+    return 'Charts need matplotlib: pip install "llamacpp-instr[report]".'
+
+
+def bar_by_layer(
+    title: str, axis: str, layers: Sequence[str], parts: Mapping[str, Values]
+) -> Chart:
+    """A bar for each layer, made of parts that add up: by name one value per layer. `axis` says
+    what the height measures."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        below = [0.0] * len(layers)
+        bars = []
+        for i, values in enumerate(parts.values()):
+            heights = [value or 0.0 for value in _finite(values)]
+            color = COLORS[i % len(COLORS)]
+            bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color))
+            below = [low + height for low, height in zip(below, heights, strict=True)]
+        _layer_axis(axes, layers)
+        axes.set_ylabel(_label(axis))
+        _legend(figure, bars, list(parts))
+
+    return Chart(title, draw)
+
+
+def lines_by_layer(
+    title: str, axis: str, layers: Sequence[str], lines: Mapping[str, Values]
+) -> Chart:
+    """A line for each candidate: by name one value per layer."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        drawn = []
+        for i, values in enumerate(lines.values()):
+            heights = [math.nan if value is None else value for value in _finite(values)]
+            style = _STYLES[i // len(COLORS) % len(_STYLES)]
+            drawn += axes.plot(
+                range(len(layers)), heights, style, color=COLORS[i % len(COLORS)], marker="o",
+                markersize=3.5, linewidth=1.6,
+            )  # fmt: skip
+        _layer_axis(axes, layers)
+        axes.set_ylabel(_label(axis))
+        _legend(figure, drawn, list(lines))
+
+    return Chart(title, draw)
+
+
+def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Point]) -> Chart:
+    """A labelled point for each candidate, the error over the size. The error's axis is
+    logarithmic when all are above zero and spread over more than a decade. Points that are not
+    finite are left out."""
+    kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        errors = [point.y for point in kept]
+        if errors and min(errors) > 0 and max(errors) > 10 * min(errors):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda error, _: f"{error:g}")
+            axes.yaxis.set_minor_formatter(lambda _error, _: "")
+        axes.margins(x=0.12, y=0.14)
+        axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
+        axes.set_xlabel(_label(x_axis))
+        axes.set_ylabel(_label(y_axis))
+        _label_points(figure, axes, kept)
+
+    return Chart(title, draw)
+
+
+def heat_map(
+    title: str, x_axis: str, y_axis: str, values_axis: str, matrix: Sequence[Sequence[float]]
+) -> Chart:
+    """A matrix (or a 2-D array) as picture, the first row on top, with a bar that says which
+    colour is which value. Values on both sides of zero have two colours, zero none."""
+
+    def draw(figure: Any) -> None:
+        import numpy as np
+
+        values = np.asarray(matrix, dtype=float)
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        colors = "viridis"
+        if low < 0 < high:
+            colors, high = "RdBu_r", max(-low, high)
+            low = -high
+        axes = figure.subplots()
+        image = axes.imshow(
+            np.where(np.isfinite(values), values, np.nan), cmap=colors, vmin=low, vmax=high,
+            aspect="auto", interpolation="none",
+        )  # fmt: skip
+        axes.set_xlabel(_label(x_axis))
+        axes.set_ylabel(_label(y_axis))
+        axes.grid(visible=False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=axes, label=_label(values_axis), fraction=0.05, pad=0.02)
+
+    return Chart(title, draw)
+
+
+# --- what the charts share ---
+
+
+def _figure() -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # a pixel is a point, so that what is measured in one is right in the other
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=72, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@contextlib.contextmanager
+def _settings(ink: str) -> Iterator[None]:
+    """matplotlib's own defaults and ours over them, whatever the user has set."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of characters that its font does not have
+        mpl.rcdefaults()
+        mpl.rcParams.update(
+            {
+                "svg.fonttype": "none",
+                "svg.hashsalt": "llamacpp-instr",
+                "text.parse_math": False,
+                "font.size": 10,
+                "axes.edgecolor": ink,
+                "axes.labelcolor": ink,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.axisbelow": True,
+                "axes.grid": True,
+                "axes.grid.axis": "y",
+                "grid.color": ink,
+                "grid.alpha": 0.15,
+                "text.color": ink,
+                "xtick.color": ink,
+                "ytick.color": ink,
+                "legend.frameon": False,
+            }
+        )
+        yield
+
+
+def _label(text: str) -> str:
+    """A name as it is drawn; a legend would leave out one that begins with `_`."""
+    text = printable(text)
+    return f" {text}" if text.startswith("_") else text
+
+
+def _finite(values: Values) -> list[float | None]:
+    return [v if v is not None and math.isfinite(v) else None for v in values]
+
+
+def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
+    step = max(1, math.ceil(len(layers) / MAX_TICKS))
+    shown = range(0, len(layers), step)
+    axes.set_xticks(list(shown), [_label(layers[i]) for i in shown])
+    axes.set_xlim(-0.6, max(len(layers), 1) - 0.4)
+    axes.set_xlabel("layer")
+
+
+def _legend(figure: Any, drawn: Sequence[Any], names: Sequence[str]) -> None:
+    if drawn:
+        figure.legend(
+            drawn, [_label(name) for name in names], loc="outside lower center",
+            ncols=min(len(names), max(1, 90 // (6 + max(map(len, names))))),
+        )  # fmt: skip
+
+
+def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
+    """Write every name beside its point where no other name and no point is; a line leads there
+    when that is far away."""
+    figure.canvas.draw()  # the axes have their place from here on
+    figure.set_layout_engine("none")
+    renderer = figure.canvas.get_renderer()
+    at = [tuple(axes.transData.transform((point.x, point.y))) for point in points]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
+    room = axes.get_window_extent(renderer).extents
+    for point, (x, y) in zip(points, at, strict=True):
+        text = axes.annotate(
+            _label(point.name), (point.x, point.y), (0, 0), textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": _ink(axes), "alpha": 0.4, "linewidth": 0.8},
+        )  # fmt: skip
+        extent = text.get_window_extent(renderer)
+        places = [
+            (x + dx, y + dy, x + dx + extent.width, y + dy + extent.height)
+            for dx, dy in _offsets(extent.width, extent.height)
+        ]
+        best = min(range(len(places)), key=lambda i: (_cost(places[i], taken, room), i))
+        place = places[best]
+        text.set_position((place[0] - x, place[1] - y))
+        if best < 8:
+            text.arrow_patch.set_visible(False)
+        taken.append(place)
+
+
+def _ink(axes: Any) -> Any:
+    return axes.xaxis.label.get_color()
+
+
+def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
+    """Where a name's lower left corner may be, from its point: nearest first."""
+    for gap in (7, 18, 32, 50, 75):
+        for right, up in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            far = gap if right == 0 or up == 0 else 0.75 * gap
+            dx = {1: far, 0: -width / 2, -1: -width - far}[right]
+            dy = {1: far, 0: -height / 2, -1: -height - far}[up]
+            yield dx, dy
+
+
+Box: TypeAlias = "tuple[float, float, float, float]"
+
+
+def _cost(place: Box, taken: Sequence[Box], room: Sequence[float]) -> float:
+    """Pixels of a place that are others' or outside."""
+    cost = sum(_overlap(place, other) for other in taken)
+    inside = _overlap(place, (room[0], room[1], room[2], room[3]))
+    return cost + 2 * ((place[2] - place[0]) * (place[3] - place[1]) - inside)
+
+
+def _overlap(a: Box, b: Box) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0
+
+
+def _inline(svg: str, title: str) -> str:
+    """What stands in a page: the element alone, its colour the page's, its ids only its own."""
+    svg = svg[svg.index("<svg") :].strip()
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
+
+    def identity(found: re.Match[str]) -> str:
+        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
+
+    def tag(found: re.Match[str]) -> str:
+        text = found[0].replace(_INK, "currentColor")
+        text = re.sub(r' id="([^"]*)"', identity, text)
+        return re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
+
+    svg = re.sub(r"<[^>]*>", tag, svg)  # and not what stands between them: names
+    label = html.escape(printable(title))
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -1,0 +1,72 @@
+// Opens a report of ours, one HTML file, in headless Chromium and says what it does.
+//
+// Standard input: one JSON object (see Request below); standard output: one (see the end).
+// Whatever the page asks for but itself is listed and gets nothing.
+
+import fs from 'node:fs';
+import http from 'node:http';
+import {pathToFileURL} from 'node:url';
+import {chromium} from 'playwright-core';
+
+// Request: chromium, file, width, height, dark, sorts [[table's number, column's name, how]] where
+// how is "click" or a key, picture (a PNG to write) and whole (of the page, not of the screen)
+const request = JSON.parse(fs.readFileSync(0, 'utf8'));
+const address = pathToFileURL(request.file).href;
+const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: []};
+
+const proxy = http.createServer((from, to) => {
+  seen.foreign.push(from.url);
+  to.writeHead(403).end();
+});
+proxy.on('connect', (from, socket) => {
+  seen.foreign.push(from.url);
+  socket.end('HTTP/1.1 403 Forbidden\r\n\r\n');
+});
+await new Promise((listening) => proxy.listen(0, '127.0.0.1', listening));
+
+let browser;
+try {
+  browser = await chromium.launch({
+    executablePath: request.chromium,
+    proxy: {server: 'http://browsers-own.invalid'},
+    args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
+      '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
+  });
+  const page = await browser.newPage({
+    viewport: {width: request.width, height: request.height},
+    colorScheme: request.dark ? 'dark' : 'light',
+    proxy: {server: `http://127.0.0.1:${proxy.address().port}`},
+  });
+  page.setDefaultTimeout(10000);
+  page.on('pageerror', (error) => seen.errors.push(String(error)));
+  page.on('console', (message) => {
+    if (message.type() !== 'log') seen.console.push(message.text());
+  });
+  // what the policy stops is a request that has no answer; what goes out meets the proxy as well
+  page.on('response', (answer) => {
+    const url = answer.url();
+    if (url !== address && !url.startsWith('data:')) seen.foreign.push(url);
+  });
+  await page.goto(address);
+  for (const [number, column, how] of request.sorts) {
+    const table = page.locator('table').nth(number);
+    const button = table.getByRole('columnheader', {name: column, exact: true})
+        .getByRole('button');
+    if (how === 'click') await button.click();
+    else await button.press(how);
+    seen.sorted.push(await table.evaluate((table) => ({
+      order: [...table.tHead.rows[0].cells].map((head) => head.getAttribute('aria-sort')),
+      rows: [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText)),
+    })));
+  }
+  seen.overflow = await page.evaluate(
+      () => document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth);
+  seen.texts = await page.locator('svg text').allTextContents();
+  if (request.picture) {
+    await page.screenshot({path: request.picture, fullPage: Boolean(request.whole)});
+  }
+} finally {
+  await browser?.close();
+  proxy.close();
+}
+console.log(JSON.stringify(seen));
