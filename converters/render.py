@@ -1,4 +1,4 @@
-"""Reports as Markdown, CSV and HTML; as text for a terminal they are rendered in `report`.
+"""Reports in every form that a command writes: text, JSON, CSV, Markdown, HTML.
 
 Invariant: nothing that stands in a log can become markup.
 """
@@ -7,11 +7,56 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
-from converters.page import render_page
-from converters.report import Column, Report, Unit, printable, shown
+from converters.charts import Chart, missing_note
+from converters.page import Picture, render_page
+from converters.report import Column, Report, Unit, printable, render_text, shown
+
+Form = Literal["text", "json", "csv", "md", "html"]
+FORMS: tuple[Form, ...] = ("text", "json", "csv", "md", "html")
+SUFFIXES: dict[str, Form] = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "md",
+    ".html": "html",
+    ".htm": "html",
+}
+"""of files to write, and what they are to hold"""
+
+
+def form_of(flag: str | None, output: str) -> Form:
+    """What is written: what a flag says, else what the suffix of the output says, else text."""
+    if flag is not None:
+        assert flag in FORMS
+        return flag
+    return SUFFIXES.get(Path(output).suffix.lower(), "text")
+
+
+def render(
+    form: Form,
+    reports: Sequence[Report],
+    *,
+    table: Report | None = None,
+    charts: Sequence[Chart] = (),
+    title: str | None = None,
+) -> str:
+    """The reports in a form. CSV holds one of them, `table`, the first unless given; charts stand
+    in a page only, after the first report, under `title` or that report's own."""
+    if form == "json":
+        return json.dumps([report.to_json() for report in reports], indent=2) + "\n"
+    if form == "csv":
+        return render_csv(table or reports[0])
+    if form == "md":
+        return render_markdown(reports)
+    if form == "html":
+        return render_html(reports, charts, title)
+    return render_text(reports)
 
 
 def render_markdown(reports: Sequence[Report]) -> str:
@@ -46,9 +91,17 @@ def render_csv(report: Report) -> str:
     return file.getvalue()
 
 
-def render_html(reports: Sequence[Report]) -> str:
-    """The reports as one page of HTML that needs nothing else; numbers as shown."""
-    return render_page(reports[0].title if reports else "Report", reports)
+def render_html(
+    reports: Sequence[Report], charts: Sequence[Chart] = (), title: str | None = None
+) -> str:
+    """The reports as one page of HTML that needs nothing else, numbers as shown, and after the
+    first of them the charts, or a note that they need matplotlib."""
+    sections: list[Report | Picture] = list(reports)
+    if charts and (note := missing_note()):
+        sections[0] = replace(reports[0], notes=[*reports[0].notes, note])
+    elif charts:
+        sections[1:1] = [Picture(chart.title, chart.svg()) for chart in charts]
+    return render_page(title or (reports[0].title if reports else "Report"), sections)
 
 
 def _cells(report: Report) -> list[list[str]]:

@@ -61,7 +61,6 @@ MODELS = set(BELOW_MODELS)
 
 # What several converters are made of is no sibling; and one converter may be a package of rooms.
 SHARED = {"converters.report": FLOOR, "converters.op_words": FLOOR, "converters.noise": FLOOR}
-SHARED = {"converters.report": FLOOR, "converters.op_words": FLOOR}
 SHARED["converters.page"] = {"converters.report"}
 SHARED["converters.charts"] = FLOOR | {"converters.report"}
 SHARED["converters.timeline"] = FLOOR | READING | {"converters.op_words"}

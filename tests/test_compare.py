@@ -200,11 +200,8 @@ def test_short_names() -> None:
 def test_the_tables_of_three_models() -> None:
     several = [candidate(of) for of in ("Q8_0", "Q4_K_M", "Q2_K")]
     reports = compute_comparison(several)
-    assert reports[0].title == (
-        "Q4_K_M against Q8_0: 42 % fewer bytes; Q2_K against Q8_0: "
-        + more_or_fewer(several[2].model.n_bytes / several[0].model.n_bytes - 1)
-        + "."
-    )
+    assert reports[0].title == "2 models against Q8_0"
+    assert reports[0].notes[0] == "Q4_K_M against Q8_0: 42 % fewer bytes."
     layers = report_of(reports, "types by layer")
     assert [row[0] for row in layers.rows if row[0] != -1] == [0, 1, 2, 3]
     tensors = report_of(reports, "Q2_K against Q8_0, by tensor")
@@ -248,7 +245,7 @@ def test_two_logs_alone(instr: Instr, logs: dict[str, Path]) -> None:
     done = instr("compare", *logs.values())
     assert done.returncode == 0, done.stderr
     # the files are still there, so the errors are too: against the first
-    assert "SQNR ∞ → 23." in " ".join(done.stdout.split())
+    assert "SQNR 23." in " ".join(done.stdout.split())
     assert "decode" in done.stdout
 
 
@@ -272,6 +269,7 @@ def test_quantize_run_and_compare_in_one_go(instr: Instr, tmp_path: Path) -> Non
         "F16-1.log", "F16-2.log", "Q4_K_M-1.log", "Q4_K_M-2.log", "demo-Q4_K_M.gguf",
     ]  # fmt: skip
     page = (tmp_path / "c.html").read_text()
+    assert page.count("<svg") == 3
     assert "Q4_K_M against F16: 69 % fewer bytes" in page
     again = instr("compare", "--types", "Q4_K_M", "demo", "--keep", "kept")
     assert_refused(again, "F16-1.log exists", "--force")
@@ -287,7 +285,6 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", "--types", "Q4_K_M,Q9", "demo"), "Q9")
     assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
-    assert_refused(instr("compare", q8, q4, "-o", "c.docx"), "suffix")
     assert_refused(instr("compare", q8, tmp_path / "none.gguf"), "does not exist")
     (tmp_path / "c.md").write_text("mine")
     assert_refused(instr("compare", q8, q4, "-o", "c.md"), "--force")

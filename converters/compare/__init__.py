@@ -44,7 +44,12 @@ def compute_comparison(
     for pair in pairs:
         pair.check()
     models = _models(candidates)
-    models.title = "; ".join(map(answer, pairs)) + "."
+    answers = [f"{answer(pair)}." for pair in pairs]
+    if len(pairs) == 1:
+        models.title = answers[0]
+    else:
+        models.title = f"{len(pairs)} models against {candidates[0].name}"
+        models.notes += answers
     if reference is not None:
         models.notes.append(f"SQNR is against {reference}.")
     reports = [models, *_settings(pairs), _by_layer(candidates)]
@@ -86,6 +91,7 @@ def _models(candidates: Sequence[Candidate]) -> Report:
         Column("weights", "bytes"),
         Column("bits/weight", "bits"),
         Column("of the first", "fraction"),
+        Column("SQNR", "decibel"),
         *(Column(f"{name} in memory", "bytes") for name in KINDS.values()),
         *(Column(f"{phase} tokens/s", "per_second") for phase in PHASES),
     ]
@@ -99,6 +105,7 @@ def _models(candidates: Sequence[Candidate]) -> Report:
                 of.model.n_bytes,
                 bits_per_weight(of.model.tensors),
                 of.model.n_bytes / first.model.n_bytes if first.model.n_bytes else None,
+                of.sqnr_db(of.errors),
                 *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
                 *(of.tokens_per_second(phase) for phase in PHASES),
             ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from llamacpp_instr.memory import MemoryBreakdown, read_breakdown
 from llamacpp_instr.model_file import ModelFile
 from llamacpp_instr.schema import Model
 from llamacpp_instr.session import Session
-from llamacpp_instr.weight_error import WeightError
+from llamacpp_instr.weight_error import Sums, WeightError
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class Candidate:
     def times(self) -> list[StepTimes]:
         """What its steps took, by session."""
         return [StepTimes(session) for session in self.sessions]
+
+    def sqnr_db(self, names: Iterable[str]) -> float | None:
+        """Of the weights of these names together: infinite where nothing differs from the
+        reference, None where it was not computed."""
+        sums = sum((self.errors[name].sums for name in names if name in self.errors), Sums())
+        return math.inf if self.is_reference else sums.sqnr_db if sums.n else None
 
     def phases(self) -> set[str]:
         """Those that have steps in every session."""

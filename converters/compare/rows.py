@@ -5,7 +5,6 @@ Invariant: a row compares the same weights on both sides; a figure that one side
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from converters.compare.uses import PhaseUses, Use, UseTimes, compute_use_times
 from converters.noise import Ratio, compare, compute_medians, join_blocks
 from converters.stored import StoredTensor
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.weight_error import Sums
 
 PHASES = ("prefill", "decode", "encode")
 
@@ -145,12 +143,11 @@ def short(name: str) -> str:
 
 def _side(of: Candidate, names: Sequence[str]) -> Side:
     weights = [of.weights[name] for name in names]
-    errors = sum((of.errors[name].sums for name in names if name in of.errors), Sums())
     return Side(
         types_of(weights),
         sum(weight.n_bytes for weight in weights),
         bits_per_weight(weights),
-        math.inf if of.is_reference else errors.sqnr_db if errors.n else None,
+        of.sqnr_db(names),
     )
 
 
@@ -177,7 +174,9 @@ def faster_or_slower(ratio: Ratio) -> str:
 
 
 def sqnr_words(row: Row) -> str | None:
-    """`46 → 22`, in dB; `∞` where nothing differs from the reference."""
+    """`46.1 → 22.3`, in dB, or B's alone where A differs in nothing from the reference: `∞` where
+    B does not either."""
     if row.a.sqnr_db is None or row.b.sqnr_db is None:
         return None
-    return arrow(*(f"{side.sqnr_db:.1f}".replace("inf", "∞") for side in (row.a, row.b)))
+    a, b = (f"{side.sqnr_db:.1f}".replace("inf", "∞") for side in (row.a, row.b))
+    return b if a == "∞" else arrow(a, b)

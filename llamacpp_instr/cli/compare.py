@@ -13,7 +13,6 @@ import click
 
 if TYPE_CHECKING:
     from converters.compare.candidate import Candidate
-    from converters.report import Report
     from llamacpp_instr.memory import MemoryBreakdown
     from llamacpp_instr.model_file import ModelFile
     from llamacpp_instr.run import RunOptions
@@ -69,13 +68,15 @@ def compare(
     held against the first.
     """
     from converters.compare import compute_comparison
+    from converters.compare.pictures import draw_comparison
+    from converters.render import form_of, render
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.run import RunOptions
 
-    form = "json" if as_json else _form(output)
+    form = form_of("json" if as_json else None, output)
     check_output(output, force)
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
@@ -104,36 +105,10 @@ def compare(
         reports = compute_comparison(
             candidates, named if has_errors else None, every_tensor=form in ("csv", "json", "html")
         )
+    # the last table is that of the tensors
+    text = render(form, reports, table=reports[-1], charts=draw_comparison(candidates))
     with open_output(output, force) as file:
-        file.write(_rendered(reports, form).encode())
-
-
-def _form(output: str) -> str:
-    from llamacpp_instr.errors import UsageError
-
-    if output == "-":
-        return "text"
-    suffix = Path(output).suffix.lstrip(".").lower()
-    if suffix not in ("html", "md", "csv", "json", "txt"):
-        raise UsageError(f"{output}: the suffix says the form: .html, .md, .csv, .json or .txt")
-    return "text" if suffix == "txt" else suffix
-
-
-def _rendered(reports: Sequence[Report], form: str) -> str:
-    import json
-
-    from converters.render import render_csv, render_html, render_markdown
-    from converters.report import render_text
-
-    if form == "json":
-        return json.dumps([report.to_json() for report in reports], indent=2) + "\n"
-    if form == "csv":
-        return render_csv(reports[-1])
-    if form == "md":
-        return render_markdown(reports)
-    if form == "html":
-        return render_html(reports)
-    return render_text(reports)
+        file.write(text.encode())
 
 
 def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
