@@ -13,11 +13,14 @@ from converters.charts import Chart, bar_by_layer
 from converters.report import Cell, Column, Report, shown
 from llamacpp_instr.fallback import Fallback, find_fallbacks
 from llamacpp_instr.ggml_types import TYPES
-from llamacpp_instr.gguf_header import Scalar, read_array, read_items
+from llamacpp_instr.gguf_header import Scalar, quoted, read_array, read_items
 from llamacpp_instr.model_file import ModelFile, Weight
 
 FEW_ITEMS = 8
 """of an array that many are shown"""
+
+LONG_TEXT = 200
+"""characters of a text that are shown"""
 
 NAMES = {
     "block_count": "layers",
@@ -67,7 +70,6 @@ NAMES = {
 }
 """Plain words for `ARCHITECTURE.key`; keys that are missing are shown as they are."""
 
-_TOKENIZER = "tokenizer."
 _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
 _ID = "_token_id"
@@ -143,7 +145,7 @@ def _model(model: ModelFile) -> Report:
     if len(headers) > 1:
         rows.append(["parts", len(headers), None])
     rows += [
-        [what, str(model.metadata[key]), None]
+        [what, _scalar(model.metadata[key]), None]
         for what, key in [
             ("name", "general.name"),
             ("author", "general.author"),
@@ -152,7 +154,7 @@ def _model(model: ModelFile) -> Report:
         if key in model.metadata
     ]
     rows += [
-        ["architecture", model.architecture, None],
+        ["architecture", _cut(model.architecture), None],
         ["file type", model.file_type or _unknown_file_type(model), None],
         ["tensors", len(model.weights), None if model.weights else "a vocabulary without weights"],
     ]
@@ -175,7 +177,7 @@ def _model(model: ModelFile) -> Report:
 
 def _unknown_file_type(model: ModelFile) -> str:
     number = model.metadata.get("general.file_type")
-    return "not said" if number is None else f"unknown ({number!r})"
+    return "not said" if number is None else f"unknown ({quoted(number)})"
 
 
 def _bytes(what: str, n: int) -> list[Cell]:
@@ -189,20 +191,20 @@ def _rounded(bits: float | None) -> float | None:
 def _hyper_parameters(model: ModelFile) -> Report:
     prefix = f"{model.architecture}."
     rows: list[list[Cell]] = []
-    for key, value in _entries(model):
-        if key.startswith(prefix):
-            short = key.removeprefix(prefix)
-            rows.append([NAMES.get(short, short), value, short])
+    for key, value in _entries(model, prefix):
+        short = _cut(key.removeprefix(prefix))
+        rows.append([NAMES.get(short, short), value, short])
     columns = [Column("What"), Column("value"), Column("key")]
     return Report("Hyper-parameters", columns, rows)
 
 
-def _entries(model: ModelFile) -> Iterator[tuple[str, Cell]]:
-    """Every entry of the metadata as it is shown, of an array its first items."""
+def _entries(model: ModelFile, prefix: str) -> Iterator[tuple[str, Cell]]:
+    """The entries of the metadata as they are shown, of an array its first items."""
     for key, value in model.metadata.items():
-        yield key, _scalar(value)
+        if key.startswith(prefix):
+            yield key, _scalar(value)
     for key, array in model.arrays.items():
-        if key.startswith(_TOKENIZER):
+        if not key.startswith(prefix):
             continue
         items = ", ".join(str(_scalar(v)) for v in read_array(model.path, array, FEW_ITEMS))
         more = ", …" if array.count > FEW_ITEMS else ""
@@ -215,7 +217,11 @@ def _scalar(value: Scalar) -> Cell:
     if isinstance(value, float):
         # the file has 32 bits: 1e-05, not 9.999999747378752e-06; JSON knows no NaN
         return float(f"{value:.7g}") if math.isfinite(value) else str(value)
-    return value
+    return _cut(value) if isinstance(value, str) else value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONG_TEXT else f"{text[:LONG_TEXT]}…"
 
 
 def _tokenizer(model: ModelFile) -> Report:
@@ -253,7 +259,7 @@ def _special_tokens(model: ModelFile) -> list[list[Cell]]:
     texts = read_items(model.path, tokens, numbers.values()) if tokens else {}
     lacking = "not in the vocabulary"
     return [
-        [f"{name.replace('_', ' ')} token", number, str(texts.get(number, lacking))]
+        [f"{_cut(name).replace('_', ' ')} token", number, _cut(str(texts.get(number, lacking)))]
         for name, number in numbers.items()
     ]
 

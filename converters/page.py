@@ -151,7 +151,7 @@ def _class(column: Column) -> str:
 
 def _cell(kind: str, column: Column, cell: Cell) -> str:
     text = _text(shown(cell, column.unit).strip())
-    if cell is None or isinstance(cell, str) or column.unit == "text":
+    if cell is None or isinstance(cell, str):
         return f"<td{kind}>{text}</td>"
     value = {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(cell), repr(cell))
     return f'<td{kind} data-value="{value}">{text}</td>'

@@ -103,7 +103,10 @@ def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
     """The first `limit` items of an array that `read_header` has found in the file at `path`."""
     count = min(array.count, limit)
     with _opened(path) as file:
-        return list(_Reader(path, file, os.fstat(file.fileno()).st_size).items(array, range(count)))
+        size = os.fstat(file.fileno()).st_size
+        # of a header with very many arrays the same bytes must not be read for each
+        reader = _Reader(path, file, size, min(_WINDOW, 4096 + 64 * count))
+        return list(reader.items(array, range(count)))
 
 
 def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int, Scalar]:
@@ -158,6 +161,12 @@ def _check_start(path: Path, start: bytes) -> None:
         )
 
 
+def quoted(value: Scalar | None) -> str:
+    """A value of the metadata as a line of ours shows it: in quotes, and cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class _Reader:
     """Walks the header; every read is held against the end of the file first.
 
@@ -165,8 +174,9 @@ class _Reader:
     a file that is cut off meanwhile is an error and no signal.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int, window_bytes: int = _WINDOW) -> None:
         self.path = path
+        self.window_bytes = window_bytes
         self.file = file
         self.size = size
         self.at = 4
@@ -187,7 +197,7 @@ class _Reader:
             if not key:
                 self.damaged(f"the key of metadata entry {index} is empty")
             if key in metadata or key in self.arrays:
-                self.damaged(f"the metadata has {key!r} twice")
+                self.damaged(f"the metadata has {quoted(key)} twice")
             value = self.value(key)
             if value is not None:
                 metadata[key] = value
@@ -201,7 +211,7 @@ class _Reader:
 
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment < 2**32 or alignment & (alignment - 1):
-            self.damaged(f"general.alignment is {alignment!r}, not a power of two")
+            self.damaged(f"general.alignment is {quoted(alignment)}, not a power of two")
         return Header(
             version=version,
             metadata=metadata,
@@ -232,17 +242,17 @@ class _Reader:
 
     def value(self, key: str) -> Scalar | None:
         """A metadata value; an array is passed over, noted in `arrays`, and gives None."""
-        what = f"the value of {key!r}"
+        what = f"the value of {quoted(key)}"
         (type_,) = _U32.unpack(self.take(4, what))
         if type_ == _STRING:
             return self.string(what)
         if type_ in _SCALARS:
             return self.scalar(_SCALARS[type_], what)
         if type_ != _ARRAY:
-            self.damaged(f"{key!r} has the unknown value type {type_}")
+            self.damaged(f"{quoted(key)} has the unknown value type {type_}")
         item, count = _ARRAY_HEAD.unpack(self.take(_ARRAY_HEAD.size, what))
         if count > _MAX_ITEMS:
-            self.damaged(f"{key!r} is an array of {count:,} items")
+            self.damaged(f"{quoted(key)} is an array of {count:,} items")
         self.arrays[key] = ArrayInfo(item, count, self.at)
         if item in _SCALARS:
             self.skip(count * _SCALARS[item].size, what)
@@ -251,7 +261,7 @@ class _Reader:
                 self.truncated(what)
             self.skip_strings(count, what)
         else:
-            self.damaged(f"{key!r} is an array of the unknown value type {item}")
+            self.damaged(f"{quoted(key)} is an array of the unknown value type {item}")
         return None
 
     def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
@@ -316,7 +326,7 @@ class _Reader:
         if n_bytes > self.size - self.at:
             self.truncated(what)
         self.file.seek(self.at)
-        self.window, self.window_start = self.file.read(max(n_bytes, _WINDOW)), self.at
+        self.window, self.window_start = self.file.read(max(n_bytes, self.window_bytes)), self.at
         if len(self.window) < n_bytes:
             self.truncated(what)
 

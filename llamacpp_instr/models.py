@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .errors import UsageError
 from .ggml_types import TYPES
-from .gguf_header import Header, read_header
+from .gguf_header import Header, quoted, read_header
 
 DEMO = "demo"
 """The name that stands for the demo model."""
@@ -50,7 +50,7 @@ def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
         if len(headers) > 1 and part_header.metadata.get("split.no") != number:
             raise UsageError(
                 f"{part} is no part {number + 1} of this model: its split.no is "
-                f"{part_header.metadata.get('split.no')!r}; fetch it again"
+                f"{quoted(part_header.metadata.get('split.no'))}; fetch it again"
             )
         _check_tensors(part, part_header)
         for tensor in part_header.tensors:
@@ -88,7 +88,7 @@ def _check_file(path: Path) -> None:
 def _check_is_model(path: Path, header: Header) -> None:
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
-        raise UsageError(f"{path} is no model of its own: its general.type is {kind!r}")
+        raise UsageError(f"{path} is no model of its own: its general.type is {quoted(kind)}")
     if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
         raise UsageError(f"{path} does not say its architecture (no general.architecture)")
 
@@ -97,7 +97,7 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
     """The first part and the others, all there; the names are those of `llama_split_path`."""
     count = header.metadata.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
-        raise UsageError(f"{path} is damaged: its split.count is {count!r}; fetch it again")
+        raise UsageError(f"{path} is damaged: its split.count is {quoted(count)}; fetch it again")
     if count < 2:
         return path, []
     match = _SPLIT_NAME.match(path.name)
