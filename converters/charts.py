@@ -17,9 +17,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from converters.report import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
@@ -151,15 +155,19 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
 
 
 def heat_map(
-    title: str, x_axis: str, y_axis: str, values_axis: str, matrix: Sequence[Sequence[float]]
+    title: str,
+    x_axis: str,
+    y_axis: str,
+    values_axis: str,
+    matrix: Sequence[Sequence[float]] | NDArray[np.floating[Any]],
 ) -> Chart:
-    """A matrix (or a 2-D array) as picture, the first row on top, with a bar that says which
+    """A matrix as picture, the first row on top, with a bar that says which
     colour is which value. Values on both sides of zero have two colours, zero none."""
 
     def draw(figure: Any) -> None:
         import numpy as np
 
-        values = np.asarray(matrix, dtype=float)
+        values = np.atleast_2d(np.asarray(matrix, dtype=float))
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         colors = "viridis"

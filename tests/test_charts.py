@@ -1,0 +1,159 @@
+"""Charts say what the numbers say, the same bytes each time, and no two labels overlap."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+import struct
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from converters import charts
+from converters.charts import Chart, Point
+from converters.inspect import chart_bits_by_layer
+from llamacpp_instr.model_file import load_model_file
+
+LAYERS = ["0", "1", "none"]
+CHARTS: dict[str, Callable[[], Chart]] = {
+    "bars": lambda: charts.bar_by_layer(
+        "Bits", "bits", LAYERS, {"Q4_K": [4, 3, 0], "F32": [0, 1, 32]}
+    ),
+    "lines": lambda: charts.lines_by_layer("Error", "dB", LAYERS, {"a": [1, None, math.inf]}),
+    "points": lambda: charts.scatter_size_error("Cost", "MiB", "KL", [Point("a", 1, 2)]),
+    "heat": lambda: charts.heat_map("Scales", "block", "row", "scale", [[1, 2], [math.nan, 3]]),
+}
+
+
+def drawn(chart: Chart) -> Any:
+    """The matplotlib figure of a chart."""
+    with charts._settings("black"):
+        figure = charts._figure()
+        chart.draw(figure)
+        figure.canvas.draw()
+    return figure
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
+    chart = CHARTS[kind]()
+    svg, png = chart.svg(), chart.png()
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+        assert CHARTS[kind]().svg() == svg, "whatever the user has set"
+        assert CHARTS[kind]().png() == png
+    assert ET.fromstring(svg).attrib["aria-label"] == chart.title
+    assert "http://www.w3.org" in svg
+    assert re.findall(r'(?:href|src)="(?!#|data:)[^"]*"', svg) == [], "nothing is loaded"
+    assert "<metadata" not in svg
+    assert "currentColor" in svg
+    width, height = struct.unpack(">II", png[16:24])
+    assert (width, height) == (1152, 576)
+
+
+def test_bars_are_stacked_and_add_up() -> None:
+    figure = drawn(CHARTS["bars"]())
+    boxes = [(p.get_y(), p.get_height()) for p in figure.axes[0].patches]
+    assert boxes == [(0, 4), (0, 3), (0, 0), (4, 0), (3, 1), (0, 32)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Q4_K", "F32"]
+
+
+def test_bits_of_the_demo_models_layers() -> None:
+    model = load_model_file("demo")
+    figure = drawn(chart_bits_by_layer(model))
+    tops = [sum(p.get_height() for p in figure.axes[0].patches[i::5]) for i in range(5)]
+    for layer, top in zip([0, 1, 2, 3, -1], tops, strict=True):
+        weights = [weight for weight in model.weights if weight.layer == layer]
+        bits = 8 * sum(w.n_bytes for w in weights) / sum(w.n_elements for w in weights)
+        assert top == pytest.approx(bits)
+
+
+def test_a_line_has_a_gap_where_there_is_no_number() -> None:
+    (line,) = drawn(CHARTS["lines"]()).axes[0].lines
+    assert [math.isnan(y) for y in line.get_ydata()] == [False, True, True]
+
+
+def test_of_many_layers_some_are_named() -> None:
+    chart = charts.lines_by_layer("E", "dB", [str(i) for i in range(126)], {"a": [1.0] * 126})
+    ticks = [tick.get_text() for tick in drawn(chart).axes[0].get_xticklabels()]
+    assert ticks == [str(i) for i in range(0, 126, 4)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_of_points_overlap_neither_each_other_nor_the_edge(seed: int) -> None:
+    rng = random.Random(seed)
+    points = [
+        Point(f"model-{i}-Q{i % 8}_K_M", 3 + rng.gauss(0, 1), 10 ** rng.gauss(-3, 0.5))
+        for i in range(12)
+    ]
+    points.append(Point("the same place", points[0].x, points[0].y))
+    figure = drawn(charts.scatter_size_error("Cost", "MiB", "KL", points))
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    extents = [text.get_window_extent() for text in axes.texts]
+    texts = [mpl.text.Text.get_window_extent(text) for text in axes.texts]
+    assert len(extents) == 13
+    for a, b in itertools.combinations(texts, 2):
+        assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1)
+    room = axes.get_window_extent()
+    assert all(room.x0 <= t.x0 and t.x1 <= room.x1 for t in texts)
+    assert all(room.y0 <= t.y0 and t.y1 <= room.y1 for t in texts)
+
+
+def test_points_that_are_nowhere_are_left_out() -> None:
+    points = [Point("a", 1, 2), Point("b", 1, math.inf), Point("c", math.nan, 1), Point("d", 2, 0)]
+    axes = drawn(charts.scatter_size_error("Cost", "MiB", "KL", points)).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["a", "d"]
+    assert axes.get_yscale() == "linear", "a logarithm of zero is nowhere"
+
+
+def test_a_heat_map_with_two_signs_is_symmetric() -> None:
+    image = drawn(charts.heat_map("H", "x", "y", "v", np.array([[-1.0, 3.0]]))).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == (-3, 3)
+    image = drawn(CHARTS["heat"]()).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == (1, 3)
+    assert image.get_array().mask.tolist() == [[False, False], [True, False]]
+
+
+@pytest.mark.parametrize("values", [[], [[]], [[math.nan]], [[0.0]]])
+def test_a_chart_of_nothing(values: list[list[float]]) -> None:
+    assert "<svg" in charts.bar_by_layer("B", "b", [], {}).svg()
+    assert "<svg" in charts.lines_by_layer("B", "b", [], {"a": []}).svg()
+    assert "<svg" in charts.scatter_size_error("B", "x", "y", []).svg()
+    assert "<svg" in charts.heat_map("B", "x", "y", "v", values).svg()
+
+
+def test_without_matplotlib_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert charts.missing_note() is None
+    monkeypatch.setattr(charts.importlib.util, "find_spec", lambda _: None)
+    assert charts.missing_note() == (
+        'Charts need matplotlib: pip install "llamacpp-instr[report]".'
+    )
+
+
+def test_inspect_without_matplotlib(tmp_path: Path, environment: dict[str, str]) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import importlib.util, sys\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda n, *a: None if n == 'matplotlib' else real(n, *a)\n"
+        "from llamacpp_instr.cli import main\n"
+        "main(['inspect', 'demo', '--html'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        "<p>Charts need matplotlib: pip install &quot;llamacpp-instr[report]&quot;.</p>"
+        in done.stdout
+    )
+    assert "<svg" not in done.stdout
