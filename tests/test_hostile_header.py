@@ -105,7 +105,7 @@ def originals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[by
     return [*found, (folder / "arrays.gguf").read_bytes()]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_real_header_with_other_bytes_in_it(
     originals: list[bytes], tmp_path: Path, data: st.DataObject
@@ -129,7 +129,7 @@ def test_a_real_header_with_other_bytes_in_it(
 names = st.text(max_size=70) | st.binary(max_size=20) | st.sampled_from(["a", "blk.1.x.weight"])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     entries=st.lists(st.one_of(
         st.builds(lambda k, v: entry(k, STRING, text(v)), names, names),

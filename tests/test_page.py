@@ -68,8 +68,7 @@ def test_nothing_is_loaded_even_if_markup_came_through(tmp_path: Path) -> None:
     assert names(seen.sorted[0])[0] == "blk.2", "our own script runs"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1200, False)])
 def test_the_page_of_inspect(instr: Instr, tmp_path: Path, width: int, dark: bool) -> None:
     page = tmp_path / "demo.html"
     assert instr("inspect", "demo", "--html", "-o", page).returncode == 0
