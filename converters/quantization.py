@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converters.report import Cell, Column, Report
-from llamacpp_instr.quantization import QuantizationPlan
+from llamacpp_instr.quantization import QuantizationPlan, printable
 
 
 def quantization_reports(
@@ -101,7 +101,7 @@ def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
             lengths[key].add(tensor.weight.ne[0])
         for (meant, got), names in groups.items():
             of = ", ".join(map(str, sorted(lengths[meant, got])))
-            rows.append([plan.file_type, meant, got, len(names), of, names[0]])
+            rows.append([plan.file_type, meant, got, len(names), of, printable(names[0])])
     if not rows:
         return []
     columns = [Column("type"), Column("meant"), Column("got"), Column("tensors", "count")]

@@ -6,10 +6,11 @@ are finite and are those that llama-quantize would pass to the quantizer, to the
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import UsageError
 from .gguf_header import Header, TensorInfo, read_array, read_header
@@ -50,12 +51,15 @@ def load_imatrix(path: Path) -> ImportanceMatrix:
     whole."""
     import numpy as np
 
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no file; give an importance matrix")
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"
+            file.seek(0)
+            matrix = _load_gguf(path) if is_gguf else _load_legacy(path, file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    matrix = _load_gguf(path) if is_gguf else _load_legacy(path)
     if not matrix.entries:
         raise UsageError(f"{path} is no importance matrix: it has no entries")
     for name, values in matrix.entries.items():
@@ -74,6 +78,8 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
     if missing:
         raise UsageError(f"{path} is no importance matrix: it has no {missing[0]}")
     infos = {tensor.name: tensor for tensor in header.tensors}
+    if 4 * sum(math.prod(tensor.ne) for tensor in infos.values()) > header.file_size:
+        raise UsageError(f"{path} is truncated or damaged: it has more values than bytes for them")
     entries = {}
     for name in sorted({n.removesuffix(end) for n in infos for end in _ENDS if n.endswith(end)}):
         parts = [infos.get(name + end) for end in _ENDS]
@@ -107,8 +113,6 @@ _ENDS = (".in_sum2", ".counts")
 def _values(
     path: Path, header: Header, name: str, info: TensorInfo | None
 ) -> npt.NDArray[np.float32]:
-    import math
-
     import numpy as np
 
     if info is None:
@@ -122,19 +126,21 @@ def _values(
     return np.fromfile(path, np.dtype("<f4"), count, offset=start)
 
 
-def _load_legacy(path: Path) -> ImportanceMatrix:
+def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
     """Per entry the length of the name, the name, a number of calls, a number of values, values."""
     import numpy as np
 
-    data = path.read_bytes()
-    at = 0
+    size = path.stat().st_size
+
+    def left() -> int:
+        return size - file.tell()
 
     def take(n_bytes: int) -> bytes:
-        nonlocal at
-        if not 0 <= n_bytes <= len(data) - at:
-            raise UsageError(f"{path} is no importance matrix, or it is truncated (byte {at:,})")
-        at += n_bytes
-        return data[at - n_bytes : at]
+        # held against the file before memory is taken
+        if not 0 <= n_bytes <= left():
+            at = f"after {file.tell():,} of {size:,} bytes"
+            raise UsageError(f"{path} is no importance matrix, or it is truncated ({at})")
+        return file.read(n_bytes)
 
     def number() -> int:
         value: int = struct.unpack("<i", take(4))[0]
@@ -147,9 +153,9 @@ def _load_legacy(path: Path) -> ImportanceMatrix:
         values = np.frombuffer(take(4 * n_values), np.dtype("<f4"))
         entries[name] = values / np.float32(n_calls) if n_calls > 0 else values.copy()
     n_chunks, dataset = 0, None
-    if at + 4 <= len(data):
+    if left() >= 4:
         n_chunks = number()
-        if at + 4 <= len(data) and 0 < (length := number()) <= len(data) - at:
+        if left() >= 4 and 0 < (length := number()) <= left():
             dataset = take(length).decode(errors="replace")
     return ImportanceMatrix(path, entries, dataset, n_chunks)
 

@@ -192,6 +192,22 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
     return {name: place / quantized_name(source, name) for name in names}
 
 
+def finds(pattern: str, name: str) -> bool:
+    """Whether the pattern of an override finds a tensor; true where Python's dialect cannot tell,
+    so that llama.cpp has the last word."""
+    if "[[:" in pattern:
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return True
+
+
+def printable(text: str) -> str:
+    """Text of a model as one line without control characters, for a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def header_bytes(source: ModelFile, extra: dict[str, str | int]) -> int:
     """Bytes of the header that the quantizer writes: the source's metadata with the file type,
     without what told of a split, and with `extra`; every integer is one of 32 bits."""

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .engine import default_threads
 from .errors import InstrError, NativeError, UsageError
 from .imatrix import ImportanceMatrix, load_imatrix
 from .model_file import ModelFile
@@ -31,8 +32,10 @@ from .quantization import (
     QuantizationPlan,
     QuantizeOptions,
     QuantizeResult,
+    finds,
     header_bytes,
     parse_file_type,
+    printable,
 )
 from .quantize_log import read_dry_run
 
@@ -112,7 +115,7 @@ class Quantizer:
             self.source.path,
             self.source.n_bytes,
             file_type,
-            read_dry_run(self.source, file_type, lines),
+            read_dry_run(self.source, file_type, self.options, lines),
             header_bytes(self.source, self.imatrix.metadata() if self.imatrix else {}),
         )
         if not self.options.allow_requantize:
@@ -171,7 +174,7 @@ class Quantizer:
             "output": str(output),
             "file_type": WRITABLE[file_type],
             "dry_run": dry_run,
-            "threads": options.threads,
+            "threads": options.threads or default_threads(),
             "tensor_types": [[pattern, type_.number] for pattern, type_ in options.tensor_types],
             "output_type": options.output_type.number if options.output_type else None,
             "embedding_type": options.embedding_type.number if options.embedding_type else None,
@@ -190,9 +193,9 @@ class Quantizer:
                     raise (NativeError if values[1] == 2 else InstrError)(values[0])
                 elif kind == "done":
                     if values[0]:
-                        raise InstrError(f"{self.source.path}: {_failure(log, file_type)}")
+                        raise self._failure(log, file_type)
                     return log
-            raise InstrError(f"{self.source.path}: {self._death(log, file_type)}")
+            raise self._death(log, file_type)
         except BaseException:
             # whatever it was, nothing writes on after this
             self._process.kill()
@@ -208,13 +211,29 @@ class Quantizer:
         for line in self._process.stdout:
             yield json.loads(line)
 
-    def _death(self, log: list[tuple[int, str]], file_type: str) -> str:
+    def _failure(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
+        """What to raise when llama.cpp has refused: its own reason."""
+        errors = [line.strip(" =") for level, line in log if level == _ERROR]
+        reason = errors[-1] if errors else "it gave no reason"
+        reason = printable(reason.partition("failed to quantize: ")[2] or reason)
+        if "iostream error" in reason:
+            return InstrError(f"the {file_type} file could not be written: is the disk full?")
+        for pattern, _ in self.options.tensor_types:
+            if _is_bad(pattern):
+                return UsageError(f"--tensor-type: {pattern!r} is no regular expression: {reason}")
+        return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
+
+    def _death(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
+        """What to raise when the process has ended: the last that was heard of it."""
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._stderr.seek(0)
         said = self._stderr.read()[-4000:].decode(errors="replace").split("\n")
-        last = [line.strip() for line in said if line.strip()] or [line for _, line in log] or [""]
-        return f"llama.cpp's quantizer to {file_type} ended with {how}: {last[-1]}"
+        heard = [line.strip() for line in [*(line for _, line in log), *said] if line.strip()]
+        last = printable(heard[-1]) if heard else "it said nothing"
+        return InstrError(
+            f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"
+        )
 
 
 def _check_outputs(
@@ -228,7 +247,7 @@ def _check_outputs(
         needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
         if needy and options.imatrix is None:
             raise UsageError(
-                f"{plan.file_type} needs an importance matrix ({needy[0].name} would be "
+                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would be "
                 f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
             )
         if output.exists() and output.samefile(plan.source):
@@ -256,18 +275,8 @@ def _check_source(source: ModelFile, options: QuantizeOptions) -> None:
                     f"which blocks of {type_.block} do not divide"
                 )
     for pattern, type_ in options.tensor_types:
-        if not any(_finds(pattern, name) for name in source.by_name):
+        if not any(finds(pattern, name) for name in source.by_name):
             raise UsageError(f"no tensor of {source.path} matches {pattern!r} (={type_})")
-
-
-def _finds(pattern: str, name: str) -> bool:
-    """Whether the pattern matches; where Python's dialect differs, llama.cpp has the last word."""
-    if "[[:" in pattern:
-        return True
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:
-        return True
 
 
 def _check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
@@ -282,7 +291,7 @@ def _check_not_requantized(plan: QuantizationPlan) -> None:
     again = [tensor for tensor in plan.tensors if tensor.requantized]
     if again:
         raise UsageError(
-            f"{plan.source} is quantized already: {again[0].name} is {again[0].weight.type}, "
+            f"{plan.source} is quantized already: {again[0].name!r} is {again[0].weight.type}, "
             f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
             "F16 or F32 model, or give --allow-requantize"
         )
@@ -299,19 +308,18 @@ def _check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> Non
         if values is not None and not fits and weight.name not in EMBEDDINGS:
             raise UsageError(
                 f"{imatrix.path} is of another model: it has {values.size} importances for "
-                f"{weight.name}, which has {expected} columns"
+                f"{weight.name!r}, which has {expected} columns"
             )
         if tensor.needs_imatrix and not fits:
             raise UsageError(
-                f"{imatrix.path} has no importances for {weight.name}, which would be "
+                f"{imatrix.path} has no importances for {weight.name!r}, which would be "
                 f"{tensor.type}; give it another type, or a matrix that has them"
             )
 
 
-def _failure(log: list[tuple[int, str]], file_type: str) -> str:
-    errors = [line.strip(" =") for level, line in log if level == _ERROR]
-    reason = errors[-1] if errors else "it gave no reason"
-    reason = reason.partition("failed to quantize: ")[2] or reason
-    if "iostream error" in reason:
-        return f"the {file_type} file could not be written to its end: is the disk full?"
-    return f"llama.cpp cannot quantize it to {file_type}: {reason}"
+def _is_bad(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return True
+    return False

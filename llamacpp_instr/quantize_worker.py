@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import queue
@@ -37,8 +38,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _no_core_dump()
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    writing: list[str] = []
-    threading.Thread(target=_receive, args=(requests, writing), daemon=True).start()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
 
     def answer(kind: str, *values: Any) -> None:
         answers.write(json.dumps([kind, *values]) + "\n")
@@ -47,20 +47,20 @@ def main() -> None:
     try:
         quantizer = _Quantizer(answer)
         while True:
-            request = requests.get()
-            answer("done", quantizer.run(request))
-            writing.clear()
+            answer("done", quantizer.run(requests.get()))
     except InstrError as error:
         answer("error", str(error), error.exit_code)
 
 
-def _receive(requests: queue.SimpleQueue[dict[str, Any]], writing: list[str]) -> None:
+def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    outputs = []
     for line in sys.stdin:
         request = json.loads(line)
         if not request["dry_run"]:
-            writing.append(request["output"])
+            outputs.append(request["output"])
         requests.put(request)
-    for path in writing:
+    # names that are temporary: a file that is whole has another by now
+    for path in outputs:
         with contextlib.suppress(OSError):
             Path(path).unlink()
     os._exit(0)
@@ -127,7 +127,7 @@ class _Quantizer:
 
     def add_imatrix(self, params: Any, path: str) -> None:
         lib = self.lib
-        matrix = load_imatrix(Path(path))
+        matrix = _load_imatrix(Path(path))
         floats = ctypes.POINTER(ctypes.c_float)
         entries = [
             lib.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(floats), values.size)
@@ -149,6 +149,10 @@ class _Quantizer:
         array = (lib.llama_model_kv_override * len(overrides))(*overrides)
         params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
         params._kept = (matrix, array)
+
+
+# of all requests: they are of one model
+_load_imatrix = functools.cache(load_imatrix)
 
 
 def _check_layout(lib: Any) -> None:
