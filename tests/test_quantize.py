@@ -3,51 +3,207 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.ggml_types import BY_NAME
 from llamacpp_instr.model_file import load_model_file
-from llamacpp_instr.quantization import ALIASES, WRITABLE, QuantizeOptions
+from llamacpp_instr.native import import_llama_cpp
+from llamacpp_instr.quantization import ALIASES, WRITABLE, QuantizationPlan, QuantizeOptions
 from llamacpp_instr.quantize import Quantizer, plan_quantization, quantize_model
 from tests.conftest import Instr
-from tests.native_kit import unpatched_library
+from tests.native_kit import (
+    compile_program,
+    installed_library,
+    random_models,
+    unpatched_library,
+)
+from tests.quantize_kit import (
+    importances,
+    legacy_imatrix,
+    llama_quantize,
+    write_imatrix,
+    write_model,
+)
 
-QUICK = ["F16", "BF16", "F32", "Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "Q2_K", "MXFP4_MOE", "TQ2_0"]
-"""file types that take little time and need no importance matrix"""
+ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
+
+SLOW_TABLES = {"IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M"}
+"""file types for which ggml computes tables for seconds, in every process anew"""
 
 
-def llama_quantize(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Upstream's own program, from the unpatched source."""
-    return subprocess.run(
-        [unpatched_library() / "llama-quantize", *map(str, arguments)],
-        capture_output=True, text=True, check=True, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-    )  # fmt: skip
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows all types divide."""
+    return write_model(tmp_path_factory.mktemp("wide") / "wide-f32.gguf")
 
 
-@pytest.mark.parametrize("file_type", QUICK)
-def test_the_file_is_llama_quantizes_to_the_byte(
+@pytest.fixture(scope="session")
+def imatrix(wide: Path) -> Path:
+    return write_imatrix(wide.with_name("imatrix.gguf"), importances(wide))
+
+
+@pytest.mark.parametrize("file_type", ON_DEMO)
+def test_the_demo_models_file_is_llama_quantizes_to_the_byte(
     demo_model: Path, tmp_path: Path, file_type: str
 ) -> None:
     llama_quantize(demo_model, tmp_path / "theirs.gguf", file_type, 2)
     done = quantize_model(load_model_file("demo"), file_type, tmp_path / "ours.gguf")
     assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
-    assert done.file_bytes == done.path.stat().st_size
+    assert done.file_bytes == done.path.stat().st_size == done.plan.file_bytes
 
 
-def test_the_plan_is_what_comes_true(tmp_path: Path) -> None:
-    with Quantizer(load_model_file("demo")) as quantizer:
-        for file_type in QUICK:
+def test_files_with_an_importance_matrix_are_llama_quantizes_to_the_byte(
+    wide: Path, imatrix: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    with Quantizer(load_model_file(wide), QuantizeOptions(imatrix=imatrix)) as quantizer:
+        for file_type in (name for name in WRITABLE if name not in SLOW_TABLES):
             plan = quantizer.plan(file_type)
-            written = load_model_file(quantizer.write(plan, tmp_path / f"{file_type}.gguf").path)
-            assert written.file_type == file_type
-            assert plan.file_bytes == written.file_size
-            assert plan.n_bytes == written.n_bytes
-            assert [(t.name, t.type) for t in plan.tensors] == [
-                (weight.name, weight.type) for weight in written.weights
-            ]
+            quantizer.write(plan, ours, force=True)
+            llama_quantize("--imatrix", imatrix, wide, theirs, file_type, 2)
+            assert ours.read_bytes() == theirs.read_bytes(), file_type
+            assert_came_true(plan, ours)
+
+
+def test_the_types_of_every_file_type_are_those_of_llama_quantizes_dry_run(wide: Path) -> None:
+    with Quantizer(load_model_file(wide)) as quantizer:
+        for file_type in WRITABLE:
+            plan = quantizer.plan(file_type)
+            told = subprocess.run(
+                [unpatched_library() / "llama-quantize", "--dry-run", wide, file_type],
+                capture_output=True, text=True, check=True,
+            ).stderr  # fmt: skip
+            lines = [line for line in told.splitlines() if line.startswith("[")]
+            assert len(lines) == len(plan.tensors)
+            for tensor, line in zip(plan.tensors, lines, strict=True):
+                name, type_ = tensor.name, tensor.type.name.lower()
+                assert f"] {name} " in line
+                assert line.lower().endswith(f"({type_})") or tensor.type == tensor.weight.type
+            assert plan.needs_imatrix == ("will require an imatrix" in told), file_type
+
+
+def test_what_falls_back_is_named_with_the_type_that_it_would_have(
+    wide: Path, tmp_path: Path
+) -> None:
+    narrow = load_model_file(write_model(tmp_path / "narrow.gguf", 96))
+    n_fallbacks = 0
+    with Quantizer(load_model_file(wide)) as meant, Quantizer(narrow) as quantizer:
+        for file_type in (name for name in WRITABLE if name != "Q1_0"):
+            plan = quantizer.plan(file_type)
+            wanted = {tensor.name: tensor.type for tensor in meant.plan(file_type).tensors}
+            for tensor in plan.tensors:
+                assert (tensor.fallback_from or tensor.type) == wanted[tensor.name], file_type
+            n_fallbacks += len(plan.fallbacks)
+            if not plan.needs_imatrix and file_type not in SLOW_TABLES:
+                output = tmp_path / f"{file_type}.gguf"
+                quantizer.write(plan, output)
+                assert_came_true(plan, output)
+    assert n_fallbacks > 20 * 8 * 7
+
+
+def test_embeddings_that_are_the_output_fall_back_too(tmp_path: Path) -> None:
+    for width, expected in ((256, ("Q6_K", None)), (96, ("Q8_0", "Q6_K"))):
+        source = load_model_file(write_model(tmp_path / f"{width}.gguf", width, tied=True))
+        plan = plan_quantization(source, "Q4_K_M")
+        (tensor,) = (tensor for tensor in plan.tensors if tensor.name == "token_embd.weight")
+        assert (
+            tensor.type.name,
+            tensor.fallback_from and tensor.fallback_from.name,
+        ) == expected
+
+
+def test_rows_that_no_block_divides_become_f16(tmp_path: Path) -> None:
+    odd = load_model_file(write_model(tmp_path / "odd.gguf", 40))
+    done = quantize_model(odd, "Q4_K_M", tmp_path / "out.gguf")
+    (tensor,) = (tensor for tensor in done.plan.tensors if tensor.name == "blk.0.ffn_up.weight")
+    assert (tensor.type.name, tensor.fallback_from) == ("F16", BY_NAME["Q4_K"])
+    assert_came_true(done.plan, done.path)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (QuantizeOptions(pure=True), ["--pure"]),
+        (QuantizeOptions(output_type=BY_NAME["Q8_0"]), ["--output-tensor-type", "q8_0"]),
+        (QuantizeOptions(embedding_type=BY_NAME["F16"]), ["--token-embedding-type", "f16"]),
+        (
+            QuantizeOptions(
+                tensor_types=[
+                    (r"blk\.[0-2]\.ffn_down", BY_NAME["Q6_K"]),
+                    ("ffn_", BY_NAME["IQ4_NL"]),
+                ]
+            ),
+            ["--tensor-type", r"blk\.[0-2]\.ffn_down=q6_k", "--tensor-type", "ffn_=iq4_nl"],
+        ),
+    ],
+)
+def test_options_are_llama_quantizes(
+    wide: Path, tmp_path: Path, ours: QuantizeOptions, theirs: list[str]
+) -> None:
+    llama_quantize(*theirs, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    done = quantize_model(load_model_file(wide), "Q4_K_M", tmp_path / "ours.gguf", ours)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    plain = plan_quantization(load_model_file(wide), "Q4_K_M")
+    assert done.plan != plain, "the option made no difference"
+
+
+def test_an_importance_matrix_of_the_older_format_is_taken_as_llama_quantize_takes_it(
+    wide: Path, tmp_path: Path
+) -> None:
+    matrix = tmp_path / "imatrix.dat"
+    matrix.write_bytes(legacy_imatrix(importances(wide)))
+    llama_quantize("--imatrix", matrix, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    source, options = load_model_file(wide), QuantizeOptions(imatrix=matrix)
+    done = quantize_model(source, "Q4_K_M", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert load_model_file(done.path).metadata["quantize.imatrix.dataset"] == "words.txt"
+
+
+def test_a_model_in_parts_becomes_one_file(wide: Path, tmp_path: Path) -> None:
+    split = unpatched_library() / "llama-gguf-split"
+    subprocess.run(
+        [split, "--split-max-tensors", "30", wide, tmp_path / "parts"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    first = min(tmp_path.glob("parts-*.gguf"))
+    llama_quantize(first, tmp_path / "theirs.gguf", "Q5_K_S", 2)
+    done = quantize_model(load_model_file(first), "Q5_K_S", tmp_path / "ours.gguf")
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert_came_true(done.plan, done.path)
+
+
+@pytest.mark.parametrize("architecture", ["mamba-dense", "deepseek2-moe", "gemma3-dense"])
+def test_other_architectures_are_llama_quantizes_to_the_byte(
+    tmp_path: Path, architecture: str
+) -> None:
+    model = random_models() / f"{architecture}.gguf"
+    llama_quantize(model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf")
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert_came_true(done.plan, done.path)
+
+
+def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_path: Path) -> None:
+    eight = tmp_path / "eight.gguf"
+    llama_quantize(wide, eight, "Q8_0", 2)
+    llama_quantize("--allow-requantize", eight, tmp_path / "theirs.gguf", "Q4_0", 2)
+    options = QuantizeOptions(allow_requantize=True)
+    done = quantize_model(load_model_file(eight), "Q4_0", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+
+
+def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = load_model_file(wide)
+    quantize_model(
+        source, "Q8_0", tmp_path / "out.gguf", on_progress=lambda *told: seen.append(told)
+    )
+    assert len(seen) == len(source.weights)
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {source.n_elements}
 
 
 def test_the_command_writes_a_file_for_each_type_and_says_its_size(
@@ -63,6 +219,16 @@ def test_the_command_writes_a_file_for_each_type_and_says_its_size(
     assert f"demo-Q8_0.gguf    Q8_0    {size:,}         8.51     53.2 %" in done.stdout
 
 
+def test_a_file_is_named_after_its_source_without_that_ones_type(
+    instr: Instr, wide: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert instr("quantize", wide, "--types", "Q4_1", "-o", "out").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["wide-Q4_1.gguf"]
+    assert instr("quantize", wide, "--types", "Q4_1", "-o", "mine.gguf").returncode == 0
+    assert (tmp_path / "mine.gguf").is_file()
+
+
 def test_a_dry_run_writes_nothing_and_knows_every_file_type(instr: Instr, tmp_path: Path) -> None:
     types = [*WRITABLE, *ALIASES]
     done = instr("quantize", "demo", "--types", ",".join(types), "--dry-run", "--json")
@@ -73,10 +239,47 @@ def test_a_dry_run_writes_nothing_and_knows_every_file_type(instr: Instr, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantizations_of_the_api_take_the_options(tmp_path: Path) -> None:
-    source = load_model_file("demo")
-    options = QuantizeOptions(pure=True, threads=1)
-    plan = plan_quantization(source, "Q4_K", options)
-    assert {str(tensor.type) for tensor in plan.tensors} == {"F32", "Q4_K"}
-    done = quantize_model(source, "Q4_K", tmp_path / "pure.gguf", options)
-    assert done.plan == plan
+def test_a_dry_run_lists_what_falls_back(instr: Instr, models: Path) -> None:
+    done = instr("quantize", models / "llama.gguf", "--types", "Q4_K_M,Q1_0", "--dry-run")
+    assert done.returncode == 2, "no type is defined to fall back to from Q1_0"
+    done = instr("quantize", models / "llama.gguf", "--types", "Q4_K_M", "--dry-run")
+    assert "Q4_K_M  Q4_K   Q5_0       12  32, 64      blk.0.attn_k.weight" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_structures_of_ctypes_are_those_of_the_header(tmp_path: Path) -> None:
+    lib = import_llama_cpp().llama_cpp
+    names = (
+        "llama_model_quantize_params", "llama_model_imatrix_data", "llama_model_tensor_override",
+    )  # fmt: skip
+    expected = []
+    lines = []
+    for name in names:
+        structure = getattr(lib, name)
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        expected.append((name, lib.ctypes.sizeof(structure)))
+        for field, _ in structure._fields_:
+            expected.append((field, getattr(structure, field).offset))
+            lines.append(f'printf("{field} %zu\\n", offsetof({name}, {field}));')
+    # its union has no name there, its members follow the key
+    lines.append('printf("value %zu\\n", offsetof(llama_model_kv_override, val_str));')
+    expected.append(("value", lib.llama_model_kv_override.value.offset))
+    source = tmp_path / "layout.cpp"
+    source.write_text(
+        "#include <cstddef>\n#include <cstdio>\n#include <llama.h>\n"
+        f"int main() {{ {' '.join(lines)} }}\n"
+    )
+    program = compile_program(source, installed_library(), tmp_path)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    found = [line.split() for line in told.splitlines()]
+    assert [(name, int(offset)) for name, offset in found] == expected
+
+
+def assert_came_true(plan: QuantizationPlan, path: Path) -> None:
+    written = load_model_file(path)
+    assert written.file_type == plan.file_type
+    assert written.file_size == plan.file_bytes
+    assert written.n_bytes == plan.n_bytes
+    assert [(weight.name, weight.type) for weight in written.weights] == [
+        (tensor.name, tensor.type) for tensor in plan.tensors
+    ]
