@@ -20,9 +20,12 @@ def quantization_reports(
 ) -> list[Report]:
     """A row per file, and the tensors that fell back; `paths` are the files', in order."""
     source = plans[0].source.name
-    title = f"Quantized from {source}" if written else f"What {source} would become"
+    place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
+    title = f"Quantized from {source}{place}" if written else f"What {source} would become"
+    again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
+    notes = [f"{again} tensors were quantized before: what is lost adds up."] if again else []
     sizes = Report(
-        title,
+        printable(title),
         [
             Column("file"),
             Column("type"),
@@ -44,6 +47,7 @@ def quantization_reports(
             ]
             for plan, path in zip(plans, paths, strict=True)
         ],
+        notes,
     )
     if not written:
         # the first column always stays

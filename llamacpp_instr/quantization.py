@@ -62,7 +62,7 @@ class QuantizeOptions:
     allow_requantize: bool = False
     """whether tensors that are quantized already may be quantized again, at a loss of quality"""
     threads: int = 0
-    """0 is one per processor"""
+    """0 is one per core"""
 
 
 @dataclass(frozen=True)

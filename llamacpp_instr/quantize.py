@@ -298,10 +298,14 @@ def _check_not_requantized(plan: QuantizationPlan) -> None:
 
 
 def _check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
-    for tensor in plan.tensors:
+    made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
+    if made and not any(tensor.name in imatrix.entries for tensor in made):
+        raise UsageError(
+            f"{imatrix.path} is of another model: it has importances for none of the tensors "
+            f"of {plan.source}"
+        )
+    for tensor in made:
         weight = tensor.weight
-        if tensor.type == weight.type:
-            continue
         values = imatrix.entries.get(weight.name)
         expected = weight.ne[0] * (weight.ne[2] if len(weight.ne) > 2 else 1)
         fits = values is not None and values.size == expected

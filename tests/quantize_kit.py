@@ -70,25 +70,28 @@ def write_model(
 
 
 def importances(model: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Made-up sums of squares for every matrix of a model."""
+    """Made-up sums of squares for every matrix of a model: a row, or one for each expert."""
     random = np.random.default_rng(5)
     return {
-        weight.name: random.uniform(0.1, 9, weight.ne[0]).astype(np.float32)
+        weight.name: random.uniform(0.1, 9, (*weight.ne[2:], weight.ne[0])).astype(np.float32)
         for weight in load_model_file(model).weights
         if len(weight.ne) > 1 and weight.name not in without
     }
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray], count: float = 3) -> Path:
-    """An importance matrix as llama-imatrix writes it, of two chunks of a text "wörds.txt"."""
+    """An importance matrix as llama-imatrix writes it, of two chunks of a text "wörds.txt"; an
+    expert has seen a token less than the one before."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_string("general.type", "imatrix")
     writer.add_array("imatrix.datasets", ["wörds.txt", "more.txt"])
     writer.add_uint32("imatrix.chunk_count", 2)
     writer.add_uint32("imatrix.chunk_size", 512)
     for name, values in sums.items():
-        writer.add_tensor(f"{name}.in_sum2", values[None])
-        writer.add_tensor(f"{name}.counts", np.array([[count]], np.float32))
+        rows = np.atleast_2d(values)
+        counts = np.arange(count, count - len(rows), -1, np.float32)
+        writer.add_tensor(f"{name}.in_sum2", rows)
+        writer.add_tensor(f"{name}.counts", counts[:, None])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from converters.quantization import quantization_reports
 from llamacpp_instr.ggml_types import BY_NAME
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model_file import Weight, load_model_file
 from llamacpp_instr.native import import_llama_cpp
-from llamacpp_instr.quantization import ALIASES, WRITABLE, QuantizationPlan, QuantizeOptions
+from llamacpp_instr.quantization import (
+    ALIASES,
+    WRITABLE,
+    QuantizationPlan,
+    QuantizeOptions,
+    quantized_name,
+)
 from llamacpp_instr.quantize import Quantizer, plan_quantization, quantize_model
 from tests.conftest import Instr
 from tests.native_kit import (
@@ -162,6 +169,22 @@ def test_an_importance_matrix_of_the_older_format_is_taken_as_llama_quantize_tak
     assert load_model_file(done.path).metadata["quantize.imatrix.dataset"] == "words.txt"
 
 
+def test_each_expert_has_importances_of_its_own(tmp_path: Path) -> None:
+    experts = {"blk.0.ffn_up_exps.weight": (4, 8, 256)}
+    model = write_model(tmp_path / "model.gguf", shapes=experts)
+    # the last of the four has seen nothing
+    matrix = write_imatrix(tmp_path / "imatrix.gguf", importances(model), count=3)
+    llama_quantize("--imatrix", matrix, model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    options = QuantizeOptions(imatrix=matrix)
+    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    without = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "without.gguf").path
+    (ours, other) = (load_model_file(path).by_name for path in (done.path, without))
+    assert read_data(ours["blk.0.ffn_up_exps.weight"]) != read_data(
+        other["blk.0.ffn_up_exps.weight"]
+    )
+
+
 def test_a_model_in_parts_becomes_one_file(wide: Path, tmp_path: Path) -> None:
     split = unpatched_library() / "llama-gguf-split"
     subprocess.run(
@@ -193,6 +216,8 @@ def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_pa
     options = QuantizeOptions(allow_requantize=True)
     done = quantize_model(load_model_file(eight), "Q4_0", tmp_path / "ours.gguf", options)
     assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    (report,) = quantization_reports([done.plan], [done.path], written=True)
+    assert report.notes == ["58 tensors were quantized before: what is lost adds up."]
 
 
 def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:
@@ -239,6 +264,33 @@ def test_a_dry_run_writes_nothing_and_knows_every_file_type(instr: Instr, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("tiny-F16.gguf", "tiny-Q4_0.gguf"),
+        ("Tiny.bf16.gguf", "Tiny-Q4_0.gguf"),
+        ("tiny-q4_k_m.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-Q4_K.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-F16-00001-of-00003.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-f16-chat.gguf", "tiny-f16-chat-Q4_0.gguf"),
+        ("F16.gguf", "F16-Q4_0.gguf"),
+        ("tiny", "tiny-Q4_0.gguf"),
+    ],
+)
+def test_names_of_files(source: str, name: str) -> None:
+    assert quantized_name(Path("somewhere", source), "Q4_0") == name
+
+
+def test_names_of_a_model_do_nothing_to_the_terminal(instr: Instr, tmp_path: Path) -> None:
+    name = "blk.0.\x1b[2Jffn_up.weight"
+    write_model(tmp_path / "model.gguf", shapes={name: (8, 96)})
+    done = instr("quantize", "model.gguf", "--types", "Q4_K_M", "--dry-run")
+    assert "\x1b" not in done.stdout
+    assert r"blk.0.\x1b[2Jffn_up" in done.stdout
+    done = instr("quantize", "model.gguf", "--types", "Q4_K_M", "--dry-run", "--json")
+    assert name in [tensor["name"] for tensor in json.loads(done.stdout)["files"][0]["tensors"]]
+
+
 def test_a_dry_run_lists_what_falls_back(instr: Instr, models: Path) -> None:
     done = instr("quantize", models / "llama.gguf", "--types", "Q4_K_M,Q1_0", "--dry-run")
     assert done.returncode == 2, "no type is defined to fall back to from Q1_0"
@@ -273,6 +325,12 @@ def test_the_structures_of_ctypes_are_those_of_the_header(tmp_path: Path) -> Non
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     found = [line.split() for line in told.splitlines()]
     assert [(name, int(offset)) for name, offset in found] == expected
+
+
+def read_data(weight: Weight) -> bytes:
+    with weight.path.open("rb") as file:
+        file.seek(weight.offset)
+        return file.read(weight.n_bytes)
 
 
 def assert_came_true(plan: QuantizationPlan, path: Path) -> None:

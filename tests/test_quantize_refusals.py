@@ -131,6 +131,9 @@ def test_an_importance_matrix_of_another_model(wide: Path, tmp_path: Path) -> No
     options = QuantizeOptions(imatrix=write_imatrix(tmp_path / "other.gguf", sums))
     with pytest.raises(UsageError, match=r"another model.*32 importances.*blk\.0\.ffn_up"):
         plan_quantization(load_model_file(wide), "Q4_K_M", options)
+    matrix = write_imatrix(tmp_path / "none.gguf", {"x.weight": np.ones(256, np.float32)})
+    with pytest.raises(UsageError, match=r"another model.*none of the tensors"):
+        plan_quantization(load_model_file(wide), "Q4_K_M", QuantizeOptions(imatrix=matrix))
 
 
 def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(

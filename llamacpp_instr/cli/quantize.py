@@ -48,9 +48,7 @@ if TYPE_CHECKING:
     help="Quantize what is quantized already: it costs more quality than starting from F16.",
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing; say the exact sizes.")
-@click.option(
-    "--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per processor]"
-)
+@click.option("--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every tensor.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def quantize(
