@@ -7,7 +7,7 @@ there, into floats that have room: it checks nothing, and aborts the process on 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,15 +43,22 @@ class Dequantizer(Protocol):
     def reads(self, type_: GgmlType) -> bool:
         """Whether it can turn this type into numbers."""
 
-    def to_float(
-        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, out: Floats | None = None
-    ) -> Floats:
-        """The `n_elements` numbers in `data`, in the order in which they are stored.
+    def fill(
+        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
+    ) -> Iterator[int]:
+        """Writes the `n_elements` numbers in `data` to `room`, in the order in which they are
+        stored: as many at a time as find room, and yields how many.
 
-        `data` is whole blocks, of one row or of many. The numbers are written to `out`, which
-        has room for exactly as many, or to a new array. Raises `UsageError` for a type that it
-        does not read, for a part of a block and for bytes of another length.
+        `data` is whole blocks, of one row or of many. Raises `UsageError` for a type that it does
+        not read, for parts of a block, and for bytes of another length.
         """
+
+    def to_float(self, type_: GgmlType, data: bytes | Bytes, n_elements: int) -> Floats:
+        """All the numbers in `data`, in a new array; for the rest see `fill`."""
+        numbers = np.empty(max(n_elements, 0), np.float32)
+        for _ in self.fill(type_, data, n_elements, numbers):
+            pass
+        return numbers
 
 
 def load_dequantizer() -> Dequantizer:
@@ -83,7 +90,7 @@ _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_in
 _ToFloat = Callable[[int, int, int], None]
 
 
-class GgmlDequantizer:
+class GgmlDequantizer(Dequantizer):
     """ggml's `to_float` of every type. Only Q8_1 and Q8_K have none: they hold activations during
     a matrix product and never stand in a file."""
 
@@ -124,20 +131,21 @@ class GgmlDequantizer:
     def reads(self, type_: GgmlType) -> bool:
         return type_.name in _NUMBERS or type_.name in self._functions
 
-    def to_float(
-        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, out: Floats | None = None
-    ) -> Floats:
-        stored = _checked(self, type_, data, n_elements, out)
+    def fill(
+        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
+    ) -> Iterator[int]:
+        stored = _checked(self, type_, data, n_elements, room)
         if type_.name in _NUMBERS:
-            return _numbers(type_, stored, out)
-        if out is None:
-            out = np.empty(n_elements, np.float32)
-        if n_elements:
-            self._functions[type_.name](_address(stored), _address(out), n_elements)
-        return out
+            yield from _fill_numbers(type_, stored, room)
+            return
+        function, begin, to = self._functions[type_.name], _address(stored), _address(room)
+        for at in range(0, n_elements, room.size or 1):
+            n = min(room.size, n_elements - at)
+            function(begin + type_.row_bytes(at), to, n)
+            yield n
 
 
-class GgufDequantizer:
+class GgufDequantizer(Dequantizer):
     """gguf-py's conversions in numpy; it has none for Q1_0, Q2_0, Q8_1 and Q8_K."""
 
     name = "gguf-py"
@@ -159,29 +167,25 @@ class GgufDequantizer:
     def reads(self, type_: GgmlType) -> bool:
         return type_.name in _NUMBERS or type_.name in self._types
 
-    def to_float(
-        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, out: Floats | None = None
-    ) -> Floats:
-        stored = _checked(self, type_, data, n_elements, out)
+    def fill(
+        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
+    ) -> Iterator[int]:
+        stored = _checked(self, type_, data, n_elements, room)
         if type_.name in _NUMBERS:
-            return _numbers(type_, stored, out)
-        if not n_elements:
-            return np.empty(0, np.float32)
-        # scales that are no number warn, and so they should not: the caller counts them
-        with np.errstate(all="ignore"):
-            numbers = self._dequantize(stored, self._types[type_.name])
-        if out is None:
-            return numbers
-        out[:] = numbers
-        return out
+            yield from _fill_numbers(type_, stored, room)
+            return
+        for at in range(0, n_elements, room.size or 1):
+            n = min(room.size, n_elements - at)
+            begin = type_.row_bytes(at)
+            # scales that are no number warn, but what comes of them is for the caller to see
+            with np.errstate(all="ignore"):
+                part = stored[begin : begin + type_.row_bytes(n)]
+                room[:n] = self._dequantize(part, self._types[type_.name])
+            yield n
 
 
 def _checked(
-    dequantizer: Dequantizer,
-    type_: GgmlType,
-    data: bytes | Bytes,
-    n_elements: int,
-    out: Floats | None,
+    dequantizer: Dequantizer, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
 ) -> Bytes:
     """The bytes as an aligned array that lies in one piece, after every check."""
     if not dequantizer.reads(type_):
@@ -196,22 +200,22 @@ def _checked(
             f"{n_elements:,} elements of {type_} have {type_.row_bytes(n_elements):,} bytes, "
             f"not {stored.size:,}"
         )
-    if out is not None and not (
-        out.dtype == np.float32 and out.size == n_elements and out.flags.carray
-    ):
-        raise UsageError(f"there is no room for {n_elements:,} numbers of 32 bits")
+    if room.dtype != np.float32 or not room.flags.carray or room.size % type_.block:
+        raise UsageError(f"there must be room for whole blocks of {type_} as floats of 32 bits")
+    if n_elements and not room.size:
+        raise UsageError("there is no room for numbers")
     if stored.size and _address(stored) % _ALIGNMENT:
         stored = stored.copy()
     return stored
 
 
-def _numbers(type_: GgmlType, stored: Bytes, out: Floats | None) -> Floats:
+def _fill_numbers(type_: GgmlType, stored: Bytes, room: Floats) -> Iterator[int]:
     numbers = stored.view(_NUMBERS[type_.name])
-    if out is None:
-        out = np.empty(numbers.size, np.float32)
-    with np.errstate(over="ignore"):
-        out[:] = numbers
-    return out
+    for at in range(0, numbers.size, room.size or 1):
+        part = numbers[at : at + room.size]
+        with np.errstate(over="ignore"):
+            room[: part.size] = part
+        yield part.size
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -21,7 +21,6 @@ from .dequantize import Bytes, Dequantizer, load_dequantizer
 from .errors import UsageError
 from .model_file import ModelFile, Weight
 from .weight_error import (
-    CHUNK,
     ErrorSum,
     PieceError,
     WeightError,
@@ -156,18 +155,15 @@ def _piece(
     maps: Mapping[Path, mmap.mmap], dequantizer: Dequantizer, pair: _Pair, start: int
 ) -> PieceError:
     """The error of the elements from `start` on, `PIECE` of them or as many as there are."""
-    weights = (pair.reference, pair.candidate)
-    n_elements, row = pair.candidate.n_elements, pair.candidate.ne[0]
-    errors = ErrorSum(block_of(pair.candidate.type), sample_stride(n_elements, row), start)
+    reference, candidate, n_elements = pair.reference, pair.candidate, pair.candidate.n_elements
+    stride = sample_stride(n_elements, candidate.ne[0])
+    errors = ErrorSum(block_of(candidate.type), stride, start)
     end = min(start + PIECE, n_elements)
-    numbers = np.empty((2, CHUNK), np.float32)
-    with _stored(maps, weights[0], start, end) as x, _stored(maps, weights[1], start, end) as y:
-        for at in range(0, end - start, CHUNK):
-            n = min(CHUNK, end - start - at)
-            for weight, stored, out in zip(weights, (x, y), numbers, strict=True):
-                begin, size = weight.type.row_bytes(at), weight.type.row_bytes(n)
-                dequantizer.to_float(weight.type, stored[begin : begin + size], n, out[:n])
-            errors.add(numbers[0, :n], numbers[1, :n])
+    with _stored(maps, reference, start, end) as x, _stored(maps, candidate, start, end) as y:
+        references = dequantizer.fill(reference.type, x, end - start, errors.x)
+        candidates = dequantizer.fill(candidate.type, y, end - start, errors.y)
+        for n, _ in zip(references, candidates, strict=True):
+            errors.add(n)
     return errors.finish()
 
 

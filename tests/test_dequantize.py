@@ -130,11 +130,15 @@ def test_bf16_by_hand(dequantizer: Dequantizer) -> None:
     assert numbers(dequantizer, "BF16", struct.pack("<3H", 0x3F80, 0xC000, 0x3FC0)) == [1, -2, 1.5]
 
 
-def test_room_that_is_given_is_used(dequantizer: Dequantizer) -> None:
-    room = np.full(32, 7, np.float32)
-    stored = struct.pack("<e32b", 1, *range(32))
-    assert dequantizer.to_float(BY_NAME["Q8_0"], stored, 32, room) is room
-    assert room.tolist() == list(range(32))
+def test_room_is_filled_as_often_as_it_takes(dequantizer: Dequantizer) -> None:
+    values = list(range(-64, 96))
+    stored = b"".join(struct.pack("<e32b", 1, *values[at : at + 32]) for at in range(0, 160, 32))
+    for name, data in (("Q8_0", stored), ("F32", np.array(values, "<f4").tobytes())):
+        room, found = np.empty(64, np.float32), []
+        for n in dequantizer.fill(BY_NAME[name], data, 160, room):
+            found.append(room[:n].tolist())
+        assert list(map(len, found)) == [64, 64, 32]
+        assert [number for part in found for number in part] == values
     assert dequantizer.to_float(BY_NAME["Q8_0"], b"", 0).tolist() == []
 
 
@@ -165,9 +169,15 @@ def test_wrong_sizes_are_refused(
 
 @pytest.mark.parametrize(
     "room",
-    [np.empty(31, np.float32), np.empty(32, np.float64), np.empty(64, np.float32)[::2]],
-    ids=["short", "of 64 bits", "with gaps"],
+    [
+        np.empty(31, np.float32),
+        np.empty(0, np.float32),
+        np.empty(32, np.float64),
+        np.empty(64, np.float32)[::2],
+        np.frombuffer(bytes(128), np.float32),
+    ],
+    ids=["a part of a block", "none", "of 64 bits", "with gaps", "read-only"],
 )
-def test_room_of_another_size_is_refused(dequantizer: Dequantizer, room: Any) -> None:
-    with pytest.raises(UsageError, match="no room for 32"):
-        dequantizer.to_float(BY_NAME["Q8_0"], bytes(34), 32, room)
+def test_room_that_cannot_be_used_is_refused(dequantizer: Dequantizer, room: Any) -> None:
+    with pytest.raises(UsageError, match="room for"):
+        next(iter(dequantizer.fill(BY_NAME["Q8_0"], bytes(34), 32, room)))
