@@ -23,7 +23,7 @@ LLAMA = "vendor/llama.cpp/src/llama.c"
 
 
 def release(directory: Path, files: dict[str, str]) -> Path:
-    """An sdist of another release."""
+    """An sdist of another release, with some files changed."""
     directory.mkdir(exist_ok=True)
     other = {".git/modules/vendor/llama.cpp/HEAD": "ab" * 20 + "\n"}
     version = {"llama_cpp/__init__.py": f'__version__ = "{NEWER}"\n'}
@@ -77,6 +77,8 @@ def test_a_conflict_is_named_and_the_rest_follows_its_resolution(
     ]
     set_pin(world.patches, pin)
     carried = World(newer, world.patches, world.tree.with_name("carried"))
+    conflict = (carried.llama / "src/llama.c").read_text()
+    assert "\ntheir five\n|||||||" in conflict, "with what the patch was made for"
     with pytest.raises(BuildError, match="git am or git rebase is not finished"):
         carried.export()
     (carried.llama / "src/llama.c").write_text(counted((5, "our five llama-instrumentation.c")))

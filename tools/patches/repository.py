@@ -28,19 +28,26 @@ AUTHOR = ("llamacpp-instr", "llamacpp-instr@example.org")
 # Files are taken as bytes, and a hunk's heading is found in the same way in every language.
 _ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !diff !merge !whitespace\n"
 
-# What a person's git would do to commits, or to patches that are applied by hand.
-_SETTINGS = {
-    "user.name": AUTHOR[0],
-    "user.email": AUTHOR[1],
-    "core.autocrlf": "false",
-    "core.hooksPath": os.devnull,
-    "commit.gpgSign": "false",
-    "commit.template": "",
-    "apply.whitespace": "nowarn",
-    # thousands of files that are read once and then thrown away
-    "core.looseCompression": "0",
-    "gc.auto": "0",
-}
+# What a person's git would do to commits, or to patches that are applied by hand; and no pains are
+# taken with thousands of files that are read once and then thrown away.
+_SETTINGS = f"""\
+[user]
+    name = {AUTHOR[0]}
+    email = {AUTHOR[1]}
+[core]
+    autocrlf = false
+    hooksPath = {os.devnull}
+    looseCompression = 0
+[commit]
+    gpgSign = false
+    template =
+[apply]
+    whitespace = nowarn
+[merge]
+    conflictStyle = diff3
+[gc]
+    auto = 0
+"""
 
 # Everything that a setting or another version of git decides otherwise.
 _FORMAT = [
@@ -135,8 +142,8 @@ class Repository:
         info.mkdir()
         (info / "attributes").write_text(_ATTRIBUTES)
         (info / "exclude").write_text("".join(f"{line}\n" for line in exclude))
-        for key, value in _SETTINGS.items():
-            self.git("config", key, value)
+        with (self.root / ".git" / "config").open("a") as config:
+            config.write(_SETTINGS)
 
     def commit_tree(self, message: str, without: str | None = None) -> None:
         """Commit every file of the work tree, ignored or not, but for the directory `without`."""
