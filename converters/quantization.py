@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converters.report import Cell, Column, Report
-from llamacpp_instr.quantization import QuantizationPlan, printable
+from llamacpp_instr.quantization import QuantizationPlan, printable, row_length
 
 
 def quantization_reports(
@@ -102,7 +102,7 @@ def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
         for tensor in plan.fallbacks:
             key = (str(tensor.fallback_from), str(tensor.type))
             groups[key].append(tensor.name)
-            lengths[key].add(tensor.weight.ne[0])
+            lengths[key].add(row_length(tensor.weight))
         for (meant, got), names in groups.items():
             of = ", ".join(map(str, sorted(lengths[meant, got])))
             rows.append([plan.file_type, meant, got, len(names), of, printable(names[0])])

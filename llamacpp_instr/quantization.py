@@ -83,7 +83,7 @@ class TensorPlan:
 
     @property
     def n_bytes(self) -> int:
-        return self.type.row_bytes(self.weight.ne[0] if self.weight.ne else 1) * self.weight.n_rows
+        return self.type.row_bytes(row_length(self.weight)) * self.weight.n_rows
 
     @property
     def requantized(self) -> bool:
@@ -190,6 +190,11 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
     if place.exists() and not place.is_dir():
         raise UsageError(f"{output} is no directory; name one, or a file that ends in .gguf")
     return {name: place / quantized_name(source, name) for name in names}
+
+
+def row_length(weight: Weight) -> int:
+    """Elements of a row; a tensor without dimensions is one of one element."""
+    return weight.ne[0] if weight.ne else 1
 
 
 def finds(pattern: str, name: str) -> bool:

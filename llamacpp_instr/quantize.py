@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,21 +20,26 @@ from typing import Any, BinaryIO
 
 from .engine import default_threads
 from .errors import InstrError, NativeError, UsageError
-from .imatrix import ImportanceMatrix, load_imatrix
+from .imatrix import load_imatrix
 from .model_file import ModelFile
-from .output import check_output, new_file
+from .output import new_file
 from .progress import OnProgress
 from .quantization import (
-    EMBEDDINGS,
-    OUTPUT,
     WRITABLE,
     QuantizationPlan,
     QuantizeOptions,
     QuantizeResult,
-    finds,
     header_bytes,
     parse_file_type,
     printable,
+)
+from .quantize_checks import (
+    check_came_true,
+    check_importances,
+    check_not_requantized,
+    check_outputs,
+    check_overrides_used,
+    check_source,
 )
 from .quantize_log import read_dry_run
 
@@ -78,7 +82,7 @@ class Quantizer:
         self.source = source
         self.options = options
         self.imatrix = load_imatrix(options.imatrix) if options.imatrix else None
-        _check_source(source, options)
+        check_source(source, options)
 
     def __enter__(self) -> Quantizer:
         self._stderr: BinaryIO = tempfile.TemporaryFile()
@@ -109,7 +113,7 @@ class Quantizer:
     def plan(self, file_type: str) -> QuantizationPlan:
         """What `write` would write; raises `UsageError` for what it cannot."""
         file_type = parse_file_type(file_type)
-        _check_overrides_used(file_type, self.options)
+        check_overrides_used(file_type, self.options)
         lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
         plan = QuantizationPlan(
             self.source.path,
@@ -119,9 +123,9 @@ class Quantizer:
             header_bytes(self.source, self.imatrix.metadata() if self.imatrix else {}),
         )
         if not self.options.allow_requantize:
-            _check_not_requantized(plan)
+            check_not_requantized(plan)
         if self.imatrix:
-            _check_importances(plan, self.imatrix)
+            check_importances(plan, self.imatrix)
         return plan
 
     def write(
@@ -145,7 +149,7 @@ class Quantizer:
     ) -> list[QuantizeResult]:
         """Write what `plans` say to the new files `outputs`; what can be refused of any of them is
         refused before the first is begun."""
-        _check_outputs(plans, outputs, self.options, force)
+        check_outputs(plans, outputs, self.options, force)
         total = sum(plan.n_elements for plan in plans)
         before = 0
         results = []
@@ -161,6 +165,7 @@ class Quantizer:
 
             with new_file(output, force) as temporary:
                 self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
+                check_came_true(plan, temporary)
                 results.append(QuantizeResult(output, temporary.stat().st_size, plan))
         return results
 
@@ -214,7 +219,9 @@ class Quantizer:
     def _failure(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
         """What to raise when llama.cpp has refused: its own reason."""
         errors = [line.strip(" =") for level, line in log if level == _ERROR]
-        reason = errors[-1] if errors else "it gave no reason"
+        reason = errors[-1] if errors else "llama.cpp gave no reason"
+        if "failed to load model" in reason:
+            reason = errors[0].partition(": ")[2]  # why it did; before it stands a function's name
         reason = printable(reason.partition("failed to quantize: ")[2] or reason)
         if "iostream error" in reason:
             return InstrError(f"the {file_type} file could not be written: is the disk full?")
@@ -234,91 +241,6 @@ class Quantizer:
         return InstrError(
             f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"
         )
-
-
-def _check_outputs(
-    plans: Sequence[QuantizationPlan],
-    outputs: Sequence[Path],
-    options: QuantizeOptions,
-    force: bool,
-) -> None:
-    """Raises `UsageError` when not all of the files that the plans tell of can be made."""
-    for plan, output in zip(plans, outputs, strict=True):
-        needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
-        if needy and options.imatrix is None:
-            raise UsageError(
-                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would be "
-                f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
-            )
-        if output.exists() and output.samefile(plan.source):
-            raise UsageError(f"{output} is the model itself; name another directory")
-        check_output(output, force)
-    directory = outputs[0].parent
-    needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
-    if needed > free:
-        raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
-
-
-def _check_source(source: ModelFile, options: QuantizeOptions) -> None:
-    if not source.weights:
-        raise UsageError(f"{source.path} holds only a vocabulary, no weights to quantize")
-    alignment = source.metadata.get("general.alignment", 32)
-    if alignment != 32:
-        raise UsageError(
-            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
-        )
-    for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
-        for weight in (source.by_name[name] for name in names if name in source.by_name):
-            if type_ and weight.ne[0] % type_.block:
-                raise UsageError(
-                    f"{weight.name} cannot be {type_}: it has rows of {weight.ne[0]} elements, "
-                    f"which blocks of {type_.block} do not divide"
-                )
-    for pattern, type_ in options.tensor_types:
-        if not any(finds(pattern, name) for name in source.by_name):
-            raise UsageError(f"no tensor of {source.path} matches {pattern!r} (={type_})")
-
-
-def _check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
-    if options.tensor_types and file_type in ("F32", "F16", "BF16"):
-        raise UsageError(
-            f"llama.cpp takes types for single tensors only with quantized file types, "
-            f"not with {file_type}"
-        )
-
-
-def _check_not_requantized(plan: QuantizationPlan) -> None:
-    again = [tensor for tensor in plan.tensors if tensor.requantized]
-    if again:
-        raise UsageError(
-            f"{plan.source} is quantized already: {again[0].name!r} is {again[0].weight.type}, "
-            f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
-            "F16 or F32 model, or give --allow-requantize"
-        )
-
-
-def _check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
-    made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
-    if made and not any(tensor.name in imatrix.entries for tensor in made):
-        raise UsageError(
-            f"{imatrix.path} is of another model: it has importances for none of the tensors "
-            f"of {plan.source}"
-        )
-    for tensor in made:
-        weight = tensor.weight
-        values = imatrix.entries.get(weight.name)
-        expected = weight.ne[0] * (weight.ne[2] if len(weight.ne) > 2 else 1)
-        fits = values is not None and values.size == expected
-        if values is not None and not fits and weight.name not in EMBEDDINGS:
-            raise UsageError(
-                f"{imatrix.path} is of another model: it has {values.size} importances for "
-                f"{weight.name!r}, which has {expected} columns"
-            )
-        if tensor.needs_imatrix and not fits:
-            raise UsageError(
-                f"{imatrix.path} has no importances for {weight.name!r}, which would be "
-                f"{tensor.type}; give it another type, or a matrix that has them"
-            )
 
 
 def _is_bad(pattern: str) -> bool:

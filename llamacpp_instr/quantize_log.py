@@ -20,6 +20,7 @@ from .quantization import (
     TensorPlan,
     finds,
     needs_imatrix,
+    row_length,
 )
 
 PROGRESS = re.compile(r"\[ *(\d+)/ *(\d+)\] ")
@@ -75,7 +76,7 @@ def _silently_replaced(
         or any(finds(pattern, weight.name) for pattern, _ in options.tensor_types)
         or type_ == weight.type
         or type_.name != "Q8_0"
-        or weight.ne[0] % 256 == 0
+        or row_length(weight) % 256 == 0
         or file_type in ("Q8_0", "MXFP4_MOE")
     ):
         return None

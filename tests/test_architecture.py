@@ -51,6 +51,8 @@ BELOW_MODELS: dict[str, set[str]] = {
     "llamacpp_instr.imatrix": FLOOR | {"llamacpp_instr.gguf_header"},
     "llamacpp_instr.quantization": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file")},
+    "llamacpp_instr.quantize_checks": FLOOR
+    | {f"llamacpp_instr.{module}" for module in ("imatrix", "model_file", "quantization")},
     "llamacpp_instr.quantize_log": FLOOR
     | {f"llamacpp_instr.{module}" for module in ("ggml_types", "model_file", "quantization")},
     "llamacpp_instr.memory": FLOOR | {"llamacpp_instr.model_file"},

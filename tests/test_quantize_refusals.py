@@ -3,6 +3,7 @@ is left behind."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import resource
@@ -22,6 +23,7 @@ from llamacpp_instr.ggml_types import BY_NAME
 from llamacpp_instr.model_file import load_model_file
 from llamacpp_instr.quantization import QuantizeOptions
 from llamacpp_instr.quantize import Quantizer, plan_quantization, quantize_model
+from llamacpp_instr.quantize_checks import check_outputs
 from tests.conftest import Instr, assert_refused
 from tests.quantize_kit import importances, llama_quantize, write_imatrix, write_model
 from tests.tiny_models import write_llama
@@ -109,6 +111,34 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["nan.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("y" * 70 + ".weight", "is too long: 77 >= 64"),
+        ("a\nb.weight", r"says nothing of 'a\\nb\.weight'"),
+    ],
+)
+def test_names_that_llama_cpp_cannot_take_or_tell(tmp_path: Path, name: str, finding: str) -> None:
+    model = write_model(tmp_path / "model.gguf", shapes={name: (8, 256)})
+    with pytest.raises(InstrError, match=finding):
+        plan_quantization(load_model_file(model), "Q8_0")
+
+
+def test_a_tensor_without_dimensions_where_there_should_be_rows(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", shapes={"token_embd.weight": ()})
+    options = QuantizeOptions(embedding_type=BY_NAME["Q8_0"])
+    with pytest.raises(UsageError, match="rows of 1 elements"):
+        plan_quantization(load_model_file(model), "Q8_0", options)
+    plan_quantization(load_model_file(model), "Q4_K_M")
+
+
+def test_a_hyper_parameter_that_is_missing(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf")
+    model.write_bytes(model.read_bytes().replace(b"llama.block_count", b"llama.block_coumt"))
+    with pytest.raises(UsageError, match=r"key not found in model: llama\.block_count"):
+        plan_quantization(load_model_file(model), "Q8_0")
+
+
 def test_an_alignment_that_the_quantizer_would_not_keep(tmp_path: Path) -> None:
     """llama-quantize pads to 32 bytes what its header says to be padded to 128."""
     path = write_model(tmp_path / "model.gguf", 40, alignment=128)
@@ -161,6 +191,21 @@ def test_an_abort_of_ggml_is_an_error_of_ours(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
+def test_what_was_written_is_looked_at_before_it_gets_its_name(wide: Path, tmp_path: Path) -> None:
+    with Quantizer(load_model_file(wide)) as quantizer:
+        plan = dataclasses.replace(quantizer.plan("Q8_0"), file_type="Q4_0")
+        with pytest.raises(InstrError, match=r"made Q6_K of 'output.weight', where .* said Q8_0"):
+            quantizer.write(plan, tmp_path / "out.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_no_file(instr: Instr, wide: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    done = instr("quantize", wide, "--types", "Q8_0", "-o", "pipe.gguf", "--force")
+    assert_refused(done, "pipe.gguf", "no regular file")
+    assert_refused(instr("quantize", wide, "--types", "Q8_0", "-o", os.devnull), os.devnull)
+
+
 def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -173,11 +218,12 @@ def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
 
 
 def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
-    rows = shutil.disk_usage(tmp_path).free // 1024 + 1
+    # others write to the disk, too: by far too much, and only checked
+    rows = 2 * shutil.disk_usage(tmp_path).free // 1024 + 1
     model = write_sparse_model(tmp_path / "sparse.gguf", (rows, 256))
+    plan = plan_quantization(load_model_file(model), "F32")
     with pytest.raises(UsageError, match=r"bytes are needed in .*, which has .* left"):
-        quantize_model(load_model_file(model), "F32", tmp_path / "out.gguf")
-    assert [path.name for path in tmp_path.iterdir()] == ["sparse.gguf"]
+        check_outputs([plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
 
 
 def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:
