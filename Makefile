@@ -5,6 +5,7 @@
 #
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make pictures   docs/images: what `instr view` shows, taken in Chromium
+# make quantization   docs/quantization.md: the demo model in seven file types, measured
 # make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
 #
 # PYTHON is the interpreter that the environment .venv is made with.
@@ -20,7 +21,7 @@ TEST_INSTALLED := .venv/.installed-test
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test lint native sanitize pictures bench ui-kit clean
+.PHONY: demo view test lint native sanitize pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -43,6 +44,9 @@ sanitize: native $(TEST_INSTALLED)
 
 pictures: native $(TEST_INSTALLED) ui-kit
 	$(BIN)/python -m tests.pictures
+
+quantization: native $(TEST_INSTALLED)
+	$(BIN)/python -m tools.quantization_page
 
 bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.overhead

@@ -15,7 +15,7 @@ from .errors import UsageError
 from .model_file import ModelFile
 from .output import check_output
 from .quantization import parse_file_type
-from .quantize import quantize_model
+from .quantize import Quantizer
 from .run import RunOptions, run
 
 
@@ -56,9 +56,10 @@ def run_trials(
     ]
     for log in (log for trial in trials for log in trial.logs):
         check_output(log, options.force)
-    for name, model in models.items():
-        notice(f"quantizing {source.path.name} to {name}")
-        quantize_model(source, name, model, force=options.force)
+    notice(f"quantizing {source.path.name} to {', '.join(models)}")
+    with Quantizer(source) as quantizer:
+        plans = [quantizer.plan(name) for name in models]
+        quantizer.write_all(plans, list(models.values()), force=options.force)
     for i in range(rounds):
         notice(f"round {i + 1} of {rounds}: {', '.join(trial.name for trial in trials)}")
         for trial in trials:

@@ -1,0 +1,181 @@
+"""Writes docs/quantization.md and its picture: `make quantization`.
+
+Everything is computed with what `instr quantize`, `quality` and `compare` are made of, from the
+demo model alone; the speeds are this machine's.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.charts import Chart, Point, scatter_size_error
+from converters.compare.candidate import Candidate
+from converters.compare.rows import Pair
+from converters.noise import Ratio
+from converters.stored import stored_in_file
+from llamacpp_instr.divergence import Outputs
+from llamacpp_instr.engine import ContextOptions
+from llamacpp_instr.logits import OutputOptions, compare_outputs
+from llamacpp_instr.model_file import ModelFile, load_model_file
+from llamacpp_instr.quantize import quantize_model
+from llamacpp_instr.run import RunOptions
+from llamacpp_instr.session import load_session
+from llamacpp_instr.trials import run_trials
+from llamacpp_instr.weight_error import Sums
+from llamacpp_instr.weights import compute_weight_errors
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "quantization.md"
+PICTURE = ROOT / "docs" / "images" / "quantization.png"
+
+FILE_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "Q2_K")
+CHUNKS = 64
+ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is said of one file type."""
+
+    file_type: str
+    file: ModelFile
+    sqnr_db: float
+    decode: Ratio | None
+    """time of a decode against the reference's"""
+
+
+def main() -> None:
+    reference = load_model_file("demo")
+    with tempfile.TemporaryDirectory() as name:
+        lines = measure(reference, Path(name))
+        files = [reference, *(line.file for line in lines)]
+        print(f"perplexity and KL divergence over {CHUNKS} chunks", file=sys.stderr)
+        outputs = compare_outputs(files, None, OutputOptions(chunks=CHUNKS))
+        PAGE.write_text(page(table(reference, lines, outputs), outputs.n_scored), encoding="utf-8")
+        PICTURE.write_bytes(picture(lines, outputs).png())
+    print(f"{PAGE.relative_to(ROOT)}, {PICTURE.relative_to(ROOT)}")
+
+
+def measure(reference: ModelFile, directory: Path) -> list[Line]:
+    """Quantize to every file type, let all take turns in running, and compare the weights."""
+    options = RunOptions(
+        "", ["Once upon a time"], n=64, repeat=3, context=ContextOptions(threads=1)
+    )
+
+    def notice(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    source = directory / "demo-F16.gguf"
+    quantize_model(reference, "F16", source)  # a copy, so that it takes its turn with the others
+    types = ["F16", *FILE_TYPES]
+    trials = run_trials(load_model_file(source), types, directory, options, ROUNDS, notice)
+    sides = [
+        Candidate(
+            trial.name,
+            stored_in_file(load_model_file(trial.model)),
+            sessions=[load_session(log) for log in trial.logs],
+        )
+        for trial in trials
+    ]
+    lines = []
+    for trial, side in zip(trials[1:], sides[1:], strict=True):
+        file = load_model_file(trial.model)
+        errors = compute_weight_errors(reference, file)
+        sums = sum((error.sums for error in errors), Sums())
+        decode = Pair(sides[0], side).step_ratio("decode")
+        lines.append(Line(trial.name, file, sums.sqnr_db, decode))
+    return lines
+
+
+def table(reference: ModelFile, lines: Sequence[Line], outputs: Outputs) -> str:
+    """The table of the page."""
+    ppl = outputs.perplexity
+    rows = [
+        "| file type | file, MiB | bits/weight | SQNR, dB | perplexity | KL divergence | same top "
+        "| decode, speed against F16 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| F16 | {mib(reference)} | {bits(reference)} | | {ppl.value:.4f} ± {ppl.error:.4f} "
+        "| | | 1 |",
+    ]
+    for line, of in zip(lines, outputs.divergences, strict=True):
+        ppl = of.perplexity
+        rows.append(
+            f"| {line.file_type} | {mib(line.file)} | {bits(line.file)} | {line.sqnr_db:.1f} "
+            f"| {ppl.value:.4f} ± {ppl.error:.4f} | {of.kl.value:.6f} ± {of.kl.error:.6f} "
+            f"| {100 * of.same_top.value:.2f} % | {speed(line.decode)} |"
+        )
+    return "\n".join(rows)
+
+
+def mib(file: ModelFile) -> str:
+    return f"{file.file_size / 2**20:.2f}"
+
+
+def bits(file: ModelFile) -> str:
+    return f"{8 * file.n_bytes / file.n_elements:.2f}"
+
+
+def speed(ratio: Ratio | None) -> str:
+    """`1.31 [1.25, 1.37]`: the inverse of a ratio of times."""
+    if ratio is None or not ratio.value or not ratio.low or not ratio.high:
+        return ""
+    return f"{1 / ratio.value:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
+
+
+def picture(lines: Sequence[Line], outputs: Outputs) -> Chart:
+    """The KL divergence of every file type over its size."""
+    points = [
+        Point(line.file_type, line.file.file_size / 2**20, of.kl.value)
+        for line, of in zip(lines, outputs.divergences, strict=True)
+    ]
+    title = "What quantization costs the demo model"
+    return scatter_size_error(title, "file, MiB", "mean KL divergence from F16, nats", points)
+
+
+def page(rows: str, n_tokens: int) -> str:
+    return f"""\
+# What quantization costs
+
+<!-- Written by `make quantization`. Do not edit: change tools/quantization_page.py. -->
+
+The demo model, stored in seven file types, against the F16 it was trained as:
+
+{rows}
+
+![KL divergence of each file type over its size](images/quantization.png)
+
+- **file, bits/weight**: `instr quantize demo --types {",".join(FILE_TYPES)}` writes the files,
+  `instr inspect FILE` says where the bits are.
+- **SQNR**: the weights' signal to quantization noise, `instr quality demo FILE --only weights`;
+  6 dB more is half the error.
+- **perplexity, KL divergence, same top**: `instr quality demo FILE… --chunks {CHUNKS}` over a text
+  that the F16 model writes itself, {n_tokens:,} tokens scored. The KL divergence is the mean over
+  these tokens of how far the probabilities of the next one are from those of F16, in nats; *same
+  top* is how often both find the same token the most probable. ± is one standard error.
+- **decode**: `instr compare --types F16,{",".join(FILE_TYPES)} demo --threads 1
+  --rounds {ROUNDS}`, all taking turns: the median decode, with an interval of 95 %. It is that of
+  the machine that made this page; a model this small lies in the processor's cache, so fewer bytes
+  help little, and unpacking them costs.
+
+## How to read it
+
+- Perplexity hardly moves before the KL divergence has grown by orders: the text is one that the
+  model finds easy. The standard error of a perplexity is that of the text, not of the difference;
+  the difference itself is known much better, and `instr quality` shows it.
+- Each bit that a weight loses costs about 6 dB of SQNR, whatever the type. What a type is worth
+  shows where it stands off that line.
+- A small model suffers more than a large one at the same bits. Measure your own:
+
+```sh
+instr compare --types Q8_0,Q4_K_M model-F16.gguf -o comparison.html
+instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf --text your-text.txt
+```
+"""
+
+
+if __name__ == "__main__":
+    main()
