@@ -18,9 +18,9 @@ from .ggml_types import GgmlType
 
 Floats = npt.NDArray[np.float32]
 
-CHUNK = 1 << 16
-"""elements that are worked on at once: with what is made of them they stay in a core's cache, and
-what calling numpy costs is little beside what it does"""
+CHUNK = 1 << 17
+"""elements that are worked on at once: with what is made of them they stay in the processor's
+cache, and what calling numpy costs is little beside what it does"""
 
 UNQUANTIZED_BLOCK = 256
 """elements of a block where the type has none: those of a super-block of the K types"""
@@ -149,12 +149,10 @@ class ErrorSum:
 
     def __init__(self, block: int, stride: int, first: int = 0) -> None:
         self._block, self._stride, self._first = block, stride, first
-        numbers = np.empty((2, CHUNK), np.float32)
-        self.x, self.y = numbers
+        self._numbers = np.empty((2, CHUNK), np.float32)
+        self.x, self.y = self._numbers
         """room for the next elements of the reference and of the candidate"""
-        self._rows, self._columns = numbers.reshape(-1, 1, _ROW), numbers.reshape(-1, _ROW, 1)
         self._errors = np.empty(CHUNK, np.float32)
-        self._blocks = self._errors.reshape(-1, _MATRIX // block, block)
         self._ones = np.ones(block, np.float32)
         self._done = self._non_finite = 0
         self._sums = Sums()
@@ -164,17 +162,20 @@ class ErrorSum:
 
     def add(self, n: int) -> None:
         """Add the first `n` elements of `x` and `y`: all, or the run's last."""
-        x, y, errors = self.x, self.y, self._errors
-        if n < CHUNK:  # zeros add nothing to a sum
-            x[n:] = y[n:] = 0
+        # with zeros, which add nothing to a sum, to whole matrices
+        size = -(-n // _MATRIX) * _MATRIX
+        numbers, errors = self._numbers[:, :size], self._errors[:size]
+        numbers[:, n:] = 0
+        x, y = numbers
         # what is no number is found in the sums
         with np.errstate(all="ignore"):
-            squares = np.matmul(self._rows, self._columns).reshape(2, -1)
-            x2, y2 = map(float, squares.sum(axis=1, dtype=np.float64))
+            rows = np.matmul(numbers.reshape(2, -1, 1, _ROW), numbers.reshape(2, -1, _ROW, 1))
+            x2, y2 = map(float, rows.sum(axis=(1, 2, 3), dtype=np.float64))
             np.subtract(x, y, out=errors)
             sample = np.abs(errors[self._sampled(n)])
             np.multiply(errors, errors, out=errors)
-            blocks = np.matmul(self._blocks, self._ones).ravel()[: -(-n // self._block)]
+            matrices = errors.reshape(-1, _MATRIX // self._block, self._block)
+            blocks = np.matmul(matrices, self._ones).ravel()[: -(-n // self._block)]
             e2 = float(blocks.sum(dtype=np.float64))
             if not _fits(x2, x) or not _fits(y2, y) or not _fits(e2, x != y if not e2 else errors):
                 self._add_carefully(n)
