@@ -53,6 +53,11 @@ def main() -> None:
     args = parser.parse_args()
     compare_weight_errors(args.rows, args.pairs)
 
+    from benchmarks.inspect_model import compare_inspect
+
+    print()
+    compare_inspect()
+
 
 def compare_weight_errors(rows: int, pairs: int) -> None:
     values = np.random.default_rng(0).normal(0, 0.02, (rows, ROW)).astype(np.float32)

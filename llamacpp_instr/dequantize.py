@@ -68,7 +68,8 @@ def load_dequantizer() -> Dequantizer:
         lib = load().lib
     except NativeError:
         return GgufDequantizer()
-    return GgmlDequantizer(lib)
+    # Windows finds in a library only what is its own, and ggml is another
+    return GgmlDequantizer(lib) if hasattr(lib, "ggml_get_type_traits") else GgufDequantizer()
 
 
 class _Traits(ctypes.Structure):

@@ -17,6 +17,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model_file import Weight, load_model_file
 from llamacpp_instr.weight_error import Sums, WeightError
 from llamacpp_instr.weights import PIECE, compute_weight_errors
+from tests.native_kit import ROOT
 from tests.quantized_kit import quantized_demo
 from tests.tiny_models import write_llama
 
@@ -252,11 +253,10 @@ print(json.dumps([load_dequantizer().name, [[e.name, e.sums.e2, e.skipped] for e
 
 
 def test_without_the_native_library_gguf_py_does_it() -> None:
-    root = Path(__file__).parent.parent
     for file_type, lacking in (("Q4_K_M", ""), ("Q1_0", "Q1_0")):
         candidate = quantized_demo(file_type)
         done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_NATIVE, root, "demo", candidate],
+            [sys.executable, "-c", WITHOUT_NATIVE, ROOT, "demo", candidate],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         name, found = json.loads(done.stdout)
@@ -288,22 +288,53 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
-def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    # 168 MB of holes: zeros that cost no disk
-    rows = 10 * PIECE // 4096
-    header = {"a.weight": np.zeros((1, 4096), np.float32)}
-    path = write_plain(tmp_path / "zeros.gguf", header)
+def write_zeros(path: Path, rows: int) -> Path:
+    """A model of one F32 tensor with rows of 4096 zeros, which are a hole: they cost no disk."""
+    write_plain(path, {"a.weight": np.zeros((1, 4096), np.float32)})
     data = path.read_bytes()
-    # the tensor's second number in ggml's order, its rows
+    # after the name the number of dimensions, and in ggml's order the rows are the second
     at = data.index(b"a.weight") + len("a.weight") + 4 + 8
     assert data[at : at + 8] == (1).to_bytes(8, "little")
     path.write_bytes(data[:at] + rows.to_bytes(8, "little") + data[at + 8 :])
-    size = 4 * rows * 4096
     with path.open("r+b") as file:
-        file.truncate(len(data) + size)
+        file.truncate(len(data) + 4 * rows * 4096)
+    return path
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    rows = 10 * PIECE // 4096
+    path = write_zeros(tmp_path / "zeros.gguf", rows)
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, Path(__file__).parent.parent, path, path],
+        [sys.executable, "-c", PEAK, ROOT, path, path], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) < 4 * rows * 4096 / 4
+
+
+INTERRUPTED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.weights import compute_weight_errors
+seen = []
+def on_progress(done, total):
+    seen.append((done, total))
+    if len(seen) == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+model = load_model_file(sys.argv[2])
+try:
+    compute_weight_errors(model, model, 2, on_progress)
+except KeyboardInterrupt:
+    done, total = seen[-1]
+    print("stopped" if done < total / 10 else "too late")
+"""
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    path = write_zeros(tmp_path / "zeros.gguf", 1000 * PIECE // 4096)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, ROOT, path],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert int(done.stdout) < size / 4
+    assert done.stdout == "stopped\n"
+    assert done.stderr == ""
