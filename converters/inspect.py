@@ -92,9 +92,17 @@ def compute_inspection(model: ModelFile) -> list[Report]:
     return [report for report in reports if report.rows]
 
 
+def list_tensors(model: ModelFile) -> Report:
+    """Every weight in the order of the file, as far as a terminal has room: type, shape, elements,
+    bytes, bits per weight."""
+    whole = compute_tensors(model)
+    return Report(whole.title, whole.columns[:6], [row[:6] for row in whole.rows])
+
+
 def compute_tensors(model: ModelFile) -> Report:
     """Every weight in the order of the file: type, shape (`ne`, the row's length first), elements,
-    bytes, bits per weight, and where it lies."""
+    bytes, bits per weight, layer, role, and where it lies: the part of a split model, the offset
+    in bytes from that file's start."""
     split = len(model.headers) > 1
     rows: list[list[Cell]] = [
         [
@@ -365,7 +373,7 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
         f"took other ones: {shown(more, 'bytes')} more.",
         "A type that was chosen by hand (--tensor-type) looks the same in a file.",
     ]
-    return Report("Types that fell back, for the rows' length", columns, rows, notes)
+    return Report("Types that fell back because of the rows' length", columns, rows, notes)
 
 
 def _shape(weight: Weight) -> str:

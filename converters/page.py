@@ -145,8 +145,9 @@ def _table(report: Report) -> str:
 
 
 def _class(column: Column) -> str:
-    kind = {"text": "", "share": "bar"}.get(column.unit, "number")
-    return f' class="{kind}"' if kind else ""
+    if column.align == "right":
+        return ' class="number"'
+    return ' class="bar"' if column.unit == "share" else ""
 
 
 def _cell(kind: str, column: Column, cell: Cell) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from converters.charts import Chart, missing_note
 from converters.page import Picture, render_page
-from converters.report import Column, Report, Unit, printable, render_text, shown
+from converters.report import Report, Unit, printable, render_text, shown
 
 Form = Literal["text", "json", "csv", "md", "html"]
 FORMS: tuple[Form, ...] = ("text", "json", "csv", "md", "html")
@@ -66,7 +66,7 @@ def render_markdown(reports: Sequence[Report]) -> str:
         lines = [f"## {_markdown(report.title)}", ""]
         if report.rows:
             heads = [_markdown(column.name) for column in report.columns]
-            rules = ["---:" if _is_number(column) else "---" for column in report.columns]
+            rules = ["---:" if column.align == "right" else "---" for column in report.columns]
             lines += [_row(heads), _row(rules)]
             lines += [_row([_markdown(cell) for cell in cells]) for cells in _cells(report)]
             lines.append("")
@@ -107,10 +107,6 @@ def render_html(
 def _cells(report: Report) -> list[list[str]]:
     units = [column.unit for column in report.columns]
     return [[shown(c, u).strip() for c, u in zip(row, units, strict=True)] for row in report.rows]
-
-
-def _is_number(column: Column) -> bool:
-    return column.unit not in ("text", "share")
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ def inspect(model: str, tensors: bool, form: str | None, output: str, force: boo
     Reads the headers only, however large the file. MODEL is a GGUF file, of a split model its
     first part, or demo for the demo model.
     """
-    from converters.inspect import compute_inspection, compute_tensors
+    from converters.inspect import compute_inspection, compute_tensors, list_tensors
     from converters.page import render_page
     from converters.render import render_csv, render_markdown
     from converters.report import render_text
@@ -47,8 +47,10 @@ def inspect(model: str, tensors: bool, form: str | None, output: str, force: boo
         text = render_csv(compute_tensors(model_file))
     else:
         reports = compute_inspection(model_file)
-        if tensors or form in ("json", "html"):
+        if form in ("json", "html"):
             reports.append(compute_tensors(model_file))
+        elif tensors:
+            reports.append(list_tensors(model_file))
         if form == "json":
             text = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
         elif form == "md":
