@@ -7,14 +7,16 @@ padding add up to its size, and the rows of every table to the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 from converters.charts import Chart, bar_by_layer
 from converters.report import Cell, Column, Report, shown
-from llamacpp_instr.fallback import Fallback, find_fallbacks
-from llamacpp_instr.ggml_types import TYPES
+from llamacpp_instr.fallback import Fallback, find_fallbacks, has_mixture
 from llamacpp_instr.gguf_header import Scalar, quoted, read_array, read_items
 from llamacpp_instr.model_file import ModelFile, Weight
+
+K = TypeVar("K", bound=Hashable)
 
 FEW_ITEMS = 8
 """of an array that many are shown"""
@@ -130,8 +132,8 @@ def compute_tensors(model: ModelFile) -> Report:
 def chart_bits_by_layer(model: ModelFile) -> Chart:
     """Bits per weight of every layer, as the sum of what each type has in it. Weights that belong
     to no layer stand last."""
-    of_layer = dict(_grouped(model, lambda weight: weight.layer))
-    numbers = _layers(model)
+    of_layer = _grouped(model, lambda weight: weight.layer)
+    numbers = _layers(of_layer)
     parts: dict[str, list[float | None]] = {}
     for row in _by_type(model, []).rows:
         name = str(row[0])
@@ -281,20 +283,17 @@ def _bits(weights: list[Weight]) -> float | None:
     return 8 * sum(weight.n_bytes for weight in weights) / elements if elements else None
 
 
-def _grouped(
-    model: ModelFile, key: Callable[[Weight], Hashable]
-) -> list[tuple[Hashable, list[Weight]]]:
-    groups: dict[Hashable, list[Weight]] = {}
+def _grouped(model: ModelFile, key: Callable[[Weight], K]) -> dict[K, list[Weight]]:
+    groups: dict[K, list[Weight]] = {}
     for weight in model.weights:
         groups.setdefault(key(weight), []).append(weight)
-    return list(groups.items())
+    return groups
 
 
-def _sizes(model: ModelFile, weights: list[Weight]) -> list[Cell]:
-    """Tensors, bytes, bits per weight, share of all bytes."""
+def _sizes(weights: list[Weight], total: int) -> list[Cell]:
+    """Tensors, bytes, bits per weight, share of `total` bytes."""
     n_bytes = sum(weight.n_bytes for weight in weights)
-    share = n_bytes / model.n_bytes if model.n_bytes else 0.0
-    return [len(weights), n_bytes, _bits(weights), share]
+    return [len(weights), n_bytes, _bits(weights), n_bytes / total if total else 0.0]
 
 
 _SIZES = [
@@ -314,37 +313,36 @@ def _types(weights: list[Weight]) -> str:
 
 
 def _by_type(model: ModelFile, fallbacks: list[Fallback]) -> Report:
-    groups = _grouped(model, lambda weight: weight.type.number)
+    groups = list(_grouped(model, lambda weight: weight.type.name).items())
     groups.sort(key=lambda group: -sum(weight.n_bytes for weight in group[1]))
-    rows: list[list[Cell]] = [
-        [TYPES[number].name, *_sizes(model, weights)]
-        for number, weights in groups
-        if isinstance(number, int)
-    ]
+    total = model.n_bytes
+    rows: list[list[Cell]] = [[name, *_sizes(weights, total)] for name, weights in groups]
     notes = []
     if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
-        notes.append("No tensor fell back to another type because of its rows' length.")
+        none = "No tensor fell back to another type because of its rows' length."
+        unknown = "The file type names no mixture, so what fell back to another cannot be told."
+        notes.append(none if has_mixture(model) else unknown)
     return Report("Types", [Column("Type"), *_SIZES], rows, notes)
 
 
 def _by_role(model: ModelFile) -> Report:
-    groups = _grouped(model, lambda weight: weight.role)
+    groups, total = _grouped(model, lambda weight: weight.role), model.n_bytes
     rows: list[list[Cell]] = [
-        [str(role), _types(weights), *_sizes(model, weights)] for role, weights in groups
+        [role, _types(weights), *_sizes(weights, total)] for role, weights in groups.items()
     ]
     return Report("Roles", [Column("Role"), Column("types"), *_SIZES], rows)
 
 
-def _layers(model: ModelFile) -> list[int]:
-    """The layers' numbers, at the end -1 for what belongs to none."""
-    return sorted({weight.layer for weight in model.weights}, key=lambda n: (n < 0, n))
+def _layers(numbers: Iterable[int]) -> list[int]:
+    """The layers in order, -1 for what belongs to none at the end."""
+    return sorted(numbers, key=lambda n: (n < 0, n))
 
 
 def _by_layer(model: ModelFile) -> Report:
-    of_layer = dict(_grouped(model, lambda weight: weight.layer))
+    of_layer, total = _grouped(model, lambda weight: weight.layer), model.n_bytes
     rows: list[list[Cell]] = [
-        [number, _types(of_layer[number]), *_sizes(model, of_layer[number])]
-        for number in _layers(model)
+        [number, _types(of_layer[number]), *_sizes(of_layer[number], total)]
+        for number in _layers(of_layer)
     ]
     return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SIZES], rows)
 

@@ -123,6 +123,11 @@ class Fallback:
         return round(self.weight.n_bytes - self.weight.n_elements * bits / 8)
 
 
+def has_mixture(model: ModelFile) -> bool:
+    """Whether the file says which types were asked for, so that `find_fallbacks` can tell."""
+    return model.file_type in _MIXTURES
+
+
 def find_fallbacks(model: ModelFile) -> list[Fallback]:
     """The weights that fell back to another type, in the order of the file; none where the file
     type is unknown or no mixture of llama-quantize's."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from converters.inspect import compute_inspection, compute_tensors
@@ -182,6 +183,17 @@ def test_a_token_that_is_not_in_the_vocabulary(tmp_path: Path) -> None:
     finish(writer)
     report = reports(load_model_file(tmp_path / "model.gguf"))["Tokenizer"]
     assert ["eos token", 7, "not in the vocabulary"] in report.rows
+
+
+def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 22 * 12), np.uint8),
+                      raw_dtype=gguf.GGMLQuantizationType.Q5_0)  # fmt: skip
+    finish(writer)
+    shown = reports(load_model_file(tmp_path / "model.gguf"))
+    assert facts(shown["Model"])["file type"] == "not said"
+    (note,) = shown["Types"].notes
+    assert "cannot be told" in note
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
