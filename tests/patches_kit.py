@@ -24,6 +24,8 @@ LINES = [f"line {number}\n" for number in range(1, 41)]
 FILES = {
     "vendor/llama.cpp/src/llama.c": "".join(LINES),
     "vendor/llama.cpp/src/other.c": "int f(void) {\n    return 1;\n}\n",
+    "vendor/llama.cpp/src/dos.c": "of\r\nanother\r\nworld $Id$\r\n",
+    "vendor/llama.cpp/.gitattributes": "*.c text eol=crlf ident diff=cpp\n",
     "vendor/llama.cpp/.gitignore": "*.ignored\n",
     "vendor/llama.cpp/tracked.ignored": "in the sdist all the same\n",
     "CMakeLists.txt": "add_subdirectory(vendor/llama.cpp)\n",

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr import source_tree, upstream
@@ -139,11 +139,42 @@ def test_the_last_patch_of_a_kind_may_go(world: World) -> None:
     assert not list((world.patches / "wheel").iterdir())
 
 
+@pytest.mark.parametrize(
+    "text", [b"ends\r\nlike this\r\n", b"no end", b"", b"nul \0\n", b"\xff\xfe\n", b" \t \n\n\n"]
+)
+def test_every_byte_comes_back(world: World, tmp_path: Path, text: bytes) -> None:
+    for name in ("src/other.c", "src/new.c"):
+        (world.llama / name).write_bytes(text)
+    git(world.llama, "add", "--all")
+    git(world.llama, "commit", "-m", "[x] y: z\n\nIt has to.")
+    assert len(world.export().changed) == 1
+    built = apply_series(world, tmp_path / "built")
+    assert (built / "src/other.c").read_bytes() == (built / "src/new.c").read_bytes() == text
+    before = world.bytes()
+    world.edit()
+    world.export()
+    assert world.bytes() == before
+
+
+def test_a_file_that_moves_is_one_that_goes_and_one_that_comes(world: World) -> None:
+    """patch(1), which the build takes where git is not, knows no renames."""
+    git(world.llama, "mv", "src/llama.c", "src/moved.c")
+    git(world.llama, "commit", "-m", "move: it\n\nIt has to.")
+    world.export()
+    assert "rename" not in (world.patches / "0003-move-it.patch").read_text()
+
+
 content = st.binary(max_size=40) | st.text("ab \t\r\n\0é-+@", max_size=40).map(str.encode)
 reason = st.text("ab '<>#-\té\n", min_size=1).filter(str.strip)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+# an example takes a third of a second: a failing one is shown as it is
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.reuse, Phase.generate),
+)
 @given(st.data())
 def test_whatever_is_committed_comes_back(
     shared_world: World, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
