@@ -19,7 +19,7 @@ from llamacpp_instr.errors import BuildError
 from llamacpp_instr.source_tree import VENDORED, fetch_sdist
 from llamacpp_instr.upstream import PIN_FILE, concerns_wheel, patches_dir, read_upstream
 from tools.patches.check import find_faults
-from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release
+from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release, refuse_existing
 from tools.patches.export import export
 from tools.patches.repository import PRISTINE
 
@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
 
 def _edit(directory: Path, onto: str | None) -> int:
     patches = patches_dir()
+    refuse_existing(directory)  # before anything is fetched
     log = BuildLog(cache_dir() / "logs" / "patches.log")
     sdist = fetch_sdist(patches, cache_dir(), log)
     tree = directory / VENDORED

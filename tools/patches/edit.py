@@ -74,7 +74,7 @@ def edit(sdist: Path, directory: Path, patches: Path) -> None:
 
     Raises BuildError when it exists and is not empty, or a patch does not apply.
     """
-    _refuse_existing(directory)
+    refuse_existing(directory)
     with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
         root = make_editable(sdist, Path(name), patches)
         _add_own_files(root, patches, read_upstream(patches))
@@ -90,7 +90,7 @@ def carry(
     release, and in which trees `git am` stopped and at which patch: at most one for each tree.
     Raises BuildError as `edit` does; the series has to apply to the pinned sdist.
     """
-    _refuse_existing(directory)
+    refuse_existing(directory)
     with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
         work = Path(name)
         for place in ("old", "new"):
@@ -133,7 +133,8 @@ def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:
     return kept
 
 
-def _refuse_existing(directory: Path) -> None:
+def refuse_existing(directory: Path) -> None:
+    """Raises BuildError unless a tree can be made at `directory`: it is new, or empty."""
     if not directory.parent.is_dir():
         raise BuildError(f"{directory.parent}: no such directory")
     if directory.is_dir() and not directory.is_symlink():
