@@ -110,7 +110,8 @@ def test_nothing_that_was_set_in_the_tree_gets_into_the_series(world: World) -> 
     for root in (world.llama, world.tree):
         with (root / ".git" / "config").open("a") as config:
             config.write(HOSTILE.replace("    showUntrackedFiles = no\n", ""))
-        (root / ".git" / "info" / "attributes").write_text("* diff=cpp\n")
+        with (root / ".git" / "info" / "attributes").open("a") as attributes:
+            attributes.write("* diff=cpp\n")
     world.export()
     assert world.bytes() == before
 
