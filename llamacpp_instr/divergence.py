@@ -83,8 +83,6 @@ class Outputs:
     """tokens of a chunk"""
     seed: int | None
     """of the text that the reference wrote itself; None where a text was given"""
-    logits_bytes: int
-    """of a model's logits that were in memory at once"""
 
 
 @dataclass
@@ -120,6 +118,11 @@ class Scores:
                 self._nll[i + 1].append(candidate.nll(next_tokens[rows]))
                 self._kl[i].append(reference.kl_divergence(candidate))
                 self._same_top[i].append(reference.top == candidate.top)
+
+    @property
+    def n_tokens(self) -> int:
+        """Scored so far."""
+        return sum(map(len, self._nll[0]))
 
     def perplexity(self) -> Estimate:
         """The reference's."""

@@ -181,10 +181,8 @@ class Model:
         return bool(self.api.llama_vocab_get_add_bos(self.vocab))
 
     def tokenize(self, text: str, parse_special: bool = True) -> list[int]:
-        """The tokens of a prompt, with the special tokens that the model wants around it.
-
-        The names of special tokens in the text stand for these if `parse_special`.
-        """
+        """The tokens of a text, with the special tokens that the model wants around it; the names
+        of such tokens in the text stand for them if `parse_special`."""
         if not self.has_tokenizer:
             raise UsageError(f"{self.path} has no tokenizer; a text prompt cannot be given to it")
         data = text.encode()

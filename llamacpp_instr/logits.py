@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .chunks import WritingContext, cut_chunks, write_chunks
 from .divergence import Outputs, Scores
 from .engine import Context, ContextOptions, Model
 from .errors import InstrError, UsageError
@@ -19,7 +20,7 @@ from .gguf_header import read_array
 from .interrupt import Interrupt
 from .llama_log import LlamaLog, captured
 from .model_file import ModelFile
-from .sampling import Sampler, Sampling
+from .sampling import Sampling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,8 @@ DEFAULT_CTX = 512
 
 WRITTEN_CHUNKS = 16
 """Chunks that the reference writes itself when nobody says how many."""
+
+DEFAULT_SEED = 1
 
 _LOGITS_BYTES = 64 * 2**20
 _MIN_CTX = 8
@@ -48,7 +51,7 @@ class OutputOptions:
     batch: int | None = None
     """tokens computed at once: their logits are in memory"""
     threads: int | None = None
-    seed: int = 1
+    seed: int = DEFAULT_SEED
     """of the text that the reference writes"""
 
     def check(self) -> None:
@@ -91,111 +94,73 @@ def compare_outputs(
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         models = [_open_model(stack, file, log) for file in files]
-        chunks = _Text(models[0], text, options)
-        batch = options.batch or _choose_batch(models[0].n_vocab)
-        context_options = ContextOptions(
-            ctx=chunks.ctx, batch=batch, ubatch=batch, threads=options.threads
-        )
-        contexts = [stack.enter_context(Context(model, context_options)) for model in models]
+        reference = models[0]
+        ctx = options.ctx or _default_ctx(reference)
+        batch = options.batch or _choose_batch(reference.n_vocab)
+        choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
+        # what is wrong with a text comes before what takes memory
+        cut = None if text is None else cut_chunks(reference, text, ctx, options.chunks)
+        contexts = [stack.enter_context(Context(model, choice)) for model in models]
         _check_contexts(contexts)
+        n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
+        n_written = n_chunks * (ctx - 1) if cut is None else 0
+        advance = _counter(on_progress, n_chunks * ctx * len(models) + n_written)
+        scores = Scores([str(model.path) for model in models])
+        if cut is None:
+            at_once = ContextOptions(ctx=ctx, threads=options.threads)
+            writer = WritingContext(reference, at_once)
+            stack.enter_context(writer)
+            chunks = write_chunks(writer, n_chunks, options.seed, advance)
+        else:
+            chunks = iter(cut)
         log.release()  # nothing is wrong with the input any more
-        return _compare(contexts, chunks, batch, on_progress or (lambda _done, _total: None))
-
-
-class _Text:
-    """The chunks of a text: cut from one that was given, or written by the reference."""
-
-    def __init__(self, model: Model, text: str | None, options: OutputOptions) -> None:
-        self.ctx = options.ctx or _default_ctx(model)
-        self.seed = options.seed if text is None else None
-        self.first = _first_token(model)
-        self.tokens: list[int] = []
-        self.n_chunks = options.chunks or WRITTEN_CHUNKS
-        if text is not None:
-            self.tokens = model.tokenize(text, parse_special=False)
-            self._check_length()
-            whole = len(self.tokens) // self.ctx
-            self.n_chunks = min(options.chunks or whole, whole)
-        self.adds_bos = model.adds_bos
-
-    @property
-    def n_computed(self) -> int:
-        """Tokens that the reference computes beside those of the chunks."""
-        return self.n_chunks * (self.ctx - 1) if self.seed is not None else 0
-
-    def chunks(self, context: Context, on_token: Callable[[], None]) -> Iterator[list[int]]:
-        """The chunks, of `ctx` tokens each; `context` is the reference's, and is used."""
-        for i in range(self.n_chunks):
-            if self.seed is not None:
-                # each chunk can be written again on its own
-                sampling = Sampling(temp=1.0, seed=(self.seed + i) % (2**32 - 1))
-                with Sampler(context, sampling) as sampler:
-                    yield self._write(context, sampler, on_token)
-                continue
-            chunk = self.tokens[i * self.ctx : (i + 1) * self.ctx]
-            yield [self.first, *chunk[1:]] if self.adds_bos else chunk
-
-    def _write(self, context: Context, sampler: Sampler, on_token: Callable[[], None]) -> list[int]:
-        """What the model writes from nothing. Its end of a text is a token as any other: what it
-        writes after that has the probabilities that it says, too."""
-        context.clear()
-        chunk = [self.first]
-        while len(chunk) < self.ctx:
-            context.decode(chunk[-1:])
-            chunk.append(sampler.sample())
-            on_token()
-        return chunk
-
-    def _check_length(self) -> None:
-        if len(self.tokens) < 2 * self.ctx:
-            raise UsageError(
-                f"the text has {len(self.tokens)} tokens; at least {2 * self.ctx} are needed for "
-                f"chunks of {self.ctx}: give a longer text, or a smaller --ctx"
-            )
-
-
-def _compare(
-    contexts: Sequence[Context],
-    text: _Text,
-    batch: int,
-    on_progress: Callable[[int, int], None],
-) -> Outputs:
-    import numpy as np
-
-    per_chunk = len(contexts) * text.ctx
-    total = text.n_chunks * per_chunk + text.n_computed
-    done = 0
-
-    def advance(n: int = 1) -> None:
-        nonlocal done
-        done += n
-        on_progress(done, total)
-
-    names = [str(context.model.path) for context in contexts]
-    scores = Scores(names)
-    # before the middle of a chunk a prediction has too little to go by
-    middle = text.ctx // 2
-    for chunk in text.chunks(contexts[0], advance):
-        for context in contexts:
-            context.clear()
-        for start, end in _slices(text.ctx, batch):
-            scored = start >= middle
-            for context in contexts:
-                context.decode(chunk[start:end], all_logits=scored)
-                advance(end - start)
-            if scored:
-                next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
-                logits = [_logits(context, len(next_tokens)) for context in contexts]
-                scores.add(logits, next_tokens)
+        for chunk in chunks:
+            _score(chunk, contexts, batch, scores, advance)
     return Outputs(
         perplexity=scores.perplexity(),
         divergences=scores.divergences(),
-        n_scored=text.n_chunks * (text.ctx - 1 - middle),
-        n_chunks=text.n_chunks,
-        ctx=text.ctx,
-        seed=text.seed,
-        logits_bytes=4 * contexts[0].model.n_vocab * min(batch, text.ctx - middle),
+        n_scored=scores.n_tokens,
+        n_chunks=n_chunks,
+        ctx=ctx,
+        seed=options.seed if cut is None else None,
     )
+
+
+def _counter(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """What to call with the number of tokens newly computed."""
+    done = 0
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        if on_progress:
+            on_progress(done, total)
+
+    return advance
+
+
+def _score(
+    chunk: Sequence[int],
+    contexts: Sequence[Context],
+    batch: int,
+    scores: Scores,
+    advance: Callable[[int], None],
+) -> None:
+    """Compute a chunk in all contexts, and score what follows each token of its second half:
+    before that there is too little to go by."""
+    import numpy as np
+
+    middle = len(chunk) // 2
+    for context in contexts:
+        context.clear()
+    for start, end in _slices(len(chunk), batch):
+        for context in contexts:
+            context.decode(chunk[start:end], all_logits=start >= middle)
+            advance(end - start)
+        if start >= middle:
+            next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
+            logits = [_logits(context, len(next_tokens)) for context in contexts]
+            scores.add(logits, next_tokens)
 
 
 def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:

@@ -57,9 +57,10 @@ class Sampler:
         for link in self._links(sampling.with_seed()):
             self.api.llama_sampler_chain_add(self.handle, link)
 
-    def sample(self) -> int:
-        """A token for the logits that were computed last."""
-        return int(self.api.llama_sampler_sample(self.handle, self.context.handle, -1))
+    def sample(self, token: int = -1) -> int:
+        """A token for the logits that were computed last, or for those of a `token` of the batch
+        all of which got some."""
+        return int(self.api.llama_sampler_sample(self.handle, self.context.handle, token))
 
     def __enter__(self) -> Sampler:
         return self

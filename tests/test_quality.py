@@ -36,18 +36,25 @@ def measured(text: str) -> Outputs:
     return compare_outputs(files, text, OutputOptions(chunks=CHUNKS, threads=1))
 
 
-def perplexity(*arguments: object) -> str:
-    """What llama-perplexity prints."""
-    done = subprocess.run(
-        [unpatched_library() / "llama-perplexity", "-t", "1", "-b", "512", *map(str, arguments)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+def perplexity(*arguments: object, until: str) -> str:
+    """What llama-perplexity prints, the line `until` included."""
+    program = unpatched_library() / "llama-perplexity"
+    for _ in range(10):  # now and then it ends before its log is written to the end
+        done = subprocess.run(
+            [program, "-t", "1", "-b", "512", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if until in done.stdout + done.stderr:
+            return done.stdout + done.stderr
+    raise AssertionError(f"no {until!r} in {done.stdout}{done.stderr}")
 
 
 def divergence(model: Path, logits: Path) -> dict[str, tuple[float, float]]:
     """What llama-perplexity prints of a candidate: values and errors by name, shares in percent."""
-    printed = perplexity("-m", model, "--kl-divergence", "--kl-divergence-base", logits)
+    compare = ("--kl-divergence", "--kl-divergence-base", logits)
+    printed = perplexity("-m", model, *compare, until="Same top p:")
     lines = re.finditer(r"^ *(\S.*?) *: +([-\d.]+)%?(?: ± +([\d.]+))?", printed, re.M)
     return {" ".join(line[1].split()): (float(line[2]), float(line[3] or 0)) for line in lines}
 
@@ -56,9 +63,8 @@ def divergence(model: Path, logits: Path) -> dict[str, tuple[float, float]]:
 def base(text: Path) -> tuple[Path, str]:
     """The reference's logits as llama-perplexity stores them, and what it prints meanwhile."""
     logits = text.with_name("logits.dat")
-    return logits, perplexity(
-        "-m", DEMO, "-f", text, "--chunks", CHUNKS, "--kl-divergence-base", logits
-    )
+    store = ("--chunks", CHUNKS, "--kl-divergence-base", logits)
+    return logits, perplexity("-m", DEMO, "-f", text, *store, until="Final estimate:")
 
 
 def test_perplexity_is_that_of_llama_perplexity(text: Path, base: tuple[Path, str]) -> None:
@@ -102,8 +108,8 @@ def test_ratios_are_those_of_llama_perplexity(models: Path, text: Path, tmp_path
         capture_output=True, check=True,
     )  # fmt: skip
     logits = tmp_path / "logits.dat"
-    chunking = ("-c", 128, "--chunks", 8)
-    perplexity("-m", reference, "-f", text, *chunking, "--kl-divergence-base", logits)
+    store = ("-c", 128, "--chunks", 8, "--kl-divergence-base", logits)
+    perplexity("-m", reference, "-f", text, *store, until="Final estimate:")
     theirs = divergence(candidate, logits)
     outputs = compare_outputs(
         [load_model_file(reference), load_model_file(candidate)],
