@@ -6,22 +6,30 @@ Invariant: everything shown comes with the number of tokens that it was measured
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from converters.report import Cell, Column, Report
 from llamacpp_instr.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
 from llamacpp_instr.model_file import ModelFile
 
+if TYPE_CHECKING:
+    from llamacpp_instr.weight_error import Sums
+
 _NAMES = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
 
 
-def compute_quality(outputs: Outputs, files: Sequence[ModelFile], text: str | None) -> list[Report]:
+def compute_quality(
+    outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums] = ()
+) -> list[Report]:
     """The tables of a comparison; `files` are the reference and its candidates, `text` is the name
-    of what they computed, None when the reference wrote it."""
+    of what they computed, None when the reference wrote it, `weights` the errors of all weights of
+    each candidate where they were computed."""
     names = short_names(files)
     pairs = list(zip(names[1:], outputs.divergences, strict=True))
     return [
-        _overview(outputs, files, names, text),
+        _overview(outputs, files, text, weights),
         _perplexities(pairs, names[0]),
         *(_distribution(name, divergence, names[0]) for name, divergence in pairs),
     ]
@@ -36,12 +44,14 @@ def short_names(files: Sequence[ModelFile]) -> list[str]:
 
 
 def _overview(
-    outputs: Outputs, files: Sequence[ModelFile], names: Sequence[str], text: str | None
+    outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums]
 ) -> Report:
+    names = short_names(files)
     columns = [
         Column("model"),
         Column("size", "bytes"),
         Column("bits/weight", "bits"),
+        Column("SQNR", "decibel"),
         Column("perplexity", "perplexity"),
         Column("± ppl", "perplexity"),
         Column("ppl ratio", "ratio"),
@@ -54,6 +64,7 @@ def _overview(
     rows: list[list[Cell]] = []
     for i, (file, name) in enumerate(zip(files, names, strict=True)):
         row: list[Cell] = [name, file.file_size, 8 * file.n_bytes / file.n_elements]
+        row.append(weights[i - 1].sqnr_db if i and weights else None)
         if i == 0:
             row += [outputs.perplexity.value, outputs.perplexity.error, *[None] * 6]
         else:
@@ -62,10 +73,14 @@ def _overview(
             row += [its.kl.value, its.kl.error, its.kl_percentiles[SHARES.index(0.999)]]
             row += [its.same_top.value, its.delta_p_rms.value]
         rows.append(row)
-    return Report(f"Outputs against {names[0]}", columns, rows, _notes(outputs, names[0], text))
+    return Report(
+        f"Outputs against {names[0]}", columns, rows, _notes(outputs, names[0], text, weights)
+    )
 
 
-def _notes(outputs: Outputs, reference: str, text: str | None) -> list[str]:
+def _notes(
+    outputs: Outputs, reference: str, text: str | None, weights: Sequence[Sums]
+) -> list[str]:
     written = f"written by {reference} itself (temperature 1, seed {outputs.seed})"
     chunks = f"{outputs.n_chunks:,} chunk{'s' * (outputs.n_chunks > 1)} of {outputs.ctx:,} tokens"
     notes = [
@@ -74,6 +89,8 @@ def _notes(outputs: Outputs, reference: str, text: str | None) -> list[str]:
         "KL is the KL divergence from the reference's probabilities in nats; Δp is the change of "
         "the probability of the text's own token; ± is one standard error.",
     ]
+    if weights:
+        notes.append("SQNR is that of all weights.")
     if outputs.n_scored < FEW_TOKENS:
         notes.append(f"Fewer than {FEW_TOKENS} tokens say little; give more text.")
     return notes
@@ -95,7 +112,7 @@ def _perplexities(pairs: Sequence[tuple[str, Divergence]], reference: str) -> Re
             its.ratio.error,
             its.difference.value,
             its.difference.error,
-            its.correlation,
+            None if math.isnan(its.correlation) else its.correlation,
         ]
         for name, its in pairs
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from converters.report import Report
     from llamacpp_instr.logits import OutputOptions
     from llamacpp_instr.model_file import ModelFile
+    from llamacpp_instr.weight_error import WeightError
 
 
 @click.command(
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Chunks at most.  [default: the whole text; 16 when REF writes it]",
 )
-@click.option("--seed", default=1, show_default=True, help="Of the text that REF writes.")
+@click.option("--seed", type=int, help="Of the text that REF writes.  [default: 1]")
 @click.option("--threads", type=int, metavar="N", help="Default: as many as physical cores.")
 @click.option(
     "--batch",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--only", type=click.Choice(["outputs", "weights"]), help="Compare only these, not both."
 )
+@click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV: the first table.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
@@ -60,10 +63,11 @@ def quality(
     text: str | None,
     ctx: int | None,
     chunks: int | None,
-    seed: int,
+    seed: int | None,
     threads: int | None,
     batch: int | None,
     only: str | None,
+    tensors: bool,
     form: str | None,
     output: str,
     force: bool,
@@ -77,19 +81,23 @@ def quality(
     """
     from converters.render import render_csv, render_html, render_markdown
     from converters.report import render_text
-    from llamacpp_instr.logits import OutputOptions, check_comparison
+    from llamacpp_instr.logits import DEFAULT_SEED, OutputOptions, check_comparison
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.output import check_output, open_output
 
+    given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
+    _check_effect(given, only)
     check_output(output, force)
     files = [load_model_file(name) for name in (reference, *candidates)]
-    options = OutputOptions(ctx, chunks, batch, threads, seed)
+    options = OutputOptions(ctx, chunks, batch, threads, DEFAULT_SEED if seed is None else seed)
     if only != "weights":
         check_comparison(files, options)
     # the weights take less time, and tell sooner when the models do not match
-    reports = [] if only == "outputs" else _compare_weights(files, threads)
+    errors = [] if only == "outputs" else _compare_weights(files, threads)
+    reports: list[Report] = []
     if only != "weights":
-        reports = [*_compare_outputs(files, text, options), *reports]
+        reports += _output_reports(files, text, options, errors)
+    reports += _weight_reports(files, errors, every_tensor=tensors or form in ("json", "html"))
     if form == "json":
         shown = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
     elif form == "csv":
@@ -104,31 +112,58 @@ def quality(
         file.write(shown.encode())
 
 
-def _compare_outputs(
-    files: list[ModelFile], text_file: str | None, options: OutputOptions
+def _check_effect(given: Mapping[str, object], only: str | None) -> None:
+    """Raise `UsageError` for an option that would change nothing."""
+    if given["text"] is not None and given["seed"] is not None:
+        raise UsageError("--seed has no effect on a --text that is given; leave one out")
+    for name, value in given.items():
+        if only == "weights" and value is not None:
+            raise UsageError(f"--{name} has no effect with --only weights; leave one out")
+
+
+def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[list[WeightError]]:
+    """The errors of each candidate's weights."""
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weights import compute_weight_errors
+
+    errors = []
+    for file in files[1:]:
+        with progress_bar(f"Comparing the weights of {file.path.name}") as on_progress:
+            errors.append(compute_weight_errors(files[0], file, threads, on_progress))
+    return errors
+
+
+def _output_reports(
+    files: Sequence[ModelFile],
+    text_file: str | None,
+    options: OutputOptions,
+    errors: Sequence[Sequence[WeightError]],
 ) -> list[Report]:
     from converters.quality import compute_quality
     from llamacpp_instr.logits import compare_outputs
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weight_error import Sums
 
     text = None if text_file is None else _read_text(text_file)
     with progress_bar("Comparing outputs") as on_progress:
         outputs = compare_outputs(files, text, options, on_progress)
-    return compute_quality(outputs, files, "standard input" if text_file == "-" else text_file)
+    weights = [sum((error.sums for error in its), start=Sums()) for its in errors]
+    shown = "standard input" if text_file == "-" else text_file
+    return compute_quality(outputs, files, shown, weights)
 
 
-def _compare_weights(files: list[ModelFile], threads: int | None) -> list[Report]:
+def _weight_reports(
+    files: Sequence[ModelFile], errors: Sequence[Sequence[WeightError]], every_tensor: bool
+) -> list[Report]:
     from converters.quality import short_names
     from converters.weight_errors import weight_error_reports
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights import compute_weight_errors
 
-    shown = short_names(files)
+    reference, *candidates = short_names(files)
     reports: list[Report] = []
-    for file, name in zip(files[1:], shown[1:], strict=True):
-        with progress_bar(f"Comparing the weights of {name}") as on_progress:
-            errors = compute_weight_errors(files[0], file, threads, on_progress)
-        reports += weight_error_reports(errors, shown[0], name)
+    for name, its in zip(candidates, errors, strict=False):  # none where only outputs are compared
+        of_model = weight_error_reports(its, reference, name)
+        # the last is that of each tensor
+        reports += of_model if every_tensor else of_model[:-1]
     return reports
 
 
