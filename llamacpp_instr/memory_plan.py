@@ -1,60 +1,39 @@
-"""Predicts what a model will hold in memory, by llama.cpp's own dry run, without reading weights.
+"""Predicts what a model will hold in memory, in a process of its own.
 
-With `no_alloc` llama.cpp loads a model's metadata only, and a context made of it measures its
-buffers instead of allocating them. It does so to the byte, but for two things that are put right
-here:
-
-- It cannot map files then. Where a real load maps, it holds the range of each file from the first
-  to the last weight that is read in place, whatever lies between: repacked weights too, which are
-  held once more in their own buffer. What is mapped follows from where the weights lie in the
-  files, and which of them are read in place the dry run tells.
-- Its compute buffer is that of a prompt's graph; a real one also has room for the graph of single
-  tokens, which some architectures compute in other ways. So a second context, for one token at a
-  time, is measured beside it, and the larger one counts.
+llama.cpp trusts much of what a file's metadata claims, and ends the process where it finds that
+it should not have: so the dry run is asked for in a child, and its end is one line like any other
+error. The child also keeps a prediction apart from a session that is being recorded here.
 """
 
 from __future__ import annotations
 
-import tempfile
+import os
+import pickle
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from . import native
-from .engine import CACHE_TYPES, Context, ContextOptions, Model
-from .errors import UsageError
-from .interrupt import Interrupt
-from .llama_log import LlamaLog, captured
-from .memory import PLAIN, ContextSettings, MemoryBreakdown, mapped_bytes, read_breakdown
+from .engine import ContextOptions
+from .errors import InstrError
+from .memory import MemoryBreakdown
+from .memory_dry_run import LoadError, dry_run, dry_run_again
 from .model_file import ModelFile
-from .recording import record
-from .schema import AnyEvent
-from .schema import Context as ContextEvent
-from .schema import Memory as MemoryEvent
-from .schema import Tensor as TensorEvent
+
+MAX_BYTES = 4 << 30
+"""that the child may take for itself"""
 
 
 def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:
-    """What a context made as `instr run` makes it would hold.
+    """What a context made as `instr run` makes it would hold; one for embeddings when the model
+    has no memory of its own.
 
-    A model without a memory of its own is an encoder: its context is one for embeddings. Raises
-    `UsageError` for options that the model cannot be run with, `LoadError` for a model that
-    llama.cpp cannot load, `NativeError` without the patched library. Not to be used while a session
-    is recorded.
+    Raises `UsageError` for options that the model cannot be run with, `LoadError` for a model that
+    llama.cpp cannot load, `NativeError` without the patched library.
     """
-    options.check()
-
-    def make(dry: Model) -> None:
-        with Context(dry, options) as context:
-            embed_tokens = 0 if context.memory else 1
-        for ubatch in (1, options.ubatch):
-            with Context(dry, replace(options, ubatch=ubatch), embed_tokens):
-                pass
-
-    return _dry_run(model, make, mmap)
+    return _in_a_child(dry_run, model, options, mmap)
 
 
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
@@ -63,93 +42,67 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
     No event tells whether the cache of a model with sliding windows holds the whole context: it
     does if only then it is as large as the measured one.
     """
-    plan = _plan_for(model, measured.settings)
+    plan = _in_a_child(dry_run_again, model, measured.settings)
     if plan.of_kind("cache") != measured.of_kind("cache"):
-        whole = _plan_for(model, replace(measured.settings, swa_full=True))
+        settings = replace(measured.settings, swa_full=True)
+        whole = _in_a_child(dry_run_again, model, settings)
         if whole.of_kind("cache") == measured.of_kind("cache"):
             return whole
     return plan
 
 
-def _plan_for(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
-    def make(dry: Model) -> None:
-        for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
-            with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
-                pass
-
-    plan = _dry_run(model, make, settings.mmap)
-    return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
-
-
-class LoadError(UsageError):
-    """llama.cpp cannot load the model."""
+def answer() -> None:
+    """The child's side: from a question on standard input to an answer on standard output."""
+    function, arguments = pickle.load(sys.stdin.buffer)
+    _limit_memory()
+    result: MemoryBreakdown | InstrError
+    try:
+        result = function(*arguments)
+    except InstrError as error:
+        result = error
+    sys.stdout.buffer.write(pickle.dumps(result))
 
 
-class _DryModel(Model):
-    """A model's metadata, and buffers of no bytes."""
-
-    def __init__(self, path: Path, log: LlamaLog) -> None:
-        try:
-            super().__init__(path, log)
-        except UsageError as error:
-            raise LoadError(str(error)) from None
-
-    def _params(self, mmap: bool) -> Any:  # noqa: ARG002
-        params = super()._params(mmap=False)  # llama.cpp asserts that nothing is mapped
-        params.no_alloc = True
-        return params
+def _limit_memory() -> None:
+    """Let this process fail where a file makes it claim more than any dry run needs."""
+    try:
+        import resource
+    except ImportError:  # not on this operating system
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most == resource.RLIM_INFINITY or most > MAX_BYTES:
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most))
 
 
-class _RecordedContext(Context):
-    """A context made as a recorded one was, whatever made that."""
-
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
-        self._settings = settings
-        options = ContextOptions(cache_type_k=settings.type_k, cache_type_v=settings.type_v)
-        super().__init__(model, options)
-
-    def _params(self, options: ContextOptions, embed_tokens: int) -> Any:  # noqa: ARG002
-        of = self._settings
-        params = self.api.llama_context_default_params()
-        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
-            setattr(params, name, getattr(of, name))
-        for name in ("embeddings", "kv_unified", "swa_full"):
-            setattr(params, name, getattr(of, name))
-        params.type_k, params.type_v = CACHE_TYPES[of.type_k], CACHE_TYPES[of.type_v]
-        params.flash_attn_type = int(of.flash_attn)
-        return params
-
-
-def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
-    """What the last context that `make` makes would hold; the one before is for single tokens."""
-    if not model.weights:
-        raise UsageError(
-            f"{model.path} holds only a vocabulary, no weights; nothing can be run with it"
-        )
-    native.load()
-    # the recorder says of every weight where it is put, in the words of any other log
-    with tempfile.TemporaryDirectory() as directory, captured(Interrupt()) as llama_log:
-        log = Path(directory) / "plan.log"
-        with record(log, level="minimal"), _DryModel(model.path, llama_log) as dry:
-            make(dry)
-        single, plan = _breakdowns(log)[-2:]
-    plan = plan.with_room_for(single)
-    if not mmap:
-        return plan
-    in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
-    return plan.with_mapped_weights(mapped_bytes(model, in_place))
+def _in_a_child(
+    function: Callable[..., MemoryBreakdown], model: ModelFile, *arguments: object
+) -> MemoryBreakdown:
+    """What `function` of `memory_dry_run` returns or raises for these arguments."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import answer; answer()"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((function, (model, *arguments))),
+        # without it ggml has a debugger print the stack, for seconds
+        env={**environment, "GGML_NO_BACKTRACE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode < 0:
+        raise LoadError(f"{model.path}: llama.cpp ended the process: {_last_words(done)}")
+    if done.returncode:
+        raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
+    result: Any = pickle.loads(done.stdout)
+    if isinstance(result, InstrError):
+        raise result
+    assert isinstance(result, MemoryBreakdown)
+    return result
 
 
-def _breakdowns(log: Path) -> list[MemoryBreakdown]:
-    """Of each context in the log, in order."""
-    events = [_DECODER.decode(line) for line in log.read_bytes().splitlines()]
-    contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}
-    tensors = [event for event in events if isinstance(event, TensorEvent)]
-    return [
-        read_breakdown(contexts[event.ctx], event.buffers, tensors)
-        for event in events
-        if isinstance(event, MemoryEvent)
-    ]
-
-
-_DECODER = msgspec.json.Decoder(AnyEvent)
+def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What a process said that ended itself: the assertion of ggml's that did not hold."""
+    lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
+    words = next((line for line in reversed(lines) if line), "")
+    # /the/place/where/it/was/built/llama-model.cpp:12: GGML_ASSERT(…) failed
+    words = re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)
+    return words or f"signal {-done.returncode}"

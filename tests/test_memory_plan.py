@@ -16,8 +16,9 @@ from llamacpp_instr.engine import CACHE_TYPES, FLASH_ATTN, Context, ContextOptio
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama_log import captured
 from llamacpp_instr.memory import MemoryBreakdown, read_breakdown
+from llamacpp_instr.memory_dry_run import MAX_CTX, LoadError, dry_run
 from llamacpp_instr.memory_plan import plan_memory, plan_memory_again
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model_file import ModelFile, load_model_file
 from llamacpp_instr.recording import record
 from llamacpp_instr.schema import BufferUse
 from llamacpp_instr.schema import Context as ContextEvent
@@ -75,13 +76,13 @@ def held(path: Path, options: ContextOptions, mmap: bool = True) -> dict[tuple[s
 def test_every_file_type_of_the_demo_model(file_type: str) -> None:
     model = load_model_file(quantized_demo(file_type))
     for options, mmap in ((SMALL, True), (LARGE, True), (PLAIN, False)):
-        plan = plan_memory(model, options, mmap)
+        plan = dry_run(model, options, mmap)
         assert planned_uses(plan) == held(model.path, options, mmap)
 
 
 def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
     model = load_model_file(quantized_demo("Q4_0"))
-    plan = plan_memory(model, SMALL)
+    plan = dry_run(model, SMALL, True)
     repacked = plan.of("weights", "CPU_REPACK")
     if not repacked:
         pytest.skip("this processor's library repacks nothing")
@@ -94,19 +95,19 @@ def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
 def test_every_setting_of_a_context(file_type: str) -> None:
     model = load_model_file(quantized_demo(file_type))
     for options in GRID[:: 1 if file_type == "F16" else 5]:
-        assert planned_uses(plan_memory(model, options)) == held(model.path, options), options
+        assert planned_uses(dry_run(model, options, True)) == held(model.path, options), options
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name: str) -> None:
     model = load_model_file(random_models() / f"{name}.gguf")
     for options in (SMALL, PLAIN, ContextOptions(ctx=256, ubatch=32), ContextOptions(ubatch=1)):
-        assert planned_uses(plan_memory(model, options)) == held(model.path, options), options
+        assert planned_uses(dry_run(model, options, True)) == held(model.path, options), options
 
 
 def test_encoders_get_a_context_for_embeddings(models: Path) -> None:
     model = load_model_file(models / "bert.gguf")
-    plan = plan_memory(model, ContextOptions())
+    plan = dry_run(model, ContextOptions(), True)
     assert plan.settings.embeddings
     with captured() as log, Model(model.path, log) as loaded:  # noqa: SIM117
         with Context(loaded, ContextOptions(), embed_tokens=1) as context:
@@ -117,7 +118,7 @@ def test_encoders_get_a_context_for_embeddings(models: Path) -> None:
 
 def test_an_encoder_with_a_decoder(models: Path) -> None:
     model = load_model_file(models / "t5.gguf")
-    assert planned_uses(plan_memory(model, SMALL)) == held(model.path, SMALL)
+    assert planned_uses(dry_run(model, SMALL, True)) == held(model.path, SMALL)
 
 
 def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
     model = load_model_file(first)
     assert len(model.headers) > 2
     for mmap in (True, False):
-        assert planned_uses(plan_memory(model, SMALL, mmap)) == held(first, SMALL, mmap)
+        assert planned_uses(dry_run(model, SMALL, mmap)) == held(first, SMALL, mmap)
 
 
 # --- llama.cpp's own words: the unpatched library, which logs MiB to two digits ---
@@ -171,7 +172,7 @@ def test_the_unpatched_library_logs_the_same_sizes(
     kinds = set()
     for path, options, logged in truth:
         assert logged, path
-        plan = plan_memory(load_model_file(path), options)
+        plan = dry_run(load_model_file(path), options, True)
         told = {(k, b): mib for k, buffers in logged.items() for b, mib in buffers.items()}
         planned = {use: n / MIB for use, n in planned_uses(plan).items()}
         kinds |= set(planned)
@@ -214,12 +215,12 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from llamacpp_instr.engine import ContextOptions\n"
-        "from llamacpp_instr.memory_plan import plan_memory\n"
+        "from llamacpp_instr.memory_dry_run import dry_run\n"
         "from llamacpp_instr.model_file import load_model_file\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-        "plan_memory(load_model_file('demo'), ContextOptions())\n"
+        "dry_run(load_model_file('demo'), ContextOptions(), True)\n"
         "before = peak()\n"
-        "plan = plan_memory(load_model_file(sys.argv[1]), ContextOptions(ctx=131072))\n"
+        "plan = dry_run(load_model_file(sys.argv[1]), ContextOptions(ctx=131072), True)\n"
         "print(plan.of_kind('weights'), plan.of_kind('cache'), peak() - before)"
     )
     done = subprocess.run(
@@ -242,6 +243,7 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
         (ContextOptions(ctx=0), "--ctx is 0"),
         (ContextOptions(flash_attn="off", cache_type_v="q8_0"), "needs flash attention"),
         (ContextOptions(threads=100_000), "--threads is 100000"),
+        (ContextOptions(ctx=MAX_CTX + 1), "predicted for up to 33,554,432"),
     ],
 )
 def test_options_are_checked(options: ContextOptions, words: str) -> None:
@@ -257,3 +259,39 @@ def test_a_vocabulary_alone_has_no_memory(models: Path) -> None:
 def test_positions_that_the_model_has_not_learned(models: Path) -> None:
     with pytest.raises(UsageError, match="positions"):
         plan_memory(load_model_file(models / "gpt2.gguf"), ContextOptions(ctx=4096))
+
+
+def with_metadata(path: Path, key: str, value: bytes) -> ModelFile:
+    """The demo model, with another value of four bytes in its metadata."""
+    data = bytearray(DEMO.read_bytes())
+    at = data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
+    data[at : at + 4] = value
+    path.write_bytes(data)
+    return load_model_file(path)
+
+
+def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
+    """The end of the child is one line, and this process lives on."""
+    model = with_metadata(tmp_path / "hostile.gguf", "block_count", b"\xff\xff\xff\xff")
+    with pytest.raises(LoadError) as refused:
+        plan_memory(model, SMALL)
+    line = str(refused.value)
+    assert line.startswith(f"{model.path}: llama.cpp ended the process: llama-")
+    assert "\n" not in line
+    assert "build" not in line, "the place where it was built concerns nobody"
+
+
+def test_metadata_that_is_no_number(tmp_path: Path) -> None:
+    model = with_metadata(tmp_path / "nan.gguf", "rope.freq_base", b"\0\0\xc0\x7f")
+    assert plan_memory(model, SMALL).uses == plan_memory(load_model_file(DEMO), SMALL).uses
+
+
+def test_metadata_that_claims_memory(tmp_path: Path) -> None:
+    """A vocabulary of two billion tokens that stand nowhere."""
+    path = write_sparse_llama(tmp_path / "large.gguf", layers=1, width=256, feed_forward=512)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"llama.vocab_size") + len("llama.vocab_size") + 4
+    data[at : at + 4] = b"\xff\xff\xff\x7f"
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match="bad_alloc"):
+        plan_memory(load_model_file(path), SMALL)

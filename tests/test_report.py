@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -323,26 +324,22 @@ def test_names_are_no_markup_and_steer_no_terminal(log: Path) -> None:
 
 # --- what is missing, what is wrong ---
 
-HIDE = """
-import importlib.util, sys
-sys.modules["llama_cpp"] = None
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "llama_cpp" else find(name, *rest)
-from llamacpp_instr.cli import main
-main(sys.argv[1:])
-"""
 
+def test_without_the_library_the_report_says_what_is_missing(
+    log: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise ImportError('it is hidden')")
+    hidden = {**environment, "PYTHONPATH": f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"}
 
-def test_without_the_library_the_report_says_what_is_missing(log: Path) -> None:
-    def run(source: object) -> Json:
-        command = [sys.executable, "-c", HIDE, "report", str(source), "--json"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    def run(source: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "llamacpp_instr", "report", source, "--json"]
+        done = subprocess.run(command, env=hidden, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        found: Json = json.loads(done.stdout)
-        return found
+        return memory_of(json.loads(done.stdout))
 
     model = quantized_demo("Q4_K_M")
-    memory = memory_of(run(model))
+    memory = run(model)
     (weights,) = memory["rows"]
     assert weights["Memory"] == "weights, mapped"
     assert weights["predicted"] == gguf_span(model)
@@ -350,7 +347,7 @@ def test_without_the_library_the_report_says_what_is_missing(log: Path) -> None:
     assert note.startswith("KV cache and compute buffers cannot be predicted: ")
     assert "instr build" in note
 
-    memory = memory_of(run(log))
+    memory = run(log)
     assert memory["rows"][-1]["measured"] > 0
     assert any("Nothing was predicted" in n and "instr build" in n for n in memory["notes"])
 

@@ -201,7 +201,8 @@ def _planned(model: ModelFile) -> MemoryBreakdown | None:
     """What a context of `instr run` would hold; None where llama.cpp cannot tell."""
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.errors import NativeError
-    from llamacpp_instr.memory_plan import LoadError, plan_memory
+    from llamacpp_instr.memory_dry_run import LoadError
+    from llamacpp_instr.memory_plan import plan_memory
 
     try:
         return plan_memory(model, ContextOptions())

@@ -144,7 +144,8 @@ def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
     from converters.compression import compression_reports
     from converters.compression.held import Held
     from converters.stored import stored_in_file
-    from llamacpp_instr.memory_plan import LoadError, plan_memory
+    from llamacpp_instr.memory_dry_run import LoadError
+    from llamacpp_instr.memory_plan import plan_memory
     from llamacpp_instr.model_file import load_model_file
 
     options.check()
