@@ -6,7 +6,7 @@ Invariant: every tensor is there once, with its bytes in the file, however often
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
@@ -78,13 +78,11 @@ def stored_in_log(model: Model, tensors: list[Tensor], file: ModelFile | None) -
         for event in tensors
         if event.model == model.model
     }
-    return StoredModel(
-        model.path.replace("\\", "/").rpartition("/")[2],
-        ", ".join(filter(None, (model.arch, model.ftype))),
-        list(by_name.values()),
-        file.file_size if file else None,
-        mapped_bytes(file, file.by_name) if file else None,
-    )
+    name = model.path.replace("\\", "/").rpartition("/")[2]
+    if file:
+        return replace(stored_in_file(file), name=name, tensors=list(by_name.values()))
+    description = ", ".join(filter(None, (model.arch, model.ftype)))
+    return StoredModel(name, description, list(by_name.values()))
 
 
 def recorded_file(session: Session, model: Model) -> ModelFile:

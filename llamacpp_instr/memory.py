@@ -51,23 +51,6 @@ class ContextSettings:
     mmap: bool
     """the file is mapped and not read"""
 
-    def sentence(self) -> str:
-        """The settings in words."""
-        parts = [f"{self.n_ctx:,} tokens"]
-        if self.n_seq_max > 1:
-            how = "sharing one cache" if self.kv_unified else "with a cache each"
-            parts[0] += f" for {self.n_seq_max} sequences {how}"
-        parts.append(f"batches of {self.n_batch:,} computed {self.n_ubatch:,} at a time")
-        types = f"{self.type_k} keys and {self.type_v} values"
-        parts.append(f"{types} in the cache")
-        parts.append(f"flash attention {'on' if self.flash_attn else 'off'}")
-        if self.embeddings:
-            parts.append("embeddings")
-        if self.swa_full:
-            parts.append("the whole context kept for sliding windows")
-        parts.append("the file mapped" if self.mmap else "the file read, not mapped")
-        return ", ".join(parts)
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -53,7 +53,7 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         rows.append([*row, *_figures(held, kind, buffer)])
     total = [b.n_bytes if b else None for b in (held.predicted, held.measured)]
     rows.append(["total", None, None, None, *total, _difference(*total)])
-    notes = [f"For {known.settings.sentence()}."]
+    notes = [_settings_note(known)]
     notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
     return Report(_title(held), columns, rows, notes)
 
@@ -111,6 +111,24 @@ def _moved(predicted: MemoryBreakdown, measured: MemoryBreakdown) -> list[str]:
         for name, places in there.items()
         if name in here and set(places) != set(here[name])
     ]
+
+
+def _settings_note(known: MemoryBreakdown) -> str:
+    of = known.settings
+    parts = [f"For {of.n_ctx:,} tokens"]
+    if of.n_seq_max > 1:
+        how = "sharing one cache" if of.kv_unified else "with a cache each"
+        parts[0] += f" of {of.n_seq_max} sequences {how}"
+    parts.append(f"batches of {of.n_batch:,} computed {of.n_ubatch:,} at a time")
+    if known.of_kind("cache"):
+        parts.append(f"{of.type_k} keys and {of.type_v} values in the cache")
+    parts.append(f"flash attention {'on' if of.flash_attn else 'off'}")
+    if of.embeddings:
+        parts.append("embeddings")
+    if of.swa_full:
+        parts.append("the whole context kept for sliding windows")
+    parts.append("the file mapped" if of.mmap else "the file read, not mapped")
+    return f"{', '.join(parts)}."
 
 
 def _mapping_notes(known: MemoryBreakdown) -> list[str]:

@@ -1,0 +1,52 @@
+"""`instr report` for tests: its output as JSON, and logs that were changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from llamacpp_instr import cli
+from tests.conftest import read_events
+
+Json = list[dict[str, Any]]
+
+
+def report(*args: object) -> Result:
+    """`instr report`, run in this process."""
+    return CliRunner().invoke(cli.main, ["report", *map(str, args)])
+
+
+def reported(*args: object) -> Json:
+    """The reports as JSON."""
+    done = report(*args, "--json")
+    assert done.exit_code == 0, done.output
+    found: Json = json.loads(done.stdout)
+    return found
+
+
+def memory_of(reports: Json) -> dict[str, Any]:
+    """The one section about memory."""
+    (found,) = (r for r in reports if r["title"].startswith("Memory"))
+    return found
+
+
+def edited(log: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """The log with its events changed; a file beside it."""
+    events = read_events(log)
+    for event in events:
+        edit(event)
+    path = log.with_name("edited.log")
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def without_library(directory: Path, environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a process in which `llama_cpp` does not load."""
+    (directory / "llama_cpp").mkdir()
+    (directory / "llama_cpp" / "__init__.py").write_text("raise ImportError('it is hidden')")
+    return {**environment, "PYTHONPATH": f"{directory}{os.pathsep}{environment['PYTHONPATH']}"}
