@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
+
+from llamacpp_instr.model_file import load_model_file
 
 
 def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -> Path:
@@ -39,4 +42,32 @@ def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -
     writer.close()
     with path.open("r+b") as file:
         file.truncate(-(-path.stat().st_size // 32) * 32 + end)
+    return path
+
+
+def write_with_more_rows(source: Path, path: Path, tensor: str, n_bytes: int) -> Path:
+    """The model in `source` with a tensor of at least `n_bytes`: its new rows are a hole."""
+    model = load_model_file(source)
+    grown = model.by_name[tensor]
+    data = bytearray(source.read_bytes())
+
+    def entry(name: str) -> int:
+        """Where the entry of a tensor goes on after its name."""
+        key = struct.pack("<Q", len(name)) + name.encode()
+        return data.index(key) + len(key)
+
+    row = grown.n_bytes // grown.ne[1]
+    rows = -(-n_bytes // (32 * row)) * 32  # as they were, offsets are multiples of 32
+    more = rows * row - grown.n_bytes
+    struct.pack_into("<IQQ", data, entry(tensor), 2, grown.ne[0], rows)
+    for weight in model.weights:
+        if weight.offset > grown.offset:
+            at = entry(weight.name)
+            at += 4 + 8 * struct.unpack_from("<I", data, at)[0] + 4
+            struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + more)
+    end = grown.offset + grown.n_bytes
+    with path.open("wb") as file:
+        file.write(data[:end])
+        file.seek(more, 1)
+        file.write(data[end:])
     return path

@@ -25,7 +25,7 @@ from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events
 from tests.native_kit import DEMO, ROOT, random_models, unpatched_library
 from tests.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
-from tests.sparse_models import write_sparse_llama
+from tests.sparse_models import write_sparse_llama, write_with_more_rows
 
 MIB = 1 << 20
 SMALL = ContextOptions(ctx=256)
@@ -130,6 +130,16 @@ def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
     assert len(model.headers) > 2
     for mmap in (True, False):
         assert planned_uses(dry_run(model, SMALL, mmap)) == held(first, SMALL, mmap)
+
+
+def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path) -> None:
+    """llama.cpp counts it twice where the range of the others goes across it, and so do we."""
+    source, name = random_models() / "qwen4exp-moe.gguf", "per_layer_token_embd.weight"
+    path = write_with_more_rows(source, tmp_path / "large.gguf", name, (4 << 30) + 1)
+    model = load_model_file(path)
+    plan = dry_run(model, SMALL, True)
+    assert plan.of_kind("weights") > 1.9 * model.n_bytes
+    assert planned_uses(plan) == held(path, SMALL)
 
 
 # --- llama.cpp's own words: the unpatched library, which logs MiB to two digits ---
