@@ -215,6 +215,15 @@ def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
     assert again.uses == measured.uses == plan_memory(model, options).uses
 
 
+def test_a_session_that_is_being_recorded_hears_nothing_of_it(tmp_path: Path) -> None:
+    with record(tmp_path / "session.log"):
+        assert plan_memory(load_model_file(DEMO), SMALL).uses
+    assert {event["event"] for event in read_events(tmp_path / "session.log")} == {
+        "session_start",
+        "session_end",
+    }
+
+
 # --- it does not read the weights ---
 
 
