@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 
@@ -43,8 +41,8 @@ def blocks(
     """
     from converters import blocks as reports
     from converters.block_heat_map import check_heat_map, write_heat_map
-    from converters.render import render_csv, render_html, render_markdown
-    from converters.report import printable, render_text
+    from converters.render import form_of, render
+    from converters.report import printable
     from llamacpp_instr.block_stats import compute_block_stats
     from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
     from llamacpp_instr.errors import UsageError
@@ -58,12 +56,13 @@ def blocks(
         check_output(heat_map, force)
         if heat_map == output:
             raise UsageError(f"{output} cannot hold both the report and the heat map")
+    written = form_of(form, output)
     file = load_model_file(model)
     weight = find_weight(file, tensor)
     check_openable(file, weight)
     theirs = find_reference(load_model_file(reference), weight) if reference is not None else None
 
-    stats, most_codes = None, None if form == "json" else reports.MOST_CODES
+    stats, most_codes = None, None if written == "json" else reports.MOST_CODES
     if block is None or heat_map is not None:
         with progress_bar(f"Reading {printable(tensor)}") as on_progress:
             stats = compute_block_stats(weight, theirs, on_progress)
@@ -74,16 +73,7 @@ def blocks(
         assert stats is not None
         shown = reports.tensor_reports(stats, reference, most_codes)
         table = reports.histogram_report(stats)
-    if form == "json":
-        text = json.dumps([report.to_json() for report in shown], indent=2) + "\n"
-    elif form == "csv":
-        text = render_csv(table)
-    elif form == "md":
-        text = render_markdown(shown)
-    elif form == "html":
-        text = render_html(shown)
-    else:
-        text = render_text(shown)
+    text = render(written, shown, table=table)
     if heat_map is not None and stats is not None:
         with open_output(heat_map, force) as picture:
             write_heat_map(picture, stats, heat_map)

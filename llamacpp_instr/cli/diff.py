@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from llamacpp_instr.errors import UsageError
@@ -53,7 +51,7 @@ def diff(
     Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
     """
     from converters.diff import VIEWS, compute_diff
-    from converters.report import render_text
+    from converters.render import form_of, render
     from llamacpp_instr.output import open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
@@ -68,9 +66,8 @@ def diff(
         with progress_bar(f"Reading {b}") as on_progress:
             of_b = load_session(b, on_progress)
         found = compute_diff(of_a, of_b, view, phase)
-        reports = [report.to_json() for report in found.reports]
-        text = json.dumps(reports, indent=2) + "\n" if as_json else render_text(found.reports)
-        file.write(text.encode())
+        form = form_of("json" if as_json else None, output)
+        file.write(render(form, found.reports).encode())
     if threshold is not None and (slower := found.slower_by(threshold)):
         click.echo(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}", err=True)
         ctx.exit(1)

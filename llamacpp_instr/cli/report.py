@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +12,10 @@ from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
     from converters.compression.held import Held
+    from converters.render import Form
     from converters.report import Report
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.model_file import ModelFile
-
-FORMS = {".html": "html", ".htm": "html", ".md": "md", ".csv": "csv", ".json": "json"}
 
 
 @click.command(
@@ -93,11 +91,12 @@ def report(
     MODEL is a GGUF file, of a split model its first part, or demo for the demo model. LOG is a
     file, plain or compressed, or - for standard input.
     """
+    from converters.render import form_of
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.output import check_output, open_output
 
     check_output(output, force)
-    form = "json" if as_json else FORMS.get(Path(output).suffix.lower(), "text")
+    form = form_of("json" if as_json else None, output)
     options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
     if _is_model(source):
         models = [_of_model(source, options, not no_mmap)]
@@ -113,21 +112,14 @@ def report(
         file.write(text.encode())
 
 
-def _rendered(models: list[list[Report]], form: str, short: bool) -> str:
+def _rendered(models: list[list[Report]], form: Form, short: bool) -> str:
     from converters.compression import joined_tensors, shortened
-    from converters.render import render_csv, render_html, render_markdown
-    from converters.report import render_text
+    from converters.render import render
 
-    if form == "csv":
-        return render_csv(joined_tensors(models))
+    table = joined_tensors(models)
     if form == "text" and short:
         models = [shortened(reports) for reports in models]
-    reports = [report for of_model in models for report in of_model]
-    if form == "json":
-        return json.dumps([report.to_json() for report in reports], indent=2) + "\n"
-    if form == "md":
-        return render_markdown(reports)
-    return render_html(reports) if form == "html" else render_text(reports)
+    return render(form, [report for of_model in models for report in of_model], table=table)
 
 
 def _is_model(source: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -27,7 +26,13 @@ import click
 @click.option("--csv", "form", flag_value="csv", help="Print CSV: the first table, in ns, bytes.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
 @click.option("--html", "form", flag_value="html", help="Print one HTML page.")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option(
+    "-o",
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="Write here, not to stdout; .json, .csv, .md, .html say the form.",
+)
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def stats(
     log: str,
@@ -44,8 +49,7 @@ def stats(
     At the level verbose also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input.
     """
-    from converters.render import render_csv, render_html, render_markdown
-    from converters.report import render_text
+    from converters.render import form_of, render
     from converters.stats import compute_stats
     from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.progress import progress_bar
@@ -55,15 +59,6 @@ def stats(
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
     reports = compute_stats(session, by, phase, warmup)
-    if form == "json":
-        text = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
-    elif form == "csv":
-        text = render_csv(reports[0])
-    elif form == "md":
-        text = render_markdown(reports)
-    elif form == "html":
-        text = render_html(reports)
-    else:
-        text = render_text(reports)
+    text = render(form_of(form, output), reports)
     with open_output(output, force) as file:
         file.write(text.encode())
