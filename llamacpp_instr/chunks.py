@@ -19,15 +19,21 @@ WRITTEN_AT_ONCE = 8
 """Chunks that a model writes side by side: it is not much slower with eight tokens than with one,
 and the memory of eight chunks is that of a context as others use it."""
 
+_PADDING = 256
+
 
 class WritingContext(Context):
     """A context in which a model writes up to WRITTEN_AT_ONCE chunks of `options.ctx` tokens."""
 
+    def __enter__(self) -> WritingContext:
+        return self
+
     def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
         params = super()._params(options, embed_tokens)
         self.n_per_chunk = int(params.n_ctx)
-        params.n_seq_max = WRITTEN_AT_ONCE
-        params.n_ctx *= WRITTEN_AT_ONCE
+        params.n_seq_max = params.n_batch = params.n_ubatch = WRITTEN_AT_ONCE
+        # rounded up as llama.cpp does it, which else says so
+        params.n_ctx = -(-self.n_per_chunk // _PADDING) * _PADDING * WRITTEN_AT_ONCE
         return params
 
 

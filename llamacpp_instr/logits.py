@@ -108,8 +108,7 @@ def compare_outputs(
         scores = Scores([str(model.path) for model in models])
         if cut is None:
             at_once = ContextOptions(ctx=ctx, threads=options.threads)
-            writer = WritingContext(reference, at_once)
-            stack.enter_context(writer)
+            writer = stack.enter_context(WritingContext(reference, at_once))
             chunks = write_chunks(writer, n_chunks, options.seed, advance)
         else:
             chunks = iter(cut)
