@@ -31,11 +31,12 @@ COLORS = (
 )  # fmt: skip
 """Seen on white as well as on black."""
 
-MAX_TICKS = 32
-"""layers that are named on the axis"""
+AXIS = 96
+"""characters that find room along the axis of layers"""
 
 _INK = "#010203"  # stands for the page's colour of text
 _STYLES = ("-", "--", ":", "-.")
+_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # from one tick to the next
 _WIDTH, _HEIGHT = 8.0, 4.0  # inches of 72 points
 
 
@@ -245,9 +246,14 @@ def _finite(values: Values) -> list[float | None]:
 
 
 def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
-    step = max(1, math.ceil(len(layers) / MAX_TICKS))
-    shown = range(0, len(layers), step)
-    axes.set_xticks(list(shown), [_label(layers[i]) for i in shown])
+    room = AXIS // (max(map(len, layers), default=1) + 1)
+    step = next(n for n in _STEPS if n * max(room, 1) >= len(layers))
+    shown = list(range(0, len(layers), step))
+    if shown and len(layers) - 1 not in shown:  # the last may be no layer: it says so
+        if len(layers) - 1 - shown[-1] < 0.6 * step:
+            shown.pop()
+        shown.append(len(layers) - 1)
+    axes.set_xticks(shown, [_label(layers[i]) for i in shown])
     axes.set_xlim(-0.6, max(len(layers), 1) - 0.4)
     axes.set_xlabel("layer")
 
