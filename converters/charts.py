@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from converters.report import printable
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
@@ -151,41 +150,6 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
         axes.set_xlabel(_label(x_axis))
         axes.set_ylabel(_label(y_axis))
         _label_points(figure, axes, kept)
-
-    return Chart(title, draw)
-
-
-def heat_map(
-    title: str,
-    x_axis: str,
-    y_axis: str,
-    values_axis: str,
-    matrix: Sequence[Sequence[float]] | NDArray[np.floating[Any]],
-) -> Chart:
-    """A matrix as picture, the first row on top, with a bar that says which
-    colour is which value. Values on both sides of zero have two colours, zero none."""
-
-    def draw(figure: Any) -> None:
-        import numpy as np
-
-        values = np.atleast_2d(np.asarray(matrix, dtype=float))
-        finite = values[np.isfinite(values)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        colors = "viridis"
-        if low < 0 < high:
-            colors, high = "RdBu_r", max(-low, high)
-            low = -high
-        axes = figure.subplots()
-        image = axes.imshow(
-            np.where(np.isfinite(values), values, np.nan), cmap=colors, vmin=low, vmax=high,
-            aspect="auto", interpolation="none",
-        )  # fmt: skip
-        axes.set_xlabel(_label(x_axis))
-        axes.set_ylabel(_label(y_axis))
-        axes.grid(visible=False)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.get_major_locator().set_params(integer=True)
-        figure.colorbar(image, ax=axes, label=_label(values_axis), fraction=0.05, pad=0.02)
 
     return Chart(title, draw)
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from converters.charts import Chart, bar_by_layer
 from converters.report import Cell, Column, Report, shown
 from llamacpp_instr.fallback import Fallback, find_fallbacks, has_mixture
 from llamacpp_instr.gguf_header import Scalar, quoted, read_array, read_items
@@ -127,23 +126,6 @@ def compute_tensors(model: ModelFile) -> Report:
         Column("part"),
     ]
     return Report("Tensors", columns, rows)
-
-
-def chart_bits_by_layer(model: ModelFile) -> Chart:
-    """Bits per weight of every layer, as the sum of what each type has in it. Weights that belong
-    to no layer stand last."""
-    of_layer = _grouped(model, lambda weight: weight.layer)
-    numbers = _layers(of_layer)
-    parts: dict[str, list[float | None]] = {}
-    for row in _by_type(model, []).rows:
-        name = str(row[0])
-        parts[name] = [
-            8 * sum(weight.n_bytes for weight in of_layer[n] if weight.type.name == name)
-            / max(sum(weight.n_elements for weight in of_layer[n]), 1)
-            for n in numbers
-        ]  # fmt: skip
-    layers = [shown(n, "layer") for n in numbers]
-    return bar_by_layer("Bits per weight by layer", "bits per weight", layers, parts)
 
 
 # --- what it is ---

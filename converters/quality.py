@@ -10,12 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from converters.charts import Chart, Point, scatter_size_error
 from converters.report import Cell, Column, Report
 from llamacpp_instr.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
 from llamacpp_instr.model_file import ModelFile
 
 if TYPE_CHECKING:
     from llamacpp_instr.weight_error import Sums
+
+MIB = 1 << 20
 
 _NAMES = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
 
@@ -33,6 +36,18 @@ def compute_quality(
         _perplexities(pairs, names[0]),
         *(_distribution(name, divergence, names[0]) for name, divergence in pairs),
     ]
+
+
+def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
+    """The mean KL divergence of each candidate over the size of its file."""
+    points = [
+        Point(name, file.file_size / MIB, divergence.kl.value)
+        for name, file, divergence in zip(
+            short_names(files)[1:], files[1:], outputs.divergences, strict=True
+        )
+    ]
+    axis = "mean KL divergence, nats"
+    return scatter_size_error("KL divergence against size", "file, MiB", axis, points)
 
 
 def short_names(files: Sequence[ModelFile]) -> list[str]:

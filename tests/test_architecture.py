@@ -68,6 +68,8 @@ SHARED["converters.charts"] = FLOOR | {"converters.report"}
 SHARED["converters.timeline"] = FLOOR | READING | {"converters.op_words"}
 SHARED["converters.settings"] = FLOOR | READING | {"converters.report"}
 SHARED["converters.stored"] = FLOOR | READING | MODELS
+SHARED["converters.layer_chart"] = {"converters.charts", "converters.report", "converters.stored"}
+SHARED["converters.error_charts"] = MODELS | {"converters.charts", "converters.report"}
 SHARED["converters.step_times"] = FLOOR | READING | {"converters.noise"}
 
 MAX_LINES = 400

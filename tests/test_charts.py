@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 
 from converters import charts
 from converters.charts import Chart, Point
-from converters.inspect import chart_bits_by_layer
+from converters.layer_chart import chart_bits_by_layer
+from converters.stored import stored_in_file
 from llamacpp_instr.model_file import load_model_file
 
 LAYERS = ["0", "1", "none"]
@@ -28,7 +28,6 @@ CHARTS: dict[str, Callable[[], Chart]] = {
     ),
     "lines": lambda: charts.lines_by_layer("Error", "dB", LAYERS, {"a": [1, None, math.inf]}),
     "points": lambda: charts.scatter_size_error("Cost", "MiB", "KL", [Point("a", 1, 2)]),
-    "heat": lambda: charts.heat_map("Scales", "block", "row", "scale", [[1, 2], [math.nan, 3]]),
 }
 
 
@@ -67,7 +66,7 @@ def test_bars_are_stacked_and_add_up() -> None:
 
 def test_bits_of_the_demo_models_layers() -> None:
     model = load_model_file("demo")
-    figure = drawn(chart_bits_by_layer(model))
+    figure = drawn(chart_bits_by_layer(stored_in_file(model).tensors))
     tops = [sum(p.get_height() for p in figure.axes[0].patches[i::5]) for i in range(5)]
     for layer, top in zip([0, 1, 2, 3, -1], tops, strict=True):
         weights = [weight for weight in model.weights if weight.layer == layer]
@@ -114,20 +113,10 @@ def test_points_that_are_nowhere_are_left_out() -> None:
     assert axes.get_yscale() == "linear", "a logarithm of zero is nowhere"
 
 
-def test_a_heat_map_with_two_signs_is_symmetric() -> None:
-    image = drawn(charts.heat_map("H", "x", "y", "v", np.array([[-1.0, 3.0]]))).axes[0].images[0]
-    assert (image.norm.vmin, image.norm.vmax) == (-3, 3)
-    image = drawn(CHARTS["heat"]()).axes[0].images[0]
-    assert (image.norm.vmin, image.norm.vmax) == (1, 3)
-    assert image.get_array().mask.tolist() == [[False, False], [True, False]]
-
-
-@pytest.mark.parametrize("values", [[], [[]], [[math.nan]], [[0.0]]])
-def test_a_chart_of_nothing(values: list[list[float]]) -> None:
+def test_a_chart_of_nothing() -> None:
     assert "<svg" in charts.bar_by_layer("B", "b", [], {}).svg()
     assert "<svg" in charts.lines_by_layer("B", "b", [], {"a": []}).svg()
     assert "<svg" in charts.scatter_size_error("B", "x", "y", []).svg()
-    assert "<svg" in charts.heat_map("B", "x", "y", "v", values).svg()
 
 
 def test_without_matplotlib_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

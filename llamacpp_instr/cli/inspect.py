@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from converters.page import Picture
-    from converters.report import Report
+    from converters.charts import Chart
     from llamacpp_instr.model_file import ModelFile
 
 
@@ -20,13 +18,13 @@ if TYPE_CHECKING:
 )
 @click.argument("model")
 @click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
-@click.option("--json", "form", flag_value="json", help="Print JSON: numbers in bytes and bits.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: the tensors, in bytes.")
-@click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
+@click.option("--json", "flag", flag_value="json", help="Print JSON: numbers in bytes and bits.")
+@click.option("--csv", "flag", flag_value="csv", help="Print CSV: the tensors, in bytes.")
+@click.option("--md", "flag", flag_value="md", help="Print Markdown.")
+@click.option("--html", "flag", flag_value="html", help="Print one HTML page.")
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-def inspect(model: str, tensors: bool, form: str | None, output: str, force: bool) -> None:
+def inspect(model: str, tensors: bool, flag: str | None, output: str, force: bool) -> None:
     """Print the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
     their types by count, bytes and share, bits per weight by type, role and layer, and which
     tensors have another type than was asked for because its blocks do not divide their rows.
@@ -35,47 +33,27 @@ def inspect(model: str, tensors: bool, form: str | None, output: str, force: boo
     first part, or demo for the demo model.
     """
     from converters.inspect import compute_inspection, compute_tensors, list_tensors
-    from converters.page import render_page
-    from converters.render import render_csv, render_markdown
-    from converters.report import render_text
+    from converters.render import form_of, render
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.output import check_output, open_output
 
     check_output(output, force)
-    model_file = load_model_file(model)
-    if form == "csv":
-        text = render_csv(compute_tensors(model_file))
-    else:
-        reports = compute_inspection(model_file)
-        if form in ("json", "html"):
-            reports.append(compute_tensors(model_file))
-        elif tensors:
-            reports.append(list_tensors(model_file))
-        if form == "json":
-            text = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
-        elif form == "md":
-            text = render_markdown(reports)
-        elif form == "html":
-            text = render_page(model_file.path.name, _with_chart(model_file, reports))
-        else:
-            text = render_text(reports)
-    with open_output(output, force) as file:
-        file.write(text.encode())
+    form = form_of(flag, output)
+    file = load_model_file(model)
+    every = compute_tensors(file)
+    reports = compute_inspection(file)
+    if form in ("json", "html"):
+        reports.append(every)
+    elif tensors:
+        reports.append(list_tensors(file))
+    charts = _charts(file) if form == "html" else []
+    text = render(form, reports, table=every, charts=charts, title=file.path.name)
+    with open_output(output, force) as out:
+        out.write(text.encode())
 
 
-def _with_chart(model: ModelFile, reports: list[Report]) -> list[Report | Picture]:
-    """The reports with the chart before those of roles and layers; a note, where it cannot be."""
-    from converters.charts import missing_note
-    from converters.inspect import chart_bits_by_layer
-    from converters.page import Picture
+def _charts(model: ModelFile) -> list[Chart]:
+    from converters.layer_chart import chart_bits_by_layer
+    from converters.stored import stored_in_file
 
-    sections: list[Report | Picture] = list(reports)
-    if model.weights:
-        at = next(i for i, report in enumerate(reports) if report.title == "Roles")
-        note = missing_note()
-        if note:
-            reports[at - 1].notes.append(note)
-        else:
-            chart = chart_bits_by_layer(model)
-            sections.insert(at, Picture(chart.title, chart.svg()))
-    return sections
+    return [chart_bits_by_layer(stored_in_file(model).tensors)] if model.weights else []

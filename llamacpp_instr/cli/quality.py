@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,9 @@ import click
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
+    from converters.charts import Chart
     from converters.report import Report
+    from llamacpp_instr.divergence import Outputs
     from llamacpp_instr.logits import OutputOptions
     from llamacpp_instr.model_file import ModelFile
     from llamacpp_instr.weight_error import WeightError
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
     "--only", type=click.Choice(["outputs", "weights"]), help="Compare only these, not both."
 )
 @click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
-@click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: the first table.")
-@click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
+@click.option("--json", "flag", flag_value="json", help="Print JSON.")
+@click.option("--csv", "flag", flag_value="csv", help="Print CSV: the first table.")
+@click.option("--md", "flag", flag_value="md", help="Print Markdown.")
+@click.option("--html", "flag", flag_value="html", help="Print one HTML page.")
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def quality(
@@ -68,7 +69,7 @@ def quality(
     batch: int | None,
     only: str | None,
     tensors: bool,
-    form: str | None,
+    flag: str | None,
     output: str,
     force: bool,
 ) -> None:
@@ -79,12 +80,15 @@ def quality(
     All models run side by side, so no logits are stored; on the same text the figures are those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
-    from converters.render import render_csv, render_html, render_markdown
-    from converters.report import render_text
+    from converters.error_charts import draw_errors
+    from converters.quality import compute_quality, draw_divergence, short_names
+    from converters.render import form_of, render
     from llamacpp_instr.logits import DEFAULT_SEED, OutputOptions, check_comparison
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.weight_error import Sums
 
+    form = form_of(flag, output)
     given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
     _check_effect(given, only)
     check_output(output, force)
@@ -94,20 +98,18 @@ def quality(
         check_comparison(files, options)
     # the weights take less time, and tell sooner when the models do not match
     errors = [] if only == "outputs" else _compare_weights(files, threads)
+    names = short_names(files)
     reports: list[Report] = []
+    charts: list[Chart] = []
     if only != "weights":
-        reports += _output_reports(files, text, options, errors)
-    reports += _weight_reports(files, errors, every_tensor=tensors or form in ("json", "html"))
-    if form == "json":
-        shown = json.dumps([report.to_json() for report in reports], indent=2) + "\n"
-    elif form == "csv":
-        shown = render_csv(reports[0])
-    elif form == "md":
-        shown = render_markdown(reports)
-    elif form == "html":
-        shown = render_html(reports)
-    else:
-        shown = render_text(reports)
+        outputs = _compare_outputs(files, text, options)
+        weights = [sum((error.sums for error in its), start=Sums()) for its in errors]
+        source = "standard input" if text == "-" else text
+        reports += compute_quality(outputs, files, source, weights)
+        charts.append(draw_divergence(outputs, files))
+    reports += _weight_reports(names, errors, every_tensor=tensors or form in ("json", "html"))
+    charts += draw_errors(dict(zip(names[1:], errors, strict=False)))
+    shown = render(form, reports, charts=charts, title=f"Quality against {names[0]}")
     with open_output(output, force) as file:
         file.write(shown.encode())
 
@@ -133,35 +135,25 @@ def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[li
     return errors
 
 
-def _output_reports(
-    files: Sequence[ModelFile],
-    text_file: str | None,
-    options: OutputOptions,
-    errors: Sequence[Sequence[WeightError]],
-) -> list[Report]:
-    from converters.quality import compute_quality
+def _compare_outputs(
+    files: Sequence[ModelFile], text_file: str | None, options: OutputOptions
+) -> Outputs:
     from llamacpp_instr.logits import compare_outputs
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weight_error import Sums
 
     text = None if text_file is None else _read_text(text_file)
     with progress_bar("Comparing outputs") as on_progress:
-        outputs = compare_outputs(files, text, options, on_progress)
-    weights = [sum((error.sums for error in its), start=Sums()) for its in errors]
-    shown = "standard input" if text_file == "-" else text_file
-    return compute_quality(outputs, files, shown, weights)
+        return compare_outputs(files, text, options, on_progress)
 
 
 def _weight_reports(
-    files: Sequence[ModelFile], errors: Sequence[Sequence[WeightError]], every_tensor: bool
+    names: Sequence[str], errors: Sequence[Sequence[WeightError]], every_tensor: bool
 ) -> list[Report]:
-    from converters.quality import short_names
     from converters.weight_errors import weight_error_reports
 
-    reference, *candidates = short_names(files)
     reports: list[Report] = []
-    for name, its in zip(candidates, errors, strict=False):  # none where only outputs are compared
-        of_model = weight_error_reports(its, reference, name)
+    for name, its in zip(names[1:], errors, strict=False):  # none where only outputs are compared
+        of_model = weight_error_reports(its, names[0], name)
         # the last is that of each tensor
         reports += of_model if every_tensor else of_model[:-1]
     return reports

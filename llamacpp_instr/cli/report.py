@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from converters.compression.held import Held
     from converters.render import Form
     from converters.report import Report
+    from converters.stored import StoredModel
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.model_file import ModelFile
+
+    Shown = list[tuple[StoredModel, list[Report]]]
 
 
 @click.command(
@@ -99,27 +102,31 @@ def report(
     form = form_of("json" if as_json else None, output)
     options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
     if _is_model(source):
-        models = [_of_model(source, options, not no_mmap)]
+        shown = [_of_model(source, options, not no_mmap)]
     elif no_mmap or options != ContextOptions():
         raise UsageError(
             f"{source} is no GGUF model; a log has settings of its own: leave out "
             "--ctx, --batch and the like"
         )
     else:
-        models = _of_log(source)
-    text = _rendered(models, form, short=output == "-")
+        shown = _of_log(source)
+    text = _rendered(shown, form, short=output == "-")
     with open_output(output, force) as file:
         file.write(text.encode())
 
 
-def _rendered(models: list[list[Report]], form: Form, short: bool) -> str:
+def _rendered(shown: Shown, form: Form, short: bool) -> str:
     from converters.compression import joined_tensors, shortened
+    from converters.layer_chart import chart_bits_by_layer
     from converters.render import render
 
+    models = [reports for _, reports in shown]
     table = joined_tensors(models)
     if form == "text" and short:
         models = [shortened(reports) for reports in models]
-    return render(form, [report for of_model in models for report in of_model], table=table)
+    reports = [report for of_model in models for report in of_model]
+    charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown]
+    return render(form, reports, table=table, charts=charts)
 
 
 def _is_model(source: str) -> bool:
@@ -132,7 +139,7 @@ def _is_model(source: str) -> bool:
         return False
 
 
-def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
+def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredModel, list[Report]]:
     from converters.compression import compression_reports
     from converters.compression.held import Held
     from converters.stored import stored_in_file
@@ -146,10 +153,11 @@ def _of_model(name: str, options: ContextOptions, mmap: bool) -> list[Report]:
         held = Held(predicted=plan_memory(model, options, mmap))
     except (NativeError, LoadError) as error:
         held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
-    return compression_reports(stored_in_file(model), [held])
+    stored = stored_in_file(model)
+    return stored, compression_reports(stored, [held])
 
 
-def _of_log(log: str) -> list[list[Report]]:
+def _of_log(log: str) -> Shown:
     from converters.compression import compression_reports
     from converters.compression.recorded import recorded_memory
     from converters.stored import recorded_file, stored_in_log
@@ -160,7 +168,7 @@ def _of_log(log: str) -> list[list[Report]]:
         session = load_session(log, on_progress)
     if not session.tensors:
         raise UsageError(f"{log} tells of no model's tensors")
-    models = []
+    shown = []
     for model in session.models.values():
         file, why = None, ""
         try:
@@ -168,8 +176,9 @@ def _of_log(log: str) -> list[list[Report]]:
         except UsageError as error:
             why = f"Nothing was predicted: {error}."
         helds = [_predicted(held, file, why) for held in recorded_memory(session, model)]
-        models.append(compression_reports(stored_in_log(model, session.tensors, file), helds))
-    return models
+        stored = stored_in_log(model, session.tensors, file)
+        shown.append((stored, compression_reports(stored, helds)))
+    return shown
 
 
 def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
