@@ -17,12 +17,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from converters.report import printable
-
-if TYPE_CHECKING:
-    pass
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
