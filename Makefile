@@ -4,6 +4,8 @@
 # make lint   the checks that need no model
 #
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+# make image      the container image of docker/Dockerfile, with docker, podman or buildah
+# make image-test that image, built and tried without an engine (Debian, as root; minutes)
 # make pictures   docs/images: what `instr view` shows, taken in Chromium
 # make quantization   docs/quantization.md: the demo model in seven file types, measured
 # make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
@@ -22,6 +24,7 @@ UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test lint native sanitize pictures quantization bench ui-kit clean
+.PHONY: demo view test lint native sanitize image image-test pictures bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -41,6 +44,22 @@ lint: $(TEST_INSTALLED)
 
 sanitize: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.sanitize
+
+ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
+IMAGE ?= llamacpp-instr
+# the health check is no part of the OCI format, which podman and buildah write unless told
+FORMAT := $(if $(filter podman buildah,$(notdir $(ENGINE))),--format docker)
+
+image:
+	@[ -n "$(ENGINE)" ] || { echo "docker, podman or buildah is needed" >&2; exit 1; }
+	$(ENGINE) build $(FORMAT) -f docker/Dockerfile -t $(IMAGE) .
+
+# what ggml's kernels compile to is kept in this machine's ccache, across images
+image-test: $(TEST_INSTALLED) $(UI_KIT)
+	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
+	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
+	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
+	    $(BIN)/python -m pytest tests/image/suite.py
 
 pictures: native $(TEST_INSTALLED) ui-kit
 	$(BIN)/python -m tests.pictures

@@ -1,0 +1,27 @@
+"""Prints the requirements of a pyproject.toml with some extras, one a line.
+
+They are installed before the package itself is copied, so that a change of it fetches nothing anew.
+
+    requirements.py pyproject.toml [EXTRA...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def main(pyproject: str, *extras: str) -> None:
+    project = tomllib.loads(Path(pyproject).read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    for requirement in project["dependencies"]:
+        print(requirement)
+    for extra in extras:
+        if extra not in optional:
+            sys.exit(f"no extra {extra!r}; there are {', '.join(optional)}")
+        for requirement in optional[extra]:
+            print(requirement)
+
+
+main(*sys.argv[1:])

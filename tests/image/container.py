@@ -1,0 +1,87 @@
+"""Runs commands in a built image through buildah, as `docker run --rm` would.
+
+Only within tests/image/build_image.sh, which says where the image is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SECONDS = 300
+
+Volumes = dict[Path, str]
+"""a directory of this machine -> where the container sees it; `:ro` at its end: only to read"""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in buildah's store."""
+
+    name: str
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `docker inspect` calls Config: Entrypoint, User, Env, Labels and so on."""
+        config: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", self.name))[
+            "Docker"
+        ]["config"]
+        return config
+
+    @property
+    def size(self) -> int:
+        """Bytes of all layers, unpacked; what `docker images` says."""
+        listed = json.loads(buildah("images", "--json", self.name))
+        # buildah words it: "345 MB"
+        number, unit = listed[0]["size"].split()
+        return round(float(number) * {"MB": 1e6, "GB": 1e9}[unit])
+
+    @contextmanager
+    def container(self) -> Iterator[str]:
+        """A container of the image, removed at the end; its id."""
+        container = buildah("from", "--pull-never", self.name).strip()
+        try:
+            yield container
+        finally:
+            buildah("rm", container)
+
+    @contextmanager
+    def mounted(self) -> Iterator[Path]:
+        """The files of the image."""
+        with self.container() as container:
+            yield Path(buildah("mount", container).strip())
+
+    def run(
+        self,
+        *arguments: str,
+        user: str | None = None,
+        volumes: Volumes | None = None,
+        entrypoint: Sequence[str] | None = None,
+        stdin: str = "",
+        text: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the entry point with `arguments`; `user` is `uid:gid`, the image's own by default."""
+        options: list[str] = [] if user is None else ["--user", user]
+        for directory, place in (volumes or {}).items():
+            options += ["--volume", f"{directory}:{place}"]
+        command = list(self.config["Entrypoint"] if entrypoint is None else entrypoint)
+        with self.container() as container:
+            return subprocess.run(
+                ["buildah", "run", *options, container, "--", *command, *arguments],
+                input=stdin,
+                capture_output=True,
+                text=text,
+                timeout=SECONDS,
+            )
+
+
+def buildah(*arguments: str) -> str:
+    """What buildah prints."""
+    done = subprocess.run(["buildah", *arguments], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, f"buildah {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
