@@ -8,8 +8,9 @@ They are installed before the package itself is copied, so that a change of it f
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 
 def main(pyproject: str, *extras: str) -> None:

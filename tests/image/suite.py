@@ -10,20 +10,21 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
-import tomllib
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llamacpp_instr import upstream
+from llamacpp_instr import __version__, upstream
 from tests import trace_processor
 from tests.image.container import Image
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 AIM = 350_000_000
 """bytes of all layers, unpacked"""
@@ -60,7 +61,7 @@ def out(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
         volumes={directory: "/out"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Once upon a time")
+    assert len(done.stdout.split()) > 5, "the story goes on"
     return directory
 
 
@@ -93,8 +94,8 @@ def test_the_image_says_what_it_is(image: Image) -> None:
     assert config["WorkingDir"] == "/out"
     assert config["StopSignal"] == "SIGINT"
     labels = config["Labels"]
-    assert labels["org.opencontainers.image.version"] == PROJECT["version"]
-    assert labels["org.opencontainers.image.licenses"] == PROJECT["license"]
+    assert labels["org.opencontainers.image.version"] == __version__
+    assert labels["org.opencontainers.image.licenses"] == "MIT"
     pin = upstream.read_upstream(upstream.patches_dir())
     assert labels["llamacpp-instr.llama-cpp.commit"] == pin.commit
 
@@ -104,9 +105,9 @@ def test_nothing_of_the_build_is_left(image: Image) -> None:
         for tool in ("cc", "c++", "gcc", "g++", "ld", "make", "cmake", "ninja", "ccache", "pip"):
             places = ("usr/bin", "usr/local/bin", "opt/instr/bin")
             assert not [place for place in places if (root / place / tool).exists()], tool
-        for directory in ("var/lib/apt/lists", "root", "tmp", "src", "wheels"):
-            left = (root / directory).glob("*")
-            assert [path.name for path in left] == [], directory
+        for directory in ("var/lib/apt/lists", "root/.cache", "tmp", "src", "wheels"):
+            left = [path.name for path in (root / directory).rglob("*") if path.is_file()]
+            assert left == [], directory
         packages = next(root.glob("opt/instr/lib/python3*/site-packages"))
         assert not list(packages.glob("pip*"))
 
@@ -160,11 +161,8 @@ def test_the_first_user_of_a_machine_names_no_id(image: Image, tmp_path: Path) -
 
 
 def test_a_directory_of_someone_else_is_one_clear_line(image: Image, tmp_path: Path) -> None:
-    done = image.run(
-        *("run", "demo", "--prompt", "The cat"),
-        user=NOBODY,
-        volumes={owned(tmp_path, "1000:1000"): "/out"},
-    )
+    owned(tmp_path, "1000:1000").chmod(0o755)
+    done = image.run("run", "demo", "--prompt", "a", user=NOBODY, volumes={tmp_path: "/out"})
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "session.log" in done.stderr
@@ -175,15 +173,13 @@ def test_a_directory_of_someone_else_is_one_clear_line(image: Image, tmp_path: P
 
 def test_exit_codes_are_those_of_the_command(image: Image, out: Path) -> None:
     volumes = {out: "/out"}
-    assert image.run("--version", user=NOBODY).stdout == f"instr {PROJECT['version']}\n"
+    assert image.run("--version", user=NOBODY).stdout == f"instr {__version__}\n"
     assert image.run(*image.config["Cmd"], user=NOBODY).returncode == 0
     wrong = image.run("run", "/models/none.gguf", "--prompt", "a", user=NOBODY, volumes=volumes)
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
-    (out / "broken.log").write_text('{"event":"session_start"\n')
-    try:
-        assert image.run("check", "broken.log", user=NOBODY, volumes=volumes).returncode == 1
-    finally:
-        (out / "broken.log").unlink()
+    cut = (out / "session.log").read_text().rpartition("\n{")[0]
+    checked = image.run("check", "-", stdin=cut, user=NOBODY, volumes=volumes)
+    assert checked.returncode == 1, checked.stdout
 
 
 def test_the_health_check_is_a_command_that_passes(image: Image) -> None:
@@ -203,7 +199,29 @@ def test_a_prompt_comes_through_standard_input(image: Image, tmp_path: Path) -> 
         user=NOBODY,
         volumes={owned(tmp_path, NOBODY): "/out"},
     )
-    assert done.stdout.startswith("The cat"), done.stderr
+    assert done.returncode == 0, done.stderr
+    prompts = session_start(tmp_path / "session.log")["args"]["prompts"]
+    assert prompts == ["The cat"]
+
+
+DRAW = """
+import matplotlib.figure
+axes = matplotlib.figure.Figure().subplots()
+axes.imshow([[1, 2], [3, 4]], label="heat")
+axes.set_title("tokens, $x^2$")
+axes.figure.savefig("chart.svg")
+axes.figure.savefig("chart.png")
+"""
+
+
+def test_charts_can_be_drawn_and_nobody_waits_for_a_font_cache(
+    image: Image, tmp_path: Path
+) -> None:
+    volumes = {owned(tmp_path, NOBODY): "/out"}
+    done = image.run(DRAW, entrypoint=["python3", "-c"], user=NOBODY, volumes=volumes)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "</svg>" in (tmp_path / "chart.svg").read_text()
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_the_demo_leaves_is_whole(image: Image, out: Path) -> None:
@@ -221,12 +239,15 @@ def test_what_the_demo_leaves_is_whole(image: Image, out: Path) -> None:
 
 
 def test_a_trace_is_shown_on_loopback_of_the_hosts_network(image: Image, out: Path) -> None:
+    # until a line comes; the shell lets SIGTERM through, and takes the server's status
+    serve = "instr view --no-browser session.log & read stop; kill $!; wait $!"
     with image.container() as container:
         server = subprocess.Popen(
-            # coreutils' timeout ends it as Ctrl-C does
-            ["buildah", "run", "--network", "host", "--user", NOBODY, "--volume", f"{out}:/out"]
-            + [container, "--", "timeout", "--signal=INT", "20"]
-            + ["instr", "view", "--no-browser", "session.log"],
+            [
+                *("buildah", "run", "--network", "host", "--user", NOBODY),
+                *("--volume", f"{out}:/out", container, "--", "sh", "-c", serve),
+            ],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -236,20 +257,21 @@ def test_a_trace_is_shown_on_loopback_of_the_hosts_network(image: Image, out: Pa
         trace = re.search(r"[?&]url=([^&]+)", address.fragment)
         assert trace is not None
         for path in ("/", urllib.parse.urlsplit(urllib.parse.unquote(trace[1])).path):
-            assert address.port is not None
             connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
             connection.request("GET", path)
             answer = connection.getresponse()
             assert (answer.status, len(answer.read()) > 1000) == (200, True)
             connection.close()
-        server.wait(60)
+        server.communicate("stop\n", timeout=60)
+        assert server.returncode == 0
 
 
 # --- on which CPUs ---
 
-EMULATOR = Path("/usr/bin/qemu-x86_64")
+EMULATOR = "qemu-x86_64-static"
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the variants of another architecture")
 @pytest.mark.parametrize(
     ("cpu", "has", "lacks"),
     [
@@ -261,22 +283,35 @@ EMULATOR = Path("/usr/bin/qemu-x86_64")
 def test_an_older_cpu_gets_kernels_that_it_can_run(
     image: Image, tmp_path: Path, cpu: str, has: set[str], lacks: set[str]
 ) -> None:
-    """Emulated, an instruction that such a CPU lacks ends the process with SIGILL, as it does there.
+    """Emulated, an instruction that such a CPU lacks ends the process, as it does there.
 
     What ggml says of itself in the log is what the variant that it loaded was compiled with.
     """
+    emulator = shutil.which(EMULATOR)
+    assert emulator is not None, "apt install qemu-user-static"
+    tools, here = tmp_path / "tools", tmp_path / "out"
+    tools.mkdir()
+    shutil.copy(emulator, tools)
+    here.mkdir()
     done = image.run(
-        *("run", "demo", "--prompt", "Once upon a time", "-n", "4", "--threads", "2"),
-        entrypoint=["/emulator/qemu-x86_64", "-cpu", cpu]
-        + ["/usr/bin/python3", "/opt/instr/bin/instr"],
+        *("run", "demo", "--prompt", "Once upon a time", "-n", "16"),
+        entrypoint=[
+            f"/tools/{EMULATOR}",
+            "-cpu",
+            cpu,
+            "/opt/instr/bin/python3",
+            "-m",
+            "llamacpp_instr",
+        ],
         user=NOBODY,
-        volumes={owned(tmp_path, NOBODY): "/out", EMULATOR.parent: "/emulator:ro"},
+        volumes={owned(here, NOBODY): "/out", tools: "/tools:ro"},
     )
     assert done.returncode == 0, done.stderr
-    features = session_start(tmp_path / "session.log")["host"]["features"]
+    features = session_start(here / "session.log")["host"]["features"]
     assert has <= set(features)
     assert not lacks & set(features)
-    assert image.run("check", "session.log", user=NOBODY, volumes={tmp_path: "/out"}).returncode == 0
+    checked = image.run("check", "session.log", user=NOBODY, volumes={here: "/out"})
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_this_cpu_gets_the_kernels_of_its_generation(out: Path) -> None:
@@ -286,7 +321,7 @@ def test_this_cpu_gets_the_kernels_of_its_generation(out: Path) -> None:
         assert (feature in features) == (flag in flags), feature
 
 
-def session_start(log: Path) -> dict[str, dict[str, list[str]]]:
+def session_start(log: Path) -> dict[str, Any]:
     with log.open() as lines:
-        start: dict[str, dict[str, list[str]]] = json.loads(next(lines))
+        start: dict[str, Any] = json.loads(next(lines))
     return start
