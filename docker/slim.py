@@ -15,8 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTED = ("contourpy", "fontTools", "matplotlib", "mpl_toolkits", "numpy", "pandas")
+TESTED = ("contourpy", "fontTools", "matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow")
 """packages that ship their tests"""
+
+LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 # Path below site-packages -> why nothing misses it. What is not there is no error.
 UNREACHED: dict[str, str] = {
@@ -70,8 +72,9 @@ def remove(path: Path) -> None:
 
 def drop_orphans(packages: Path) -> None:
     """Remove libraries that came along in `*.libs` and that no module needs any more."""
-    vendored = {path.name: path for path in packages.glob("*.libs/*.so*")}
-    pending = [path for path in packages.rglob("*.so*") if path.name not in vendored]
+    libraries = [path for path in packages.rglob("*.so*") if LIBRARY.search(path.name)]
+    vendored = {path.name: path for path in libraries if path.parent.suffix == ".libs"}
+    pending = [path for path in libraries if path.name not in vendored]
     orphans = dict(vendored)
     while pending:
         reached = [orphans.pop(name) for name in needed_by(pending.pop()) if name in orphans]
@@ -92,11 +95,7 @@ def strip(packages: Path) -> None:
 
     Left alone are the libraries in `*.libs`: auditwheel rewrote them, and strip may break such.
     """
-    libraries = [
-        path
-        for path in packages.rglob("*.so")
-        if not any(part.endswith(".libs") for part in path.parts)
-    ]
+    libraries = [path for path in packages.rglob("*.so") if path.parent.suffix != ".libs"]
     subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
 
 
