@@ -23,8 +23,7 @@ TEST_INSTALLED := .venv/.installed-test
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test lint native sanitize pictures quantization bench ui-kit clean
-.PHONY: demo view test lint native sanitize image image-test pictures bench ui-kit clean
+.PHONY: demo view test lint native sanitize image image-test pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -72,7 +71,7 @@ bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.convert_json
 	$(BIN)/python -m benchmarks.tables
-	$(BIN)/python -m benchmarks.inspect_model
+	$(BIN)/python -m benchmarks.quality
 
 ui-kit: $(UI_INSTALLED)
 

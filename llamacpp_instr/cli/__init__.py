@@ -27,20 +27,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
     "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
     "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
-    "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
     "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),
-    "inspect": (
-        "llamacpp_instr.cli.inspect:inspect",
-        "Say what is in a model, and how large.",
+    "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
+    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
+    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
+    "inspect": ("llamacpp_instr.cli.inspect:inspect", "Say what is in a model, and how large."),
+    "report": ("llamacpp_instr.cli.report:report", "Say what a model costs in memory."),
+    "quantize": ("llamacpp_instr.cli.quantize:quantize", "Quantize a model, or say its sizes."),
+    "quality": (
+        "llamacpp_instr.cli.quality:quality",
+        "Judge quantized models by their outputs and weights.",
     ),
     "compare": ("llamacpp_instr.cli.compare:compare", "Models side by side: size, error, speed."),
     "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
-    "report": ("llamacpp_instr.cli.report:report", "Say what a model costs in memory."),
-    "quality": ("llamacpp_instr.cli.quality:quality", "Judge quantized models by their outputs."),
-    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
-    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
-    "quantize": ("llamacpp_instr.cli.quantize:quantize", "Quantize a model, or say its sizes."),
 }
 """Name -> ("module:function", one line of help), in the order in which the help lists them."""
 
