@@ -17,7 +17,9 @@ from typing import Any
 from . import native
 from .errors import InstrError, UsageError
 from .gguf_header import read_header
+from .hyper_parameters import check_hyper_parameters
 from .llama_log import LlamaFailed, LlamaLog
+from .threads import MAX_THREADS, default_threads
 
 CACHE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 30,
@@ -30,7 +32,6 @@ FLASH_ATTN = {"auto": -1, "on": 1, "off": 0}
 DEFAULT_CTX = 4096
 """Tokens of a context when the model was trained on more and the user asks for nothing."""
 
-MAX_THREADS = 512  # GGML_MAX_N_THREADS
 _MAX_TOKENS = 2**31 - 256
 _POSITIONS = "position_embd.weight"
 _CACHE_BLOCK = 32  # elements in a block of every quantized cache type
@@ -77,6 +78,8 @@ class Model:
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
         """Load `path`, a file that `models.resolve_model` has passed."""
+        header = read_header(path)
+        check_hyper_parameters(path, header)
         self.path = path
         self.api: Any = native.import_llama_cpp().llama_cpp
         self.log = log
@@ -89,9 +92,7 @@ class Model:
             if not self.handle:
                 raise LlamaFailed
         self.vocab = self.api.llama_model_get_vocab(self.handle)
-        self.n_positions = next(
-            (t.ne[1] for t in read_header(path).tensors if t.name == _POSITIONS), None
-        )
+        self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
         """rows of the learned position embedding, None without one; ggml aborts beyond them"""
 
     def _params(self, mmap: bool) -> Any:
@@ -373,27 +374,3 @@ class ComputeError(InstrError):
 def is_quantized(cache_type: str) -> bool:
     """Whether a cache of this type is kept in blocks."""
     return "q" in cache_type
-
-
-def default_threads() -> int:
-    """Physical cores that this process may use: ggml's threads wait for each other.
-
-    A container's share counts (cgroup v2): https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
-    """
-    try:
-        usable = os.sched_getaffinity(0)
-    except AttributeError:  # not on this operating system
-        return min(os.cpu_count() or 1, MAX_THREADS)
-    cores = set()
-    for cpu in usable:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(siblings.read_text())
-        except OSError:
-            cores.add(str(cpu))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        share = max(int(quota) // int(period), 1)
-    except (OSError, ValueError):  # no such file, or "max": all of them
-        share = MAX_THREADS
-    return min(len(cores), share, MAX_THREADS)

@@ -19,6 +19,7 @@ from .errors import InstrError, UsageError
 from .gguf_header import read_array
 from .interrupt import Interrupt
 from .llama_log import LlamaLog, captured
+from .memory_plan import plan_memory
 from .model_file import ModelFile
 from .sampling import Sampling
 
@@ -91,6 +92,9 @@ def compare_outputs(
     without the library, `InstrError` when a model fails.
     """
     check_comparison(files, options)
+    for file in files:
+        # what llama.cpp ends the process on ends one of its own first
+        plan_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         models = [_open_model(stack, file, log) for file in files]

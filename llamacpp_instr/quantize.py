@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .engine import default_threads
 from .errors import InstrError, NativeError, UsageError
 from .imatrix import load_imatrix
 from .model_file import ModelFile
@@ -42,6 +41,7 @@ from .quantize_checks import (
     check_source,
 )
 from .quantize_log import read_dry_run
+from .threads import default_threads
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _DEFAULT = QuantizeOptions()

@@ -1,0 +1,78 @@
+"""Refuses hyper-parameters on which llama.cpp would end the process instead of failing.
+
+The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which hold
+for every architecture. What an architecture asserts besides is not known here: `memory_plan`
+loads a model in a process of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import UsageError
+from .gguf_header import Header, read_array
+
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS"""
+MAX_EXPERTS = 1024
+"""LLAMA_MAX_EXPERTS"""
+
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# these take one expert for none
+_DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
+
+
+def check_hyper_parameters(path: Path, header: Header) -> None:
+    """Raise `UsageError`, naming key and value, for what llama.cpp asserts not to be in the first
+    part of a model; a missing key is its own error, which it tells."""
+    arch = str(header.metadata.get("general.architecture", ""))
+
+    def number(key: str) -> int:
+        value = header.metadata.get(f"{arch}.{key}", 0)
+        return value if isinstance(value, int) else 0
+
+    def check(key: str, right: bool, rule: str) -> None:
+        if not right:
+            raise UsageError(
+                f"{path} is damaged: {arch}.{key} is {number(key)}, {rule}; fetch it again"
+            )
+
+    layers = number("block_count")
+    if f"{arch}.block_count" in header.metadata:
+        check("block_count", 0 < layers <= MAX_LAYERS, f"not from 1 to {MAX_LAYERS}")
+    for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
+        check(key, number(key) <= layers, f"more than the {layers} layers")
+
+    experts, groups = number("expert_count"), number("expert_group_count")
+    used, in_groups = _experts_used(path, header, arch), number("expert_group_used_count")
+    if arch in _DENSE_WITH_ONE and experts <= 1:
+        experts = used = 0
+    check("expert_count", experts <= MAX_EXPERTS, f"more than {MAX_EXPERTS}")
+    if not (0 < used <= experts or used == experts == 0):
+        raise UsageError(
+            f"{path} is damaged: {arch}.expert_used_count is {used} of {experts} experts; "
+            "fetch it again"
+        )
+    if experts:
+        check("expert_group_count", groups < experts, f"not less than the {experts} experts")
+    else:
+        check("expert_group_count", groups == 0, "and there are no experts")
+    if groups > 1:
+        check("expert_group_count", experts % groups == 0, f"which does not divide {experts}")
+        check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")
+
+    scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear")
+    if scaling not in _ROPE_SCALINGS:
+        raise UsageError(
+            f"{path}: {arch}.rope.scaling.type is {scaling!r}, which llama.cpp does not know"
+        )
+
+
+def _experts_used(path: Path, header: Header, arch: str) -> int:
+    """The most of any layer."""
+    key = f"{arch}.expert_used_count"
+    if key in header.arrays:
+        each = read_array(path, header.arrays[key], MAX_LAYERS)
+        return max((value for value in each if isinstance(value, int)), default=0)
+    value = header.metadata.get(key, 0)
+    return value if isinstance(value, int) else 0

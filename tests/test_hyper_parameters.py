@@ -1,0 +1,89 @@
+"""What llama.cpp would end the process on is refused in one line; what it loads passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.gguf_header import read_header
+from llamacpp_instr.hyper_parameters import check_hyper_parameters
+from tests.conftest import Instr, assert_refused
+from tests.native_kit import DEMO, random_models
+
+
+def rewritten(path: Path, key: str, value: int | str) -> Path:
+    """A copy of the demo model with one metadata entry more, or with another value."""
+    source = gguf.GGUFReader(DEMO)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in source.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", key):
+            continue
+        kind = field.types[0]
+        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=sub_type)
+    is_text = isinstance(value, str)
+    writer.add_key_value(
+        key, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32
+    )
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("llama.block_count", 0, "not from 1 to 512"),
+        ("llama.block_count", 513, "not from 1 to 512"),
+        ("llama.nextn_predict_layers", 5, "more than the 4 layers"),
+        ("llama.expert_count", 1025, "more than 1024"),
+        ("llama.expert_count", 8, "llama.expert_used_count is 0 of 8"),
+        ("llama.expert_used_count", 2, "2 of 0 experts"),
+        ("llama.expert_group_count", 2, "no experts"),
+        ("llama.rope.scaling.type", "sideways", "'sideways', which llama.cpp does not know"),
+    ],
+)
+def test_a_hostile_value_is_named(
+    instr: Instr, tmp_path: Path, key: str, value: int | str, words: str
+) -> None:
+    path = rewritten(tmp_path / "hostile.gguf", key, value)
+    assert_refused(instr("run", path, "-p", "a", "-n", "1"), "llama.", words)
+    assert not (tmp_path / "session.log").exists()
+
+
+def test_every_architecture_that_upstream_writes_passes() -> None:
+    paths = sorted(random_models().glob("*.gguf"))
+    assert len(paths) > 100
+    for path in paths:
+        check_hyper_parameters(path, read_header(path))
+
+
+def test_quality_survives_what_only_an_architecture_asserts(instr: Instr, tmp_path: Path) -> None:
+    """Loaded in a process of its own first, whose end is one line."""
+    path = rewritten(tmp_path / "hostile.gguf", "llama.attention.head_count_kv", 3)
+    done = instr("quality", "demo", path, "--chunks", "1", "--only", "outputs")
+    assert done.returncode == 2, done.stderr
+    assert str(path) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_experts_used_by_layer(tmp_path: Path) -> None:
+    """llama.cpp takes one number for all layers, or one a layer: the most of them counts."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint32("llama.block_count", 2)
+    writer.add_uint32("llama.expert_count", 4)
+    writer.add_array("llama.expert_used_count", [2, 5])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match="expert_used_count is 5 of 4 experts"):
+        check_hyper_parameters(tmp_path / "m.gguf", read_header(tmp_path / "m.gguf"))
