@@ -1,6 +1,7 @@
 """Reports in every form that a command writes: text, JSON, CSV, Markdown, HTML.
 
-Invariant: nothing that stands in a log can become markup.
+Invariant: nothing that stands in a log or a model can become markup, or steer the terminal that a
+report is printed to, whatever its form.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ def render_markdown(reports: Sequence[Report]) -> str:
 
 def render_csv(report: Report) -> str:
     """One report's rows as CSV, numbers as they are: ns, bytes, shares from 0 to 1. A heading has
-    its unit where its name has none; notes are left out."""
+    its unit where its name has none; notes are left out. Control characters are written out."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     units: dict[Unit, str] = {"ns": " (ns)", "bytes": " (bytes)"}
     writer.writerow(
-        column.name if column.name == column.unit else column.name + units.get(column.unit, "")
+        printable(column.name)
+        if column.name == column.unit
+        else printable(column.name) + units.get(column.unit, "")
         for column in report.columns
     )
     for row in report.rows:
@@ -111,6 +114,10 @@ def _cells(report: Report) -> list[list[str]]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _html(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def _markdown(text: str) -> str:
