@@ -115,7 +115,10 @@ class LazyGroup(click.Group):
 
 
 def _leave(line: str, status: int) -> NoReturn:
-    click.echo(line, err=True)
+    from converters.report import printable
+
+    # it may quote a log or a model
+    click.echo(printable(line), err=True)
     sys.exit(status)
 
 

@@ -22,6 +22,7 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     each finding, with its line number. Exits with 0 when there is none, 1 when there are some,
     2 when a file cannot be read as a log.
     """
+    from converters.report import printable
     from llamacpp_instr.check import check_log
 
     if as_json:
@@ -32,7 +33,7 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     for log in logs:
         n_findings = 0
         for finding in check_log(log):
-            click.echo(finding)
+            click.echo(printable(str(finding)))
             n_findings += 1
         if not n_findings:
             click.echo(f"{log}: clean")
