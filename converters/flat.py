@@ -6,6 +6,7 @@ graph or a plan is resolved.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -61,12 +62,11 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
     """The selected events of a log as JSON lines, as the schema has them."""
     check_names(selection.events, EVENT_NAMES)
-    encode = msgspec.json.Encoder().encode
     steps = _Steps()
     for _, event in reader:
         step = steps.of(event)
         if selection.has(event_name(event), step, getattr(event, "layer", None)):
-            yield encode(event) + b"\n"
+            yield _line(event)
 
 
 def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
@@ -77,17 +77,29 @@ def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
     left out. Raises LogError for a reference to what the log does not have.
     """
     check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
-    encode = msgspec.json.Encoder().encode
     steps, flat = _Steps(), _Flat()
     for line, event in reader:
         step = steps.of(event)
         try:
             for flat_line in flat.lines(event, step):
                 if selection.has(flat_line["event"], step, flat_line.get("layer")):
-                    yield encode(flat_line) + b"\n"
+                    yield _line(flat_line)
         except (KeyError, IndexError, ValueError):
             reason = f"{event_name(event)}: refers to what was never given; see instr check"
             raise LogError(reason, reader.path, line) from None
+
+
+_encode = msgspec.json.Encoder().encode
+# of characters that JSON lets stand as they are, those that steer a terminal; in UTF-8
+_STEERING = re.compile(b"\x7f|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+
+
+def _line(event: Event | FlatLine) -> bytes:
+    """A line of JSON that may be printed: the same text, with more of it as `\\u009b`."""
+    line = _encode(event)
+    if _STEERING.search(line):
+        line = _STEERING.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), line)
+    return line + b"\n"
 
 
 _RESOLVED = ("graph", "plan", "layers", "ops")
