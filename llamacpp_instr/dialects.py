@@ -13,9 +13,12 @@ end to end, and timestamps only ever push them apart.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
+
+import msgspec
 
 from llamacpp_instr.schema import (
     SCHEMA_VERSION,
@@ -33,6 +36,7 @@ from llamacpp_instr.schema import (
 )
 
 Name = Literal["flat-event", "flat-type"]
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAME_KEYS: dict[str, Name] = {"event": "flat-event", "type": "flat-type"}
 
 
@@ -74,6 +78,8 @@ class Dialect:
 
     def convert(self, line: bytes) -> list[Event]:
         """The events that `line` stands for. Raises ValueError for a line of no dialect."""
+        if _SURROGATE.search(line):
+            msgspec.json.decode(line)  # refuses halves of a character, which cannot be written
         pairs = json.loads(line, object_pairs_hook=_Pairs)
         if not isinstance(pairs, _Pairs):
             raise ValueError("not an object")
