@@ -20,6 +20,7 @@ import signal
 import sys
 import urllib.parse
 import webbrowser
+import zlib
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,7 +59,7 @@ def is_trace(path: Path) -> bool:
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(path) as file:
                 head = file.read(1 << 16)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "a damaged gzip file"
         raise UsageError(f"{path}: {reason}") from None
     # Trace.packet, the only field of a protobuf trace, begins with this byte
