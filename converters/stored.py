@@ -107,4 +107,7 @@ def recorded_file(session: Session, model: Model) -> ModelFile:
 def _where(session: Session, model: Model) -> Path:
     path = Path(model.path)
     beside = Path(session.path).parent / path.name
-    return beside if not path.exists() and beside.is_file() else path
+    try:
+        return beside if not path.exists() and beside.is_file() else path
+    except (OSError, ValueError):
+        return path  # no name that a file can have: whoever opens it says so
