@@ -22,7 +22,15 @@ from converters.chrome.kernels import (
     kernel_times,
     process_of,
 )
-from converters.timeline import Lanes, PlanTimeline, Selection, layer_name, plan_timeline, remember
+from converters.timeline import (
+    Lanes,
+    PlanTimeline,
+    Selection,
+    check_64_bits,
+    layer_name,
+    plan_timeline,
+    remember,
+)
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.kernels import graph_problem, plan_problem
 from llamacpp_instr.log import LogReader
@@ -118,8 +126,9 @@ class _Writer:
 
     def run(self, lenient: bool) -> int:
         events = iter(self._reader)
-        _, first = next(events)
-        assert isinstance(first, SessionStart)
+        _, first = next(events, (0, None))
+        if not isinstance(first, SessionStart):
+            raise LogError("its session_start is damaged", self._reader.path, 1)
         self._start = self._latest = first.t
         about = {"recorded": first.time, "level": first.level, "t0_monotonic_ns": first.t}
         head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
@@ -160,7 +169,10 @@ class _Writer:
     # --- writing ---
 
     def _event(self, event: dict[str, Any]) -> None:
-        self._write(SEPARATOR + orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS))
+        try:
+            self._write(SEPARATOR + orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS))
+        except orjson.JSONEncodeError:
+            raise OverflowError("a number beyond 64 bits") from None
 
     def _us(self, t: int) -> float:
         return (t - self._start) / 1000
@@ -225,6 +237,7 @@ class _Writer:
         if not self._whole:
             return
         if mark.phase == "begin":
+            check_64_bits(mark)
             # those that overlap each have a track, so that none has to nest in another
             self._lanes.begin(mark.mark, mark.t)
             self._marks[mark.mark] = mark
@@ -256,6 +269,7 @@ class _Writer:
 
     def _step_begin(self, step: StepBegin) -> None:
         if self._selection.has_step(step.step):
+            check_64_bits(step)
             self._open[step.step] = step
             self._matched |= self._selection.layers is None and self._selection.ops is None
 
@@ -308,7 +322,11 @@ class _Writer:
     # --- layers and ops ---
 
     def _take_layers(self, layers: Layers) -> None:
-        self._layers[_known("compute", layers.compute, self._computes).ctx] = layers
+        compute = _known("compute", layers.compute, self._computes)
+        if len(layers.layer) != len(layers.dur):
+            raise _Unfollowable("its columns are not of one length")
+        kernel_times(layers)  # they are drawn later, when this line is no longer known
+        self._layers[compute.ctx] = layers
 
     def _flush_layers(self, ctx: int) -> None:
         """Layers of which no ops came are drawn as they are."""

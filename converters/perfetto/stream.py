@@ -15,7 +15,7 @@ from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
 from converters.perfetto.packets import Packets, Value, first_packet
 from converters.perfetto.steps import KEPT, OpenStep, StepSlices
 from converters.perfetto.tracks import Tracks
-from converters.timeline import Selection, remember
+from converters.timeline import Selection, check_64_bits, remember
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.log import LogReader
 from llamacpp_instr.schema import (
@@ -45,6 +45,7 @@ from llamacpp_instr.schema import (
 _LATEST = 1 << 62
 _LASTING = frozenset({Model, Compute, Sync, Token})
 """events that have one duration"""
+_KEPT = (StepBegin, Token, Mark, Model)
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ class _Writer:
 
     def run(self) -> Written:
         events = iter(self._reader)
-        line, first = next(events)
-        assert isinstance(first, SessionStart)
+        line, first = next(events, (0, None))
+        if not isinstance(first, SessionStart):
+            raise LogError("its session_start is damaged", self._reader.path, 1)
         left_out = 0
         self._start(first)
         for line, event in events:
@@ -166,6 +168,8 @@ class _Writer:
         t = event.t
         if not 0 <= t < _LATEST or (type(event) in _LASTING and not 0 <= event.dur < _LATEST):
             raise WrongTimes
+        if isinstance(event, _KEPT):
+            check_64_bits(event)
         if t > self._latest:
             self._latest = t
 
