@@ -7,6 +7,7 @@ else that may be wrong with a log is `check`'s business. Times are absolute, in 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -209,7 +210,7 @@ class _Loader:
             SessionStart: self._session_start,
             SessionEnd: self._session_end,
             Model: self._model,
-            Tensor: lambda event: self.tensors.append(event),
+            Tensor: self._tensor,
             Context: self._context,
             Memory: lambda event: self.memory.append(event),
             Graph: self._graph,
@@ -342,14 +343,25 @@ class _Loader:
         _follow("compute", event.compute, self.graph_of)
         self.splits.append(_timed(event, label=_column(event.split, event.dur)))
 
+    def _tensor(self, event: Tensor) -> None:
+        _check_64_bits(event.tensor, event.bytes, event.layer, math.prod(event.ne))
+        self.tensors.append(event)
+
     def _mark(self, event: Mark) -> None:
         if event.phase == "begin":
+            _check_64_bits(event.mark, event.t, event.thread)
             self.open_marks[event.mark] = event
             return
         begin = event if event.phase == "instant" else self.open_marks.pop(event.mark, None)
         if begin is None:
             raise _Unfollowable(f"mark {event.mark} ends and was not begun")
         self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
+
+
+def _check_64_bits(*numbers: int) -> None:
+    """For what becomes a column's only later, when its line is no longer known."""
+    if not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
+        raise OverflowError
 
 
 def _follow(what: str, number: int, known: dict[int, Any]) -> None:

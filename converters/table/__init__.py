@@ -34,6 +34,7 @@ from converters.table.static import (
     node_columns,
     shape_text,
 )
+from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import LogEnd
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.session import Session, Timed, load_parts, load_session
@@ -114,7 +115,11 @@ def stream_tables(
     builder = _Builder()
     named: set[str] = set()
     for part in load_parts(path, on_progress):
-        for name, frame in builder.frames(part).items():
+        try:
+            frames = builder.frames(part)
+        except OverflowError:
+            raise LogError("it has numbers beyond 64 bits", part.path) from None
+        for name, frame in frames.items():
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
