@@ -6,6 +6,7 @@
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
+# make fuzz       every reader under a fuzzer, FUZZ_SECONDS each (60); needs atheris, which it installs
 # make pictures   docs/images: what `instr view` shows, taken in Chromium
 # make quantization   docs/quantization.md: the demo model in seven file types, measured
 # make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
@@ -14,16 +15,19 @@
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time
+export FUZZ_SECONDS ?= 60
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
+FUZZ_INSTALLED := .venv/.installed-fuzz
 # what drives a browser; tests of the UI are skipped where there is no node to run it
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test lint native sanitize image image-test pictures quantization bench ui-kit clean
+.PHONY: demo view test lint native sanitize fuzz pictures bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -59,6 +63,8 @@ image-test: $(TEST_INSTALLED) $(UI_KIT)
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
+fuzz: $(FUZZ_INSTALLED)
+	$(BIN)/python -m tests.fuzz
 
 pictures: native $(TEST_INSTALLED) ui-kit
 	$(BIN)/python -m tests.pictures
@@ -94,6 +100,10 @@ $(VIEW_INSTALLED): pyproject.toml | .venv/bin/python
 $(TEST_INSTALLED): pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[test]"
 	@touch $@ $(INSTALLED) $(VIEW_INSTALLED)
+
+$(FUZZ_INSTALLED): $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet atheris
+	@touch $@
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \

@@ -1,0 +1,152 @@
+"""What a finding is, and how one input is tried.
+
+An input may be refused with an `InstrError` and nothing else. It costs time and memory by its
+size, whatever numbers stand in it, and its text stays text: no markup in a page, no control
+character in what a terminal is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+from converters.render import render_csv, render_html, render_markdown
+from converters.report import Report, printable, render_text
+from llamacpp_instr.errors import InstrError
+
+CPU_SECONDS = 5.0
+"""of one input, plus that again for every 100 kB of it; a usual one takes milliseconds"""
+RESIDENT = 256 << 20
+"""bytes that an input may make the process grow by, plus RESIDENT_BY_BYTE for each of its own"""
+RESIDENT_BY_BYTE = 1000
+ADDRESS_SPACE = 2 << 30
+"""bytes that may be asked for beside what is mapped already, used or not"""
+
+TAGS = {"html", "head", "meta", "title", "style", "body", "h2", "table", "tr", "th", "td", "p"}
+ATTRIBUTES = {
+    ("lang", "en"), ("charset", "utf-8"), ("name", "viewport"), ("content", "width=device-width"),
+    ("class", "number"),
+}  # fmt: skip
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class Finding(Exception):
+    """Something that no input may do."""
+
+
+def try_input(attempt: Callable[[Path], None], data: bytes, directory: Path) -> None:
+    """Give `data` to a surface as a file; raises for a finding, whatever its kind."""
+    path = directory / "input"
+    path.write_bytes(data)
+    _forget_peak()
+    before, begin = _status("VmRSS"), time.process_time()
+    with limited_address_space(), contextlib.suppress(InstrError):
+        try:
+            attempt(path)
+        except InstrError as error:
+            check_message(error)
+    took, grown = time.process_time() - begin, _status("VmHWM") - before
+    if took > CPU_SECONDS * (1 + len(data) / 100_000):
+        raise Finding(f"{len(data)} bytes took {took:.1f} s of CPU time")
+    if grown > RESIDENT + RESIDENT_BY_BYTE * len(data):
+        raise Finding(f"{len(data)} bytes took {grown:,} bytes of memory")
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A directory for inputs, in memory where the system has such."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def limited_address_space() -> Iterator[None]:
+    """Inside, asking for memory by a number in the input is a MemoryError."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if not _status("VmSize"):
+        yield
+        return
+    most = _status("VmSize") + ADDRESS_SPACE
+    if limits[1] != resource.RLIM_INFINITY:
+        most = min(most, limits[1])
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(key: str) -> int:
+    """Bytes, as Linux counts them; 0 elsewhere."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
+    return 1024 * int(found[1]) if found else 0
+
+
+# --- what the user is shown ---
+
+
+def check_message(error: InstrError) -> None:
+    """An error is one line for a terminal, as the command line prints it."""
+    check_terminal(printable(str(error)))
+
+
+def check_terminal(text: str) -> None:
+    if found := CONTROL.search(text):
+        raise Finding(f"a terminal would be given {found[0]!r}: {text[:200]!r}")
+
+
+def check_reports(reports: Sequence[Report]) -> None:
+    """Reports in every form that a user can ask for."""
+    check_terminal(render_text(reports))
+    markdown = render_markdown(reports)
+    check_terminal(markdown)
+    if found := re.search(r"(?<!\\)[<`]", markdown):
+        raise Finding(f"markup in Markdown: {markdown[found.start() - 40 : found.end() + 40]!r}")
+    json.loads(json.dumps([report.to_json() for report in reports]))
+    for report in reports:
+        check_terminal(render_csv(report))
+    page = Page()
+    page.feed(render_html(reports))
+    page.close()
+
+
+class Page(HTMLParser):
+    """Raises for every element that is not of our making."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        foreign = [pair for pair in attrs if pair not in ATTRIBUTES]
+        if tag not in TAGS or foreign:
+            raise Finding(f"markup in a page: {self.get_starttag_text()!r}")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in TAGS:
+            raise Finding(f"markup in a page: </{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        check_terminal(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise Finding(f"a comment in a page: {data!r}")
+
+    def unknown_decl(self, data: str) -> None:
+        raise Finding(f"a declaration in a page: {data!r}")
+
+    def handle_pi(self, data: str) -> None:
+        raise Finding(f"an instruction in a page: {data!r}")

@@ -1,0 +1,31 @@
+"""`instr blocks`: the tensors that can be opened, each against itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.blocks import block_reports, elements_report, histogram_report, tensor_reports
+from llamacpp_instr.block_stats import compute_block_stats
+from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.model_file import load_model_file
+from tests.fuzz.guard import check_message, check_reports
+
+KIND = "gguf"
+MOST = 4
+"""tensors that are opened of one file"""
+
+
+def attempt(path: Path) -> None:
+    model = load_model_file(path)
+    for name in list(model.by_name)[:MOST]:
+        try:
+            weight = find_weight(model, name)
+            check_openable(model, weight)
+            reference = find_reference(model, weight)
+            stats = compute_block_stats(weight, reference)
+            check_reports([*tensor_reports(stats, str(path)), histogram_report(stats)])
+            block = load_block(weight, 1, reference)
+            check_reports([*block_reports(block, str(path)), elements_report(block)])
+        except InstrError as error:
+            check_message(error)

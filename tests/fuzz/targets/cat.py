@@ -1,0 +1,29 @@
+"""`instr cat`: lines as they are and in the flat form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from converters.flat import Selection, expand_lines, select_lines
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.log import read_events
+from tests.fuzz.guard import check_message, check_terminal
+
+KIND = "log"
+
+
+def attempt(path: Path) -> None:
+    try:
+        _look(select_lines(read_events(path), Selection()))
+    except InstrError as error:
+        check_message(error)
+    _look(expand_lines(read_events(path), Selection()))
+
+
+def _look(lines: Iterator[bytes]) -> None:
+    for line in lines:
+        text = line.decode()
+        json.loads(text)
+        check_terminal(text.removesuffix("\n"))

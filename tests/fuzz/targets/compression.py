@@ -1,0 +1,30 @@
+"""`instr report` of a log."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from converters.compression import compression_reports, joined_tensors, shortened
+from converters.compression.recorded import recorded_memory
+from converters.stored import recorded_file, stored_in_log
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.session import load_session
+from tests.fuzz.guard import check_reports
+
+KIND = "log"
+
+
+def attempt(path: Path) -> None:
+    session = load_session(path)
+    models = []
+    for model in session.models.values():
+        with contextlib.suppress(UsageError):
+            recorded_file(session, model)
+        stored = stored_in_log(model, session.tensors, None)
+        models.append(compression_reports(stored, recorded_memory(session, model)))
+    for reports in models:
+        check_reports(reports)
+        check_reports(shortened(reports))
+    if models:
+        check_reports([joined_tensors(models)])

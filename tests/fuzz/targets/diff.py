@@ -1,0 +1,31 @@
+"""`instr diff`, of a log against a sound one, both ways, and against itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from converters.diff import VIEWS, compute_diff
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.session import Session, load_session
+from tests.fuzz.guard import check_message, check_reports
+
+KIND = "log"
+SOUND = Path(__file__).parent.parent / "corpus" / "log" / "seed-detailed.log"
+
+
+def attempt(path: Path) -> None:
+    session = load_session(path)
+    for a, b in ((session, session), (session, _sound()), (_sound(), session)):
+        for view in (None, *VIEWS):
+            try:
+                found = compute_diff(a, b, view)
+                check_reports(found.reports)
+                found.slower_by(0.0)
+            except InstrError as error:
+                check_message(error)
+
+
+@cache
+def _sound() -> Session:
+    return load_session(SOUND)
