@@ -2,20 +2,22 @@
 standard output.
 
 Invariant: the file of that name is complete; what was there before stays until the new one is
-whole, whether an error, a full disk or Ctrl-C ends the writing. No file is overwritten unless
-that was asked for, and this is known before the work begins.
+whole, whether an error, a full disk, Ctrl-C or SIGTERM ends the writing. No file is overwritten
+unless that was asked for, and this is known before the work begins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
+import signal
 import sys
-import tempfile
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NoReturn
 
 from llamacpp_instr.errors import InstrError, UsageError
 
@@ -41,17 +43,15 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
         return
     check_output(path, force)
     path = Path(path)
-    with _named_errors(path):
+    with _named_errors(path), _tidy_end():
         if path.exists() and not path.is_file():
             with path.open("wb") as special:
                 yield special
             return
-        file, temporary = _temporary(path)
+        temporary = _beside(path)
         try:
-            with file:
+            with _created(path, temporary) as file:
                 yield file
-            # what mkstemp made is for its owner only; a file takes the modes of any other
-            temporary.chmod(0o666 & ~_umask())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -63,12 +63,11 @@ def new_file(path: Path, force: bool = False) -> Iterator[Path]:
     """The name of an empty file for others to write; it becomes `path` when the block is left
     without an error. Raises as `open_output` does."""
     check_output(path, force)
-    with _named_errors(path):
-        file, temporary = _temporary(path)
-        file.close()
+    with _named_errors(path), _tidy_end():
+        temporary = _beside(path)
         try:
+            _created(path, temporary).close()
             yield temporary
-            temporary.chmod(0o666 & ~_umask())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -103,11 +102,11 @@ def open_output_directory(
     """
     path = Path(path)
     check_output_directory(path, suffixes, force)
-    temporary = _temporary_directory(path)
-    with _named_errors(path, inside=temporary):
+    temporary = _beside(path.resolve())
+    with _named_errors(path, inside=temporary), _tidy_end():
         try:
+            _create_directory(path, temporary)
             yield temporary
-            temporary.chmod(0o777 & ~_umask())
             if path.is_dir() and any(path.iterdir()):
                 _exchange(temporary, path)
             else:
@@ -133,32 +132,59 @@ def check_output_directory(path: Path, suffixes: Collection[str], force: bool = 
     check_output(path.resolve().parent / f"{path.resolve().name}.new", force=True)
 
 
-def _temporary_directory(path: Path) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=f".{path.resolve().name}.", dir=path.resolve().parent))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
 def _exchange(new: Path, old: Path) -> None:
     """Put the directory `new` in the place of `old`, and remove that."""
-    aside = _temporary_directory(old)
-    old.replace(aside)
+    aside = _beside(old.resolve())
     try:
+        old.replace(aside)
         new.replace(old)
+        shutil.rmtree(aside)
     except BaseException:
-        aside.replace(old)
+        if not old.exists():
+            aside.replace(old)
+        shutil.rmtree(aside, ignore_errors=True)
         raise
-    shutil.rmtree(aside)
 
 
-def _temporary(path: Path) -> tuple[BinaryIO, Path]:
-    """A new file beside `path`, so that it can be renamed to it."""
+def _beside(path: Path) -> Path:
+    """A name beside `path`, so that what is made there can be renamed to it. Made is nothing yet:
+    whoever removes it at the end must know the name before a signal can come."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def _created(path: Path, temporary: Path) -> BinaryIO:
     try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        return temporary.open("xb")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    return cast(BinaryIO, os.fdopen(number, "wb")), Path(name)
+
+
+def _create_directory(path: Path, temporary: Path) -> None:
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the program as Ctrl-C does, so that no half stays behind
+    under another name; unless somebody else has them, or this is no main thread."""
+    caught = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                caught[number] = signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, before in caught.items():
+            signal.signal(number, before)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
@@ -175,9 +201,3 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             if name != path and (inside is None or inside not in (name, *name.parents)):
                 raise  # about another file than ours
         raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

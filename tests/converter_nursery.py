@@ -1,0 +1,70 @@
+"""Forks one `instr` for each request, with everything imported before: a kill costs milliseconds.
+
+Requests and answers are lines of JSON: {"args", "cwd", "out"} -> {"pid"}, then {"status"}. What the
+command prints goes to the file "out", to a pipe that nobody reads when it is null.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import warnings
+
+
+def serve() -> None:
+    _import_everything()
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _become_instr(**request)
+        print(json.dumps({"pid": child}), flush=True)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(json.dumps({"status": status}), flush=True)
+
+
+def _import_everything() -> None:
+    names = (
+        "pandas", "pyarrow.parquet", "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
+        "rich.console", "rich.table", "converters.blocks", "converters.chrome",
+        "converters.compare", "converters.compression", "converters.diff", "converters.files", "converters.inspect",
+        "converters.perfetto", "converters.render", "converters.table", "llamacpp_instr.weights",
+    )  # fmt: skip
+    for name in names:
+        importlib.import_module(name)
+
+
+def _become_instr(args: list[str], cwd: str, out: str | None) -> None:
+    from llamacpp_instr.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(cwd)
+    if out is None:
+        reader, number = os.pipe()
+        os.close(reader)
+        errors = os.open("errors", os.O_WRONLY | os.O_CREAT)
+    else:
+        number = errors = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(number, 1)
+    os.dup2(errors, 2)
+    sys.argv = ["instr", *args]
+    status = 1
+    try:
+        main()
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else 1
+    except KeyboardInterrupt:
+        status = 130  # before click was there to catch it
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()
