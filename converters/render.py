@@ -116,10 +116,6 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _html(text: str) -> str:
-    return html.escape(printable(text))
-
-
 def _markdown(text: str) -> str:
     """Characters that Markdown would take for markup are escaped; a line break is a space."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", printable(" ".join(text.splitlines())))

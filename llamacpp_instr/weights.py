@@ -156,7 +156,8 @@ def _piece(
 ) -> PieceError:
     """The error of the elements from `start` on, `PIECE` of them or as many as there are."""
     reference, candidate, n_elements = pair.reference, pair.candidate, pair.candidate.n_elements
-    stride = sample_stride(n_elements, candidate.ne[0])
+    row = candidate.ne[0] if candidate.ne else 1  # a number has no dimensions
+    stride = sample_stride(n_elements, row)
     errors = ErrorSum(block_of(candidate.type), stride, start)
     end = min(start + PIECE, n_elements)
     with _stored(maps, reference, start, end) as x, _stored(maps, candidate, start, end) as y:
