@@ -212,7 +212,7 @@ class _Loader:
             Model: self._model,
             Tensor: self._tensor,
             Context: self._context,
-            Memory: lambda event: self.memory.append(event),
+            Memory: self._memory,
             Graph: self._graph,
             Plan: self._plan,
             StepBegin: self._step_begin,
@@ -291,13 +291,13 @@ class _Loader:
         _follow("context", event.ctx, self.contexts)
         if problem := graph_problem(event):
             raise _Unfollowable(problem)
-        self.graphs[event.graph] = event
+        _keep("graph", event.graph, event, self.graphs)
 
     def _plan(self, event: Plan) -> None:
         _follow("graph", event.graph, self.graphs)
         if problem := plan_problem(event, self.graphs[event.graph]):
             raise _Unfollowable(problem)
-        self.plans[event.plan] = event
+        _keep("plan", event.plan, event, self.plans)
 
     def _step_begin(self, event: StepBegin) -> None:
         _follow("context", event.ctx, self.contexts)
@@ -347,6 +347,10 @@ class _Loader:
         _check_64_bits(event.tensor, event.bytes, event.layer, math.prod(event.ne))
         self.tensors.append(event)
 
+    def _memory(self, event: Memory) -> None:
+        _follow("context", event.ctx, self.contexts)
+        self.memory.append(event)
+
     def _mark(self, event: Mark) -> None:
         if event.phase == "begin":
             _check_64_bits(event.mark, event.t, event.thread)
@@ -362,6 +366,12 @@ def _check_64_bits(*numbers: int) -> None:
     """For what becomes a column's only later, when its line is no longer known."""
     if not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
         raise OverflowError
+
+
+def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
+    # what was worked out of the one before would be taken for this one's
+    if known.setdefault(number, event) != event:
+        raise _Unfollowable(f"{what} {number} was another one before")
 
 
 def _follow(what: str, number: int, known: dict[int, Any]) -> None:

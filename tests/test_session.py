@@ -92,7 +92,7 @@ def test_marks_are_spans_instants_and_open_ends(tmp_path):
     ("left_out", "reason"),
     [
         (s.Model, "context: model 0 was never given"),
-        (s.Context, "step_begin: context . was never given"),
+        (s.Context, "memory: context . was never given"),
         (s.Graph, "compute: graph . was never given"),
         (s.Plan, "ops: plan . was never given"),
         (s.Compute, "(ops|layers): (plan|compute) . was never given"),

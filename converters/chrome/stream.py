@@ -11,6 +11,7 @@ import gzip
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+import numpy as np
 import orjson
 
 from converters.chrome.kernels import (
@@ -127,7 +128,7 @@ class _Writer:
     def run(self, lenient: bool) -> int:
         events = iter(self._reader)
         _, first = next(events, (0, None))
-        if not isinstance(first, SessionStart):
+        if not isinstance(first, SessionStart) or not 0 <= first.t < 1 << 62:
             raise LogError("its session_start is damaged", self._reader.path, 1)
         self._start = self._latest = first.t
         about = {"recorded": first.time, "level": first.level, "t0_monotonic_ns": first.t}
@@ -260,16 +261,18 @@ class _Writer:
     def _graph(self, graph: Graph) -> None:
         if problem := graph_problem(graph):
             raise _Unfollowable(problem)
-        self._graphs[graph.graph] = graph
+        _keep("graph", graph.graph, graph, self._graphs)
 
     def _plan(self, plan: Plan) -> None:
         if problem := plan_problem(plan, _known("graph", plan.graph, self._graphs)):
             raise _Unfollowable(problem)
-        self._plans[plan.plan] = plan
+        _keep("plan", plan.plan, plan, self._plans)
 
     def _step_begin(self, step: StepBegin) -> None:
         if self._selection.has_step(step.step):
             check_64_bits(step)
+            if not 0 <= step.ctx < 1 << 32:
+                raise _Unfollowable(f"context {step.ctx} was never given")
             self._open[step.step] = step
             self._matched |= self._selection.layers is None and self._selection.ops is None
 
@@ -325,6 +328,7 @@ class _Writer:
         compute = _known("compute", layers.compute, self._computes)
         if len(layers.layer) != len(layers.dur):
             raise _Unfollowable("its columns are not of one length")
+        np.array(layers.layer, np.int64)
         kernel_times(layers)  # they are drawn later, when this line is no longer known
         self._layers[compute.ctx] = layers
 
@@ -381,6 +385,11 @@ class _Writer:
 def _metadata(name: str, pid: int, key: str, value: str | int, tid: int = 0) -> dict[str, Any]:
     track = {"tid": tid} if tid else {}
     return {"ph": "M", "name": name, "pid": pid, **track, "args": {key: value}}
+
+
+def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
+    if known.setdefault(number, event) != event:
+        raise _Unfollowable(f"{what} {number} was another one before")
 
 
 def _known(what: str, number: int, known: dict[int, Any]) -> Any:

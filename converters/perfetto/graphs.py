@@ -31,7 +31,10 @@ class Graphs:
         """Raises Unfollowable for a graph that is wrong in itself."""
         if problem := graph_problem(graph):
             raise Unfollowable(problem)
-        self._forget(graph.graph)
+        if graph.graph in self._graphs:
+            if self._graphs[graph.graph] != graph:
+                raise Unfollowable(f"graph {graph.graph} was another one before")
+            return
         self._graphs[graph.graph] = graph
         self._plans_of[graph.graph] = []
         if len(self._graphs) > GRAPHS:
@@ -42,6 +45,8 @@ class Graphs:
         """Raises Unfollowable for a plan that does not fit its graph."""
         if problem := plan_problem(plan, self.use(plan.graph)):
             raise Unfollowable(problem)
+        if self._plans.get(plan.plan, plan) != plan:
+            raise Unfollowable(f"plan {plan.plan} was another one before")
         self._plans[plan.plan] = plan
         self._plans_of[plan.graph].append(plan.plan)
 

@@ -132,7 +132,7 @@ class _Writer:
     def run(self) -> Written:
         events = iter(self._reader)
         line, first = next(events, (0, None))
-        if not isinstance(first, SessionStart):
+        if not isinstance(first, SessionStart) or not 0 <= first.t < _LATEST:
             raise LogError("its session_start is damaged", self._reader.path, 1)
         left_out = 0
         self._start(first)
