@@ -36,8 +36,13 @@ def event_findings(event: Event) -> Iterator[str]:
     return rule(event) if rule else iter(())
 
 
-def _equal_lengths(columns: dict[str, Sequence[object] | None]) -> Iterator[str]:
-    lengths = {name: len(column) for name, column in columns.items() if column is not None}
+def _equal_lengths(columns: dict[str, Sequence[object] | int | None]) -> Iterator[str]:
+    """A column may be given as its length."""
+    lengths = {
+        name: column if isinstance(column, int) else len(column)
+        for name, column in columns.items()
+        if column is not None
+    }
     expected_name, expected = next(iter(lengths.items()))
     for name, length in lengths.items():
         if length != expected:
@@ -78,7 +83,7 @@ def _graph(event: Graph) -> Iterator[str]:
     if event.nodes is None:
         return
     columns = {name: getattr(event.nodes, name) for name in Nodes.__struct_fields__}
-    wrong = [*_equal_lengths({"n_nodes": range(event.n_nodes), **columns})]
+    wrong = [*_equal_lengths({"n_nodes": max(event.n_nodes, 0), **columns})]
     yield from wrong
     if wrong:
         return
