@@ -13,6 +13,25 @@ import signal
 import sys
 import warnings
 
+COMMONLY_USED = (
+    "pandas",
+    "pyarrow.parquet",
+    "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
+    "rich.console",
+    "rich.table",
+    "converters.blocks",
+    "converters.chrome",
+    "converters.compare",
+    "converters.compression",
+    "converters.diff",
+    "converters.files",
+    "converters.inspect",
+    "converters.perfetto",
+    "converters.render",
+    "converters.table",
+    "llamacpp_instr.weights",
+)
+
 
 def serve() -> None:
     _import_everything()
@@ -28,13 +47,7 @@ def serve() -> None:
 
 
 def _import_everything() -> None:
-    names = (
-        "pandas", "pyarrow.parquet", "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
-        "rich.console", "rich.table", "converters.blocks", "converters.chrome",
-        "converters.compare", "converters.compression", "converters.diff", "converters.files", "converters.inspect",
-        "converters.perfetto", "converters.render", "converters.table", "llamacpp_instr.weights",
-    )  # fmt: skip
-    for name in names:
+    for name in COMMONLY_USED:
         importlib.import_module(name)
 
 
