@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import mimetypes
+import os
 import re
 import secrets
 import shutil
@@ -87,7 +88,8 @@ def show(
     visible: tuple[int, int] | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serve `trace` and open it in the browser, until Ctrl-C or SIGTERM.
+    """Serve `trace` and open it in the browser, until Ctrl-C, a signal, or the end of whoever
+    started this program.
 
     `port` 0 is any that is free. `visible` is the time to begin with, in the trace's ns. `tell` is
     given the address once it answers. Raises UsageError when the UI is missing or the port taken.
@@ -95,7 +97,8 @@ def show(
     with Server(trace, find_ui(), port) as server:
         address = server.address(FIRST_SIGHT, visible)
         # a terminated server leaves as tidily as one that was interrupted
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+        handlers = {n: signal.signal(n, signal.default_int_handler) for n in numbers if n}
         try:
             tell(address)
             if browser:
@@ -104,7 +107,8 @@ def show(
         except KeyboardInterrupt:
             pass
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, before in handlers.items():
+                signal.signal(number, before)
 
 
 class Server(ThreadingHTTPServer):
@@ -120,6 +124,7 @@ class Server(ThreadingHTTPServer):
         self.trace_path = name
         self.files = {**_ui_files(ui), name: trace}
         self.policy = _policy(ui / "index.html")
+        self._parent = os.getppid()
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -138,6 +143,11 @@ class Server(ThreadingHTTPServer):
         if visible is not None:
             route["visStart"], route["visEnd"] = map(str, visible)
         return f"{origin}/#!/?{urllib.parse.urlencode(route, quote_via=urllib.parse.quote)}"
+
+    def service_actions(self) -> None:
+        # a shell or an editor that was killed sends no signal, and nobody would know of the server
+        if os.getppid() != self._parent:
+            raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # a browser that closes its tab is no error
@@ -166,8 +176,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self) -> Path | None:
         """The file that was asked for; None when the answer was an error and is already given."""
-        host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        if host not in HOSTS:
+        try:
+            host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        except ValueError:
+            host = None
+        if host not in HOSTS or len(self.headers.get_all("Host", [])) != 1:
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
             return None
         file = self.server.files.get(self.path.partition("?")[0])
@@ -199,12 +212,16 @@ class _Handler(BaseHTTPRequestHandler):
 def _ui_files(ui: Path) -> dict[str, Path]:
     """Path of a request -> file of the UI.
 
-    Left out is its service worker: it would keep serving this copy after the server has gone.
+    Left out is its service worker: it would keep serving this copy after the server has gone; and
+    a symbolic link that leads elsewhere.
     """
+    folder = ui.resolve()
     files = {
         f"/{urllib.parse.quote(path.relative_to(ui).as_posix())}": path
         for path in ui.rglob("*")
-        if path.is_file() and path.name != "service_worker.js"
+        if path.is_file()
+        and path.name != "service_worker.js"
+        and path.resolve().is_relative_to(folder)
     }
     return {"/": ui / "index.html", **files}
 

@@ -104,6 +104,12 @@ def test_nothing_can_be_sent_to_it(server: Server, method: str) -> None:
         "/%2e%2e/secret.txt",
         "/v52/../../secret.txt",
         "/..\\secret.txt",
+        "/..%5csecret.txt",
+        "/%252e%252e%252fsecret.txt",
+        "/%2e%2e%2fsecret.txt",
+        "/secret.txt%00.json",
+        "/%c0%ae%c0%ae/secret.txt",
+        "http://127.0.0.1/../secret.txt",
         "//etc/passwd",
         "/etc/passwd",
         "file:///etc/passwd",
@@ -118,6 +124,17 @@ def test_no_path_leads_out_of_the_table(server: Server, path: str) -> None:
         assert (status, body) == (404, b"")
 
 
+def test_a_link_in_the_folder_leads_nowhere(trace: Path, tmp_path: Path) -> None:
+    ui = tmp_path / "ui"
+    (ui / "v1").mkdir(parents=True)
+    (ui / "index.html").write_text("<script>page</script>")
+    (ui / "v1" / "own.js").symlink_to(ui / "index.html")
+    (ui / "v1" / "secret.txt").symlink_to(tmp_path / "secret.txt")
+    (ui / "folder").symlink_to(tmp_path)
+    with Server(trace, ui) as server:
+        assert set(server.files) == {"/", "/index.html", "/v1/own.js", server.trace_path}
+
+
 # --- to whom ---
 
 
@@ -129,11 +146,23 @@ def test_only_this_machine_can_connect(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::]"]
-)
+    "host",
+    [
+        "evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::]", "[", "0.0.0.0",
+        "127.0.0.1@evil.example", "evil.example#127.0.0.1", "2130706433",
+    ],
+)  # fmt: skip
 def test_a_page_whose_name_was_rebound_to_us_gets_nothing(server: Server, host: str) -> None:
     for path in ("/", server.trace_path):
         assert ask(server, path, host=host)[::2] == (421, b"")
+
+
+@pytest.mark.parametrize("names", [[], ["127.0.0.1", "evil.example"]])
+def test_a_request_says_once_whom_it_is_for(server: Server, names: list[str]) -> None:
+    hosts = "".join(f"Host: {name}\r\n" for name in names)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 421 ")
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000"])
@@ -210,7 +239,7 @@ def start(*args: object) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_it_is_interrupted_and_leaves_nothing_open(
     number: signal.Signals, trace: Path
 ) -> None:
@@ -227,6 +256,22 @@ def test_it_serves_until_it_is_interrupted_and_leaves_nothing_open(
     assert (process.returncode, out, err) == (0, "", "")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((url.hostname, url.port))
+
+
+def test_it_ends_with_whoever_started_it(trace: Path) -> None:
+    command = [sys.executable, "-m", "llamacpp_instr", "view", str(trace), "--no-browser"]
+    parent = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent, *command], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        url = urllib.parse.urlsplit(process.stdout.readline().strip())
+        process.kill()
+        # the server has the other end of this pipe: it closes when that is gone
+        assert process.stdout.read() == ""
+    assert url.port is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", url.port))
 
 
 def test_the_port_may_be_chosen_and_a_taken_one_is_named(trace: Path, instr: Instr) -> None:
