@@ -86,6 +86,8 @@ class Dialect:
         what, data = self._untangle(pairs)
         stamp = _nanoseconds(data.pop("timestamp", None))
         if self._start is None:
+            if what != "session_start":
+                raise ValueError("the log does not begin with session_start")
             self._start = stamp
         elif what != "step_end":
             # a step ends when its duration is over, whenever its line was written

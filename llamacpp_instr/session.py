@@ -246,7 +246,8 @@ class _Loader:
             self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread))
 
     def session(self, path: str, log_end: LogEnd) -> Session:
-        assert self.start is not None
+        if self.start is None:
+            raise LogError("its session_start is damaged", path, 1)
         return Session(
             path=path,
             start=self.start,
