@@ -43,6 +43,12 @@ COMMANDS: tuple[tuple[str, str | None], ...] = (
     ("to-perfetto session.log", "session.pftrace"),
     ("to-perfetto session.log --format json -o session.json", "session.json"),
     ("to-parquet session.log --csv -o tables", "tables/ops.csv"),
+    ("inspect demo", None),
+    ("report session.log -o report.html", "report.html"),
+    ("quantize demo --types Q4_K_M", "demo-Q4_K_M.gguf"),
+    ("quality demo demo-Q4_K_M.gguf --chunks 1", None),
+    ("compare demo demo-Q4_K_M.gguf -o comparison.html", "comparison.html"),
+    ("blocks demo-Q4_K_M.gguf blk.0.ffn_down.weight --heat-map blocks.png", "blocks.png"),
 )
 
 
