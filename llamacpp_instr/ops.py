@@ -151,10 +151,10 @@ def bytes_moved(
     """
     if op in VIEW_OPS or not src_ne:
         return 0
-    if op == "GET_ROWS":
+    if op == "GET_ROWS" and len(src_ne) >= 2:
         rows = prod(src_ne[1])
         return rows * _row_bytes(src_ne[0], src_bytes[0]) + src_bytes[1] + n_bytes
-    if op == "SET_ROWS":
+    if op == "SET_ROWS" and len(src_ne) >= 2:
         return src_bytes[0] + src_bytes[1] + bytes_written(op, ne, n_bytes, src_ne)
     if op == "CPY":
         return src_bytes[0] + n_bytes

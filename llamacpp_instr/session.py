@@ -124,7 +124,10 @@ class Session:
         """What the kernels of `plan` are, worked out when it is first asked for."""
         if plan not in self._kernels:
             of = self.plans[plan]
-            self._kernels[plan] = plan_kernels(self.graphs[of.graph], of)
+            try:
+                self._kernels[plan] = plan_kernels(self.graphs[of.graph], of)
+            except OverflowError:
+                raise LogError(f"plan {plan}: sizes that no tensor has", self.path) from None
         return self._kernels[plan]
 
 
@@ -370,7 +373,6 @@ def _check_64_bits(*numbers: int) -> None:
 
 
 def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
-    # what was worked out of the one before would be taken for this one's
     if known.setdefault(number, event) != event:
         raise _Unfollowable(f"{what} {number} was another one before")
 
