@@ -117,7 +117,7 @@ class Lanes:
 def check_64_bits(event: StepBegin | Token | Mark | Model) -> None:
     """Raises OverflowError for a number that no trace can hold: of what is drawn later, when its
     line is no longer known."""
-    values = msgspec.structs.astuple(event)
+    values = [*msgspec.structs.astuple(event), *getattr(event, "hparams", {}).values()]
     if any(isinstance(n, int) and not -(1 << 63) <= n < 1 << 63 for n in values):
         raise OverflowError("a number beyond 64 bits")
 

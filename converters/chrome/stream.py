@@ -144,6 +144,8 @@ class _Writer:
             try:
                 if not first.t <= event.t < first.t + (1 << 62):
                     raise _Unfollowable("an impossible time")
+                if not 0 <= getattr(event, "ctx", 0) < 1 << 32:
+                    raise _Unfollowable("an impossible context")
                 self._latest = max(self._latest, event.t)
                 take(event)
             except (_Unfollowable, WrongTimes, OverflowError) as error:
@@ -271,8 +273,6 @@ class _Writer:
     def _step_begin(self, step: StepBegin) -> None:
         if self._selection.has_step(step.step):
             check_64_bits(step)
-            if not 0 <= step.ctx < 1 << 32:
-                raise _Unfollowable(f"context {step.ctx} was never given")
             self._open[step.step] = step
             self._matched |= self._selection.layers is None and self._selection.ops is None
 
