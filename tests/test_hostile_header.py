@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from converters.inspect import chart_bits_by_layer, compute_inspection, compute_tensors
+from converters.inspect import compute_inspection, compute_tensors
 from converters.render import render_csv, render_html, render_markdown
 from converters.report import render_text
 from llamacpp_instr.errors import UsageError
@@ -191,7 +191,6 @@ def test_names_that_would_steer_a_terminal_or_be_markup(tmp_path: Path) -> None:
     assert r"blk.0.\x1b[31m<b>\xff\n[red]|$x$.weight" in shown
     assert r"\x1b]0;title\x07\r" in shown
     assert "nan" in shown
-    assert "\x1b" not in chart_bits_by_layer(model).svg()
 
 
 def test_two_names_that_are_no_text_are_two(tmp_path: Path) -> None:

@@ -280,10 +280,11 @@ def test_positions_that_the_model_has_not_learned(models: Path) -> None:
         plan_memory(load_model_file(models / "gpt2.gguf"), ContextOptions(ctx=4096))
 
 
-def with_metadata(path: Path, key: str, value: bytes) -> ModelFile:
-    """The demo model, with another value of four bytes in its metadata."""
-    data = bytearray(DEMO.read_bytes())
-    at = data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
+def with_metadata(path: Path, key: str, value: bytes, source: Path = DEMO) -> ModelFile:
+    """A model, the demo one unless told, with another value of four bytes in its metadata."""
+    data = bytearray(source.read_bytes())
+    key = f"{load_model_file(source).architecture}.{key}"
+    at = data.index(key.encode()) + len(key) + 4
     data[at : at + 4] = value
     path.write_bytes(data)
     return load_model_file(path)
@@ -291,11 +292,13 @@ def with_metadata(path: Path, key: str, value: bytes) -> ModelFile:
 
 def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
     """The end of the child is one line, and this process lives on."""
-    model = with_metadata(tmp_path / "hostile.gguf", "block_count", b"\xff\xff\xff\xff")
+    source = random_models() / "gemma3-dense.gguf"
+    path = tmp_path / "hostile.gguf"
+    model = with_metadata(path, "attention.key_length", b"\0\0\0\0", source)
     with pytest.raises(LoadError) as refused:
         plan_memory(model, SMALL)
     line = str(refused.value)
-    assert line.startswith(f"{model.path}: llama.cpp ended the process: llama-")
+    assert line.startswith(f"{model.path}: llama.cpp ended the process: ggml")
     assert "\n" not in line
     assert "build" not in line, "the place where it was built concerns nobody"
 

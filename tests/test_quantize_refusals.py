@@ -114,7 +114,7 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
-        ("y" * 70 + ".weight", "is too long: 77 >= 64"),
+        ("y" * 70 + ".weight", "longer than 63 bytes"),
         ("a\nb.weight", r"says nothing of 'a\\nb\.weight'"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_a_stopped_quantization_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, number: int, status: int
