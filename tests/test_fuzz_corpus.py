@@ -85,7 +85,7 @@ def _steer(_path: Path) -> None:
 
 
 def _mark_up(_path: Path) -> None:
-    guard.check_page("<p>a</p><script>")
+    guard.check_page("<p>a</p><script>alert(1)</script>")
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,10 @@ def check_page(page: str) -> None:
     told = Elements()
     told.feed(page)
     told.close()
-    if foreign := set(told.found) - OURS:
+    if foreign := set(told.found) - OURS.elements:
         raise Finding(f"markup in a page: {sorted(map(str, foreign))[0]}")
+    if told.scripts not in ([], OURS.scripts):
+        raise Finding(f"a script in a page: {told.scripts}")
 
 
 class Elements(HTMLParser):
@@ -135,6 +137,7 @@ class Elements(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[tuple[object, ...]] = []
+        self.scripts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         told = [pair for pair in attrs if pair[0] not in ("aria-label", "data-value")]
@@ -145,6 +148,8 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         check_terminal(data)
+        if self.found and self.found[-1] == ("script",):
+            self.scripts.append(data)
 
     def handle_comment(self, data: str) -> None:
         raise Finding(f"a comment in a page: {data!r}")
@@ -156,15 +161,16 @@ class Elements(HTMLParser):
         raise Finding(f"an instruction in a page: {data!r}")
 
 
-def _ours() -> set[tuple[object, ...]]:
-    """The elements of a page whose cells and names are plain words."""
-    columns = [Column("a", "text"), Column("b", "count"), Column("c", "share")]
-    rows: list[list[Cell]] = [["x", 1, 0.5], [1, None, None], [None, None, None]]
-    headless = Report("plain", columns, rows, ["A note."], headed=False)
-    told = Elements()
-    for reports in ([Report("plain", columns, rows, ["A note."]), headless], [headless]):
-        told.feed(render_html(reports))
-    return set(told.found)
+class _Ours:
+    """What stands in a page whose cells and names are plain words."""
+
+    def __init__(self) -> None:
+        columns = [Column("a", "text"), Column("b", "count"), Column("c", "share")]
+        rows: list[list[Cell]] = [["x", 1, 0.5], [1, None, None], [None, None, None]]
+        told = Elements()
+        headed, headless = (Report("plain", columns, rows, ["A note."], h) for h in (True, False))
+        told.feed(render_html([headed, headless]))
+        self.elements, self.scripts = set(told.found), told.scripts
 
 
-OURS = _ours()
+OURS = _Ours()
