@@ -1,8 +1,9 @@
-"""Writes what is generated from the event schema: the C++ writer's header, the log's page.
+"""Writes what is generated: the C++ writer's header, the page of the log, that of the commands.
 
-Invariant: `llamacpp_instr/schema.py` is the one home of every event name, key and meaning; the
-files written here follow from it (and from the log that the page's examples are taken from) and
-from nothing else, so `--check` can tell when they are stale.
+Invariant: `llamacpp_instr/schema.py` is the one home of every event name, key and meaning, and a
+click command that of its words; the files written here follow from them (and from the log that
+the log page's examples are taken from) and from nothing else, so `--check` can tell when they are
+stale.
 
     python -m tools.generate            write them
     python -m tools.generate --check    exit 1 and name what is stale; write nothing
@@ -14,22 +15,27 @@ import sys
 from pathlib import Path
 
 from llamacpp_instr import schema
-from tools.log_format import render_page
+from tools import cli_page, log_format
 from tools.schema_model import all_structs
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "patches/src/src/llama-instrumentation-schema.h"
 PAGE = "docs/log-format.md"
+CLI_PAGE = "docs/cli.md"
 EXAMPLES = ROOT / "tests/fixtures/every-event.log"
 
 
 def generate() -> dict[str, str]:
     """The generated files: path below the repository's root -> content."""
-    return {HEADER: render_header(), PAGE: render_page(EXAMPLES)}
+    return {
+        HEADER: render_header(),
+        PAGE: log_format.render_page(EXAMPLES),
+        CLI_PAGE: cli_page.render_page(),
+    }
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """The generated files that are missing below `root` or differ from what the schema says."""
+    """The generated files that are missing below `root` or differ from what they follow from."""
     return [
         name
         for name, content in generate().items()

@@ -12,9 +12,9 @@ import click
 @click.command(
     epilog="""\b
 Examples:
-  instr build                                  install into this environment
-  instr build --cmake-args "-DGGML_CUDA=ON"    with a device backend
-  instr build --portable --wheel-dir dist      a wheel for other machines
+  instr build                                  # install into this environment
+  instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend
+  instr build --portable --wheel-dir dist      # a wheel for other machines
 """
 )
 @click.option("--cmake-args", default="", metavar="ARGS", help="Further arguments for CMake.")
