@@ -1,0 +1,120 @@
+"""The commands of the pages as a reader would type them, and a directory in which they can be run.
+
+What a line reads and no line above it in its block has written is laid there first: the demo model
+or a file made of it under the name of the model, its session under the name of a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.native_kit import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
+
+# the same command with less to do: the last value of an option counts
+_LESS = {
+    "run": "-n 6",
+    "quality": "--ctx 64 --chunks 2",
+    "compare --types": "--rounds 1 -n 4 --threads 1",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line of a page."""
+
+    page: str
+    block: int
+    text: str
+    """without its comment; lines that end in a backslash joined"""
+
+    def words(self) -> list[list[str]]:
+        """The words of every simple command of it: of both sides of a pipe, for one."""
+        lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        commands: list[list[str]] = [[]]
+        for word in lexer:
+            if set(word) <= set("|&;"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+        return [command for command in commands if command]
+
+
+def lines_of(page: Path) -> list[Line]:
+    """All lines of a page's blocks of shell, in order."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        Line(name, number, text)
+        for number, block in enumerate(blocks)
+        for line in block.replace("\\\n", " ").splitlines()
+        if (text := re.sub(r"(^|\s)#\s.*$", "", line).strip())
+    ]
+
+
+class Place:
+    """A directory in which lines of one block are run, by a real shell."""
+
+    def __init__(self, directory: Path, stock: Path, environment: dict[str, str]) -> None:
+        self.directory, self._stock = directory, stock
+        directory.mkdir()
+        self._environment = environment | {
+            "PATH": f"{_programs(stock)}{os.pathsep}{environment['PATH']}"
+        }
+        self.laid: list[str] = []
+        """what was not there when a line wanted it"""
+
+    def run(self, line: Line) -> subprocess.CompletedProcess[str]:
+        for command in line.words():
+            self._lay(command)
+        return subprocess.run(
+            ["bash", "-c", line.text],
+            cwd=self.directory, env=self._environment, capture_output=True, text=True,
+            timeout=120, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _lay(self, command: list[str]) -> None:
+        for before, word in pairwise(command):
+            written = before in ("-o", "--output", "--perfetto", "--heat-map") or (
+                before == "--log" and "compare" not in command
+            )
+            source = self._source(word)
+            target = self.directory / word
+            if not written and source is not None and not target.exists():
+                shutil.copyfile(source, target)
+                self.laid.append(word)
+
+    def _source(self, word: str) -> Path | None:
+        """What stands for a file of that name."""
+        if "/" in word or "%" in word:
+            return None
+        if (self._stock / word).is_file():
+            return self._stock / word
+        stand_in = {".gguf": "model-F16.gguf", ".log": "session.log", ".txt": "your-text.txt"}
+        name = stand_in.get(Path(word).suffix)
+        return self._stock / name if name else None
+
+
+def _programs(stock: Path) -> Path:
+    """A directory with `instr` and `python` as an active environment has them."""
+    directory = stock / "bin"
+    if not directory.is_dir():
+        directory.mkdir()
+        cases = "\n".join(f'"{name}"*) set -- "$@" {less};;' for name, less in _LESS.items())
+        instr = f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"'
+        for name, script in {"instr": instr, "python": f'exec "{sys.executable}" "$@"'}.items():
+            program = directory / name
+            program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+            program.chmod(0o755)
+    return directory
