@@ -160,3 +160,17 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         assert re.search(rf"^{target[0] or target[1]}:", makefile, re.M), target
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", text):
         assert (page.parent / link).exists(), link
+    for path in re.findall(
+        r"`((?:tests|tools|benchmarks|llamacpp_instr|converters)/[^`*]+)`", text
+    ):
+        at = ROOT / path
+        assert at.exists() or at.with_suffix(".py").is_file(), path
+
+
+def test_every_module_has_a_room_in_the_house() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = page.split("## Rooms\n")[1].split("\nImports")[0].splitlines()[3:]
+    named = [word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[2])]
+    native = {p.stem for p in (ROOT / "llamacpp_instr").iterdir() if p.name[0] != "_"}
+    shared = {"report", "render", "page", "charts"}
+    assert sorted(named) == sorted((native - {"cli", "data", "patches"}) | shared)
