@@ -167,6 +167,14 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         assert at.exists() or at.with_suffix(".py").is_file(), path
 
 
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    listed = re.findall(r"^\| \[([\w-]+\.md)\]", index, re.M)
+    assert len(listed) == len(set(listed))
+    assert pages <= set(listed)
+
+
 def test_every_module_has_a_room_in_the_house() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = page.split("## Rooms\n")[1].split("\nImports")[0].splitlines()[3:]
