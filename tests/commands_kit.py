@@ -23,8 +23,8 @@ PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
 
 # the same command with less to do: the last value of an option counts
 _LESS = {
-    "run": "-n 6",
-    "quality": "--ctx 64 --chunks 2",
+    "run": "-n 6 --threads 1",
+    "quality": "--ctx 64 --chunks 2 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",
 }
 
