@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -33,7 +34,6 @@ NOT_RUN = {
     r"(python -m tools\.patches|cd |git |cmake |PYTHONPATH=/tmp/edit|instr check /tmp/edit)":
         "edits a release that is fetched: tests/test_patches_*.py",
 }  # fmt: skip
-NEEDS = {"jq"}
 
 
 def reason(line: Line) -> str | None:
@@ -118,11 +118,12 @@ def test_the_commands_of_a_block_work_one_after_the_other(
 ) -> None:
     place = Place(tmp_path / "place", stock, environment)
     for line in block:
-        programs = {words[0] for words in line.words()} & NEEDS
-        if reason(line) or any(shutil.which(program) is None for program in programs):
+        if reason(line):
             continue
         if line.page != "README.md" and line.text in README:
             continue  # it works
+        if shutil.which("jq") is None:
+            line = replace(line, text=line.text.partition("| jq ")[0])
         done = place.run(line)
         assert done.returncode == 0, f"{line.page}: {line.text}\n{done.stderr}"
         assert "Traceback" not in done.stderr, f"{line.page}: {line.text}\n{done.stderr}"
