@@ -40,17 +40,23 @@ except AttributeError:
 print("\\n" + json.dumps(answer))
 """
 
-# The modules that commands need; all but llama_cpp are dependencies of the package.
+# What the package depends on: a module that is missing is a damaged installation.
 NEEDS: dict[str, tuple[str, ...]] = {
     "click": ("every command",),
     "msgspec": ("every command that reads or writes a log",),
-    "orjson": ("every command that reads or writes a log",),
-    "numpy": ("instr run", "instr summary"),
-    "pandas": ("instr summary",),
-    "gguf": ("instr run",),
+    "orjson": ("instr to-perfetto --format json",),
+    "numpy": ("summaries, comparisons, conversions and everything about weights",),
+    "pandas": ("instr to-parquet", "converters.table"),
+    "gguf": ("weights of a quantized model, without the patched library",),
     "zstandard": ("logs that end in .zst",),
     "rich": ("tables in the terminal",),
-    "perfetto": ("Perfetto traces",),
+}
+
+# What an extra of the package adds, by its module; recording works without.
+EXTRAS: dict[str, tuple[str, str]] = {
+    "pyarrow": ("parquet", "instr to-parquet without --csv"),
+    "matplotlib": ("report", "pictures in reports"),
+    "viztracer": ("view", "instr view"),
 }
 
 
@@ -88,6 +94,8 @@ class Diagnosis:
     """path of the C++ compiler, empty when there is none"""
     missing: dict[str, list[str]]
     """module -> what it is needed for"""
+    extras: dict[str, str]
+    """an extra that is not installed -> what it adds"""
     problems: list[str]
     """each a line that ends with what to do; empty when recording works"""
 
@@ -126,6 +134,7 @@ def diagnose() -> Diagnosis:
         cpus=usable_cpus(),
         compiler=compilers()[1] or "",
         missing=missing,
+        extras={extra: use for name, (extra, use) in EXTRAS.items() if not _has(name)},
         problems=problems,
     )
 

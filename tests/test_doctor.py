@@ -99,3 +99,12 @@ def test_what_is_missing_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyP
     found = doctor.diagnose()
     assert found.missing == {"no_such_module": ["instr nothing"]}
     assert "missing: no_such_module; run: pip install llamacpp-instr" in found.problems
+
+
+def test_an_extra_that_is_missing_is_named_and_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", {"no_such_module": ("view", "instr view")})
+    assert doctor.diagnose().extras == {"view": "instr view"}
+    result = CliRunner().invoke(cli.main, ["doctor"])
+    line = 'extra view      missing, for instr view: pip install "llamacpp-instr[view]"'
+    assert line in result.output.splitlines()
+    assert "problem: missing" not in result.output

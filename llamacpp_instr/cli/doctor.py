@@ -41,6 +41,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         ("cpu", f"{found.cpu}, {found.cpus} usable"),
         ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
         *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),
+        *(
+            (f"extra {name}", f'missing, for {use}: pip install "llamacpp-instr[{name}]"')
+            for name, use in found.extras.items()
+        ),
     ]
     for label, text in rows:
         if text:
