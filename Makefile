@@ -63,6 +63,7 @@ image-test: $(TEST_INSTALLED) $(UI_KIT)
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
+
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz
 
