@@ -7,6 +7,8 @@
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
 # make fuzz       every reader under a fuzzer, FUZZ_SECONDS each (60); needs atheris, which it installs
+# make test-oldest  the suite with the oldest versions that pyproject.toml allows; TESTS names some
+# make release    dist: sdist and wheel, tried in an empty environment; NATIVE=1: and the patched library
 # make pictures   docs/images: what `instr view` shows, taken in Chromium
 # make quantization   docs/quantization.md: the demo model in seven file types, measured
 # make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
@@ -22,12 +24,14 @@ INSTALLED := .venv/.installed
 VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
 FUZZ_INSTALLED := .venv/.installed-fuzz
+OLDEST := .venv-oldest
+OLDEST_INSTALLED := $(OLDEST)/.installed
 # what drives a browser; tests of the UI are skipped where there is no node to run it
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test lint native sanitize image image-test pictures quantization bench ui-kit clean
-.PHONY: demo view test lint native sanitize fuzz pictures bench ui-kit clean
+.PHONY: demo view test test-oldest lint native sanitize image image-test fuzz release pictures
+.PHONY: quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -44,6 +48,14 @@ test: native $(TEST_INSTALLED) $(UI_KIT)
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# the library is that of `make native`, from the cache
+test-oldest: $(OLDEST_INSTALLED)
+	$(OLDEST)/bin/instr build
+	$(OLDEST)/bin/python -m pytest $(TESTS)
+
+release: $(INSTALLED)
+	$(BIN)/python -m tools.release $(if $(NATIVE),--native)
 
 sanitize: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.sanitize
@@ -106,6 +118,13 @@ $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet atheris
 	@touch $@
 
+# the oldest versions have wheels for Python 3.10 and 3.11
+$(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(PYTHON) -m tools.oldest > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet -e ".[test]" -c $(OLDEST)/constraints.txt
+	@touch $@
+
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
 	    echo "$(PYTHON) is missing (Debian, Ubuntu: apt install python3)" >&2; exit 1; }
@@ -118,4 +137,4 @@ $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv out
+	rm -rf .venv $(OLDEST) out

@@ -56,9 +56,9 @@ def run_trials(
     ]
     for log in (log for trial in trials for log in trial.logs):
         check_output(log, options.force)
-    notice(f"quantizing {source.path.name} to {', '.join(models)}")
     with Quantizer(source) as quantizer:
         plans = [quantizer.plan(name) for name in models]
+        notice(f"quantizing {source.path.name} to {', '.join(models)}")
         quantizer.write_all(plans, list(models.values()), force=options.force)
     for i in range(rounds):
         notice(f"round {i + 1} of {rounds}: {', '.join(trial.name for trial in trials)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
     from converters.charts import Chart
@@ -96,6 +96,7 @@ def quality(
     options = OutputOptions(ctx, chunks, batch, threads, DEFAULT_SEED if seed is None else seed)
     if only != "weights":
         check_comparison(files, options)
+        _check_library()
     # the weights take less time, and tell sooner when the models do not match
     errors = [] if only == "outputs" else _compare_weights(files, threads)
     names = short_names(files)
@@ -121,6 +122,16 @@ def _check_effect(given: Mapping[str, object], only: str | None) -> None:
     for name, value in given.items():
         if only == "weights" and value is not None:
             raise UsageError(f"--{name} has no effect with --only weights; leave one out")
+
+
+def _check_library() -> None:
+    """Raise `NativeError` before the weights are read, not after."""
+    from llamacpp_instr.native import import_llama_cpp
+
+    try:
+        import_llama_cpp()
+    except NativeError as error:
+        raise NativeError(f"{error}, or compare --only weights") from None
 
 
 def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[list[WeightError]]:

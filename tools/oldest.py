@@ -1,0 +1,47 @@
+"""Prints the oldest version of everything that the package may be installed with: constraints for pip.
+
+Invariant: pyproject.toml is the only place where a bound stands; what `make test-oldest` installs
+follows from it.
+
+    python -m tools.oldest > constraints.txt
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+# Python 3.10 has no TOML reader; what matters here is lists of quoted requirements
+_LIST = re.compile(r"^(?P<name>[\w-]+) = \[(?P<items>.*?)\]$", re.MULTILINE | re.DOTALL)
+_REQUIREMENT = re.compile(r'"(?P<name>[\w.-]+)(?P<bound>[^";]*)"')
+
+
+def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:
+    """Lower bound by name of what is needed to use the package: dependencies and the extras but
+    `native`, whose version is exact, and `test`.
+
+    Raises ValueError when one has no bound of the form `>=VERSION`.
+    """
+    project = path.read_text(encoding="utf-8").partition("[project]")[2].partition("\n[tool.")[0]
+    bounds = {}
+    for items in _LIST.finditer(re.sub(r"#.*", "", project)):
+        if items["name"] in ("keywords", "native", "test"):
+            continue
+        for found in _REQUIREMENT.finditer(items["items"].replace("\n", " ")):
+            bound = re.fullmatch(r">=([\d.]+)", found["bound"])
+            if bound is None:
+                raise ValueError(f"{path}: {found['name']} has no lower bound")
+            bounds[found["name"]] = bound[1]
+    return bounds
+
+
+def main() -> None:
+    """Run the command."""
+    for name, bound in load_bounds().items():
+        print(f"{name}=={bound}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Makes the files of a release and tries them where nothing else is installed.
+
+Invariant: what lands in the directory has been installed into an empty environment and used there,
+and the sdist builds the very same wheel.
+
+    python -m tools.release             dist/: sdist and wheel
+    python -m tools.release --native    and the patched llama-cpp-python for every x86-64 CPU
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.build import build_wheel
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.source_tree import sha256_of
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+
+# Everything that needs no native library, on a log and on the demo model.
+TRIALS: tuple[tuple[str, ...], ...] = (
+    ("--help",),
+    ("check", "session.log"),
+    ("cat", "session.log", "-o", "session.log.zst"),
+    ("summary", "session.log.zst"),
+    ("stats", "session.log", "--by", "layer"),
+    ("diff", "session.log", "session.log"),
+    ("to-perfetto", "session.log"),
+    ("to-perfetto", "--format", "json", "session.log", "-o", "session.json"),
+    ("to-parquet", "session.log", "--csv", "-o", "tables"),
+    ("inspect", "demo", "-o", "demo.html"),
+    ("report", "demo"),
+    ("compare", "demo", "demo"),
+    ("quality", "demo", "demo", "--only", "weights"),
+)
+NATIVE_TRIALS: tuple[tuple[str, ...], ...] = (
+    ("doctor",),
+    ("run", "demo", "--prompt", "Once upon a time", "-n", "8", "--log", "demo.log"),
+    ("check", "demo.log"),
+)
+
+
+class ReleaseError(InstrError):
+    """A file of the release cannot be made, or does not work."""
+
+
+def build_distributions(source: Path, directory: Path) -> tuple[Path, Path]:
+    """The sdist and the wheel of a source tree, in `directory`.
+
+    The build backend comes from the index, as pip would fetch it. Raises ReleaseError with the
+    backend's last line.
+    """
+    requires = re.search(r'^requires = \["(.*)"\]$', (source / "pyproject.toml").read_text(), re.M)
+    assert requires is not None, "pyproject.toml names one build backend"
+    with tempfile.TemporaryDirectory() as backend:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", backend]
+        _run([*pip, requires[1]], source)
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
+        _run(command, source, PYTHONPATH=backend)
+    (sdist,), (wheel,) = directory.glob("*.tar.gz"), directory.glob("*.whl")
+    return sdist, wheel
+
+
+def check_sdist(sdist: Path, wheel: Path, work: Path) -> None:
+    """Raises ReleaseError unless the sdist builds a wheel that is equal to `wheel` to the byte."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work, filter="data")
+    (tree,) = work.iterdir()
+    again = build_distributions(tree, work / "again")[1]
+    if again.read_bytes() != wheel.read_bytes():
+        raise ReleaseError(f"{sdist.name} builds another {wheel.name} than the source tree")
+
+
+def check_wheel(wheel: Path, native: Path | None, work: Path) -> None:
+    """Install into an environment of its own and use it; ReleaseError when a command fails."""
+    environment = work / "environment"
+    _run([sys.executable, "-m", "venv", str(environment)], work)
+    python = str(environment / "bin" / "python")
+    _run([python, "-m", "pip", "install", "--quiet", str(wheel)], work)
+    shutil.copyfile(LOG, work / "session.log")
+    instr = str(environment / "bin" / "instr")
+    for trial in TRIALS:
+        _run([instr, *trial], work)
+    if native is not None:
+        _run([python, "-m", "pip", "install", "--quiet", str(native)], work)
+        for trial in NATIVE_TRIALS:
+            _run([instr, *trial], work)
+
+
+def _run(command: Sequence[str], directory: Path, **variables: str) -> None:
+    # a variable of the caller must not lend what the environment lacks
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=directory, env={**clean, **variables}, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise ReleaseError(f"{' '.join(command)} exits with {done.returncode}: {last}")
+
+
+def release(directory: Path, native: bool, jobs: int | None, force: bool) -> list[Path]:
+    """Make and try the files, then put them into `directory`; their paths there."""
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        for name in ("made", "from-sdist", "trial"):
+            (place / name).mkdir()
+        sdist, wheel = build_distributions(ROOT, place / "made")
+        check_absent(directory, [sdist, wheel], force)
+        click.echo("the wheel, made again from the sdist", err=True)
+        check_sdist(sdist, wheel, place / "from-sdist")
+        files = [sdist, wheel]
+        if native:
+            files.append(build_wheel(portable=True, jobs=jobs))
+            check_absent(directory, files, force)
+        click.echo(f"{len(TRIALS)} commands in an empty environment", err=True)
+        check_wheel(wheel, files[2] if native else None, place / "trial")
+        directory.mkdir(parents=True, exist_ok=True)
+        return [Path(shutil.copyfile(file, directory / file.name)) for file in files]
+
+
+def check_absent(directory: Path, files: Sequence[Path], force: bool) -> None:
+    """Raises UsageError when `directory` has one of the files, unless they may be replaced."""
+    there = [file.name for file in files if (directory / file.name).exists()]
+    if there and not force:
+        raise UsageError(f"{directory} has {', '.join(there)}; use --force to replace")
+
+
+@click.command()
+@click.option("--native", is_flag=True, help="The portable patched llama-cpp-python as well.")
+@click.option("--jobs", type=int, metavar="N", help="Compilers at once, for --native.")
+@click.option("-o", "--output", default="dist", metavar="DIR", help="Where to.", show_default=True)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def main(native: bool, jobs: int | None, output: str, force: bool) -> None:
+    """Make sdist and wheel, try them in an empty environment, print size and sha256 of each."""
+    try:
+        for file in release(Path(output), native, jobs, force):
+            click.echo(f"{sha256_of(file)}  {file.stat().st_size:>11,}  {file}")
+    except InstrError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
