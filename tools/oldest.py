@@ -1,4 +1,4 @@
-"""Prints the oldest version of everything that the package may be installed with: constraints for pip.
+"""Prints the oldest versions that the package may be installed with, as constraints for pip.
 
 Invariant: pyproject.toml is the only place where a bound stands; what `make test-oldest` installs
 follows from it.
