@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
 # the modules of every extra, and what only tests need
-ABSENT = ("llama_cpp", "matplotlib", "perfetto", "pyarrow", "scipy", "viztracer")
+ABSENT = ("llama_cpp", "matplotlib", "pyarrow", "scipy", "viztracer")
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
