@@ -158,8 +158,9 @@ The demo model, stored in seven file types, against the F16 it was trained as:
   top* is how often both find the same token the most probable. ± is one standard error.
 - **decode**: `instr compare --types F16,{",".join(FILE_TYPES)} demo --threads 1
   --rounds {ROUNDS}`, all taking turns: the median decode, with an interval of 95 %. It is that of
-  the machine that made this page; a model this small lies in the processor's cache, so fewer bytes
-  help little, and unpacking them costs.
+  the machine that made this page, which was not idle; a model this small lies in the processor's
+  cache, so a large one gains otherwise. Which kernels a type has counts as much as its bytes: rows
+  of Q4_K are interleaved for this processor, those of Q5_K are not.
 
 ## How to read it
 
