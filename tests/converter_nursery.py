@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 import warnings
 
 COMMONLY_USED = (
@@ -38,9 +39,12 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         request = json.loads(line)
+        # an interruption waits until the child is where a command is
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         child = os.fork()
         if child == 0:
             _become_instr(**request)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         print(json.dumps({"pid": child}), flush=True)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(json.dumps({"status": status}), flush=True)
@@ -66,13 +70,17 @@ def _become_instr(args: list[str], cwd: str, out: str | None) -> None:
     os.dup2(number, 1)
     os.dup2(errors, 2)
     sys.argv = ["instr", *args]
-    status = 1
+    status = 130  # where click is not there to catch an interruption
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         main()
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else 1
     except KeyboardInterrupt:
-        status = 130  # before click was there to catch it
+        pass
+    except BaseException:
+        status = 1
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
