@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
@@ -31,35 +32,7 @@ Examples:
 """,
 )
 @click.argument("source", metavar="MODEL|LOG")
-@click.option(
-    "--ctx", type=int, metavar="TOKENS", help="Size of the context (the model's own, at most 4096)."
-)
-@click.option("--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048).")
-@click.option(
-    "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
-)
-@click.option("--threads", type=int, help="Threads (as many as physical cores).")
-@click.option(
-    "--cache-type-k",
-    default="f16",
-    show_default=True,
-    metavar="TYPE",
-    help="Storage type of the K cache.",
-)
-@click.option(
-    "--cache-type-v",
-    default="f16",
-    show_default=True,
-    metavar="TYPE",
-    help="Storage type of the V cache.",
-)
-@click.option(
-    "--flash-attn",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "on", "off"]),
-    help="Flash attention.",
-)
+@context_options
 @click.option("--no-mmap", is_flag=True, help="Predict for a model that is read, not mapped.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: numbers in bytes and bits.")
 @click.option(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import LEVELS
 
@@ -58,35 +59,7 @@ Examples:
 @click.option("--top-p", type=float, help="Sample from the fewest tokens of this probability.")
 @click.option("--min-p", type=float, help="Leave out tokens below this share of the best one's.")
 @click.option("--seed", type=int, help="Seed of the sampling; the log keeps a chosen one.")
-@click.option(
-    "--ctx", type=int, metavar="TOKENS", help="Size of the context (the model's own, at most 4096)."
-)
-@click.option("--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048).")
-@click.option(
-    "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
-)
-@click.option("--threads", type=int, help="Threads (as many as physical cores).")
-@click.option(
-    "--cache-type-k",
-    default="f16",
-    show_default=True,
-    metavar="TYPE",
-    help="Storage type of the K cache.",
-)
-@click.option(
-    "--cache-type-v",
-    default="f16",
-    show_default=True,
-    metavar="TYPE",
-    help="Storage type of the V cache.",
-)
-@click.option(
-    "--flash-attn",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "on", "off"]),
-    help="Flash attention.",
-)
+@context_options
 @click.option("--no-mmap", is_flag=True, help="Read the model into memory, do not map it.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's own chat template.")
 @click.option(

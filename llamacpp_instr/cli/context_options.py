@@ -1,0 +1,53 @@
+"""The options of a context, for every command that makes or plans one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+_OPTIONS = (
+    click.option(
+        "--ctx",
+        type=int,
+        metavar="TOKENS",
+        help="Size of the context (the model's own, at most 4096).",
+    ),
+    click.option(
+        "--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048)."
+    ),
+    click.option(
+        "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
+    ),
+    click.option("--threads", type=int, help="Threads (as many as physical cores)."),
+    click.option(
+        "--cache-type-k",
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Storage type of the K cache.",
+    ),
+    click.option(
+        "--cache-type-v",
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Storage type of the V cache.",
+    ),
+    click.option(
+        "--flash-attn",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "on", "off"]),
+        help="Flash attention.",
+    ),
+)
+
+
+def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `ctx`, `batch`, `ubatch`, `threads`, `cache_type_k`, `cache_type_v` and
+    `flash_attn`, as `engine.ContextOptions` takes them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
