@@ -38,7 +38,7 @@ class Executed:
     exit_code: int
     """its own, or 128 + the signal that ended it"""
     logs: list[Path]
-    """written while it ran, by name"""
+    """written while it ran, by name and part"""
 
 
 def execute(
@@ -47,13 +47,16 @@ def execute(
     level: str = "detailed",
     stats: str | None = None,
     on_log_error: OnLogError = "continue",
+    rotate: int | None = None,
     force: bool = False,
 ) -> Executed:
     """Run `command` and wait for it.
 
     `log` is the path of the log, in which `%p` stands for the process id; left out, it is the
-    command's name with the process id. Raises `UsageError` when there is nothing to run or the log
-    cannot be written, `NativeError` when the command's Python would load an unpatched library.
+    command's name with the process id. A log that has grown past `rotate` bytes ends, and the
+    next step begins another one: `session.log`, `session.part2.log`, … Raises `UsageError` when
+    there is nothing to run or the log cannot be written, `NativeError` when the command's Python
+    would load an unpatched library.
     """
     program = _find(command)
     _check_pattern(stats)
@@ -61,14 +64,20 @@ def execute(
     # the command may change its directory; the log stays where it was asked for
     target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
     check_log_path(target, force)
-    if force and target.is_file():
-        target.unlink()  # the recorder makes a second log rather than overwrite
+    own = [target] if target.is_file() else []
+    if rotate and "%p" not in target.name:
+        own += [path for path in _logs(target) if re.search(r"\.part\d+$", path.stem)]
+    if own and not force:
+        raise UsageError(f"{own[0]} exists; use --force to overwrite the log and its parts")
+    for path in own:
+        path.unlink()  # the recorder makes a second log rather than overwrite
     environment = {
         **os.environ,
         "LLAMA_INSTR_LOG": str(target),
         "LLAMA_INSTR_LEVEL": level,
         "LLAMA_INSTR_STATS": stats or "",
         "LLAMA_INSTR_ON_ERROR": on_log_error,
+        "LLAMA_INSTR_ROTATE": str(rotate or 0),
         "LLAMA_INSTR_ARGS": json.dumps({"command": list(command)}),
     }
     before = _logs(target)
@@ -78,8 +87,15 @@ def execute(
         exit_code=os.waitstatus_to_exitcode(status)
         if os.WIFEXITED(status)
         else 128 + os.WTERMSIG(status),
-        logs=sorted(path for path, identity in after.items() if before.get(path) != identity),
+        logs=sorted(
+            (path for path, identity in after.items() if before.get(path) != identity), key=_order
+        ),
     )
+
+
+def _order(path: Path) -> list[str | int]:
+    """By name, numbers by their size: part 10 comes after part 9."""
+    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path.name)]
 
 
 def _find(command: Sequence[str]) -> str:
@@ -142,7 +158,7 @@ def _logs(target: Path) -> dict[Path, tuple[int, int, int]]:
     before, has_pid, after = target.name.partition("%p")
     if not has_pid:
         before, after = target.stem, target.suffix
-    own = re.compile(rf"{re.escape(before)}[-.]?\d*{re.escape(after)}")
+    own = re.compile(rf"{re.escape(before)}[-.]?\d*(\.part\d+)?{re.escape(after)}")
     found = {}
     for path in target.parent.iterdir():
         if own.fullmatch(path.name) and path.is_file():

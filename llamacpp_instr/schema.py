@@ -84,7 +84,10 @@ class SessionStart(Event, kw_only=True):
 
     schema: int
     id: str
-    """random, 16 hexadecimal digits"""
+    """random, 16 hexadecimal digits; the parts of a rotated log share it"""
+    part: Annotated[int, Meta(ge=1)] = 1
+    """counts the files of a rotated log (`instr exec --rotate`); each is a whole log, in which
+    models, contexts and graphs are given again; steps and marks count on"""
     time: str
     """`wall` as ISO 8601, UTC"""
     wall: Annotated[int, Meta(description="nanoseconds since 1970-01-01 UTC")]
@@ -103,7 +106,8 @@ class SessionStart(Event, kw_only=True):
 class SessionEnd(Event, kw_only=True):
     """The last line of a log that was closed; a log without it ended unclosed."""
 
-    reason: Literal["closed", "exit"]
+    reason: Literal["closed", "exit", "rotated"]
+    """by the program; when its process ended; the next part goes on"""
     events: dict[str, Count]
     """lines written before this one, by event"""
     bytes: Bytes

@@ -24,24 +24,26 @@ from llamacpp_instr.schema import (
 
 
 class Numbers:
-    """Which numbers were given. They count up, so one counter and a few early ones suffice."""
+    """Which numbers were given. They count up, so one run of them and a few others suffice."""
 
     def __init__(self) -> None:
-        self._next = 0
-        self._early: set[int] = set()
+        self._first = self._next = 0
+        self._others: set[int] = set()
 
     def give(self, number: int) -> bool:
         """Take note of `number`; False when it was given before."""
         if number in self:
             return False
-        self._early.add(number)
-        while self._next in self._early:
-            self._early.remove(self._next)
+        if self._first == self._next:
+            self._first = self._next = number  # a part of a rotated log does not begin at zero
+        self._others.add(number)
+        while self._next in self._others:
+            self._others.remove(self._next)
             self._next += 1
         return True
 
     def __contains__(self, number: int) -> bool:
-        return 0 <= number < self._next or number in self._early
+        return self._first <= number < self._next or number in self._others
 
 
 @dataclass

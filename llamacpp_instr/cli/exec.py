@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from llamacpp_instr.schema import LEVELS
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def _bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """A size as people write it."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size; write it like 500MB or 2GB")
+    n_bytes = int(match[1]) * _UNITS.get(match[2].upper(), 1)
+    # every part tells the models and the graphs again: smaller ones would hold little else
+    if not 10**6 <= n_bytes < 2**63:
+        raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")
+    return n_bytes
 
 
 @click.command(
@@ -15,6 +33,7 @@ from llamacpp_instr.schema import LEVELS
 Examples:
   instr exec -- python app.py --port 8080
   instr exec --level verbose --log server-%p.log -- uvicorn app:app --workers 4
+  instr exec --rotate 1GB -- python app.py --port 8080
 """,
 )
 @click.option(
@@ -41,6 +60,12 @@ Examples:
     type=click.Choice(["continue", "stop"]),
     help="What to do when a log cannot be written any more.",
 )
+@click.option(
+    "--rotate",
+    metavar="SIZE",
+    callback=_bytes,
+    help="Go on in another file, .part2 and so on, when a log is larger; each is a whole log.",
+)
 @click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -50,6 +75,7 @@ def exec_(
     level: str,
     stats: str | None,
     on_log_error: str,
+    rotate: int | None,
     force: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -65,6 +91,7 @@ def exec_(
         level=level,
         stats=stats,
         on_log_error="stop" if on_log_error == "stop" else "continue",
+        rotate=rotate,
         force=force,
     )
     for path in done.logs:

@@ -1,4 +1,4 @@
-// llama-instrumentation-api.cpp - the part of the C API that only asks, or adds a line
+// llama-instrumentation-api.cpp - the part of the C API that only asks, or adds a line; llama.cpp's messages
 
 #include "llama-instrumentation.h"
 
@@ -21,7 +21,7 @@ const char * llama_instr_info(void) {
 
 int32_t llama_instr_status(void) {
     const auto s = open_session_or_null();
-    return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
+    return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->all->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
 }
 
 int64_t llama_instr_dropped(void) {
@@ -31,19 +31,30 @@ int64_t llama_instr_dropped(void) {
 
 int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
     static const char * phases[] = { "begin", "end", "instant" };
+    const auto lock = marks_lock();
     auto s = llama_instr_enabled() ? current_session() : nullptr;
     if (!s || phase < 0 || phase > 2) {
         return -1;
     }
-    if (phase != 1) {
-        id = s->next_mark++;
+    auto & all = *s->all;
+    if (phase == 1) {
+        all.marks.erase(id);
+    } else {
+        id = all.next_mark++;
     }
+    if (phase == 0) {
+        all.marks[id] = { name, thread_id() };
+    }
+    write_mark(*s, id, name, phases[phase], thread_id());
+    return id;
+}
+
+void llama_instr::write_mark(session & s, int64_t id, const char * name, const char * phase, int thread) {
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phases[phase]);
-    line.kv(LLAMA_INSTR_K_THREAD, thread_id());
-    s->write(LLAMA_INSTR_EV_MARK, line);
-    return id;
+    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phase);
+    line.kv(LLAMA_INSTR_K_THREAD, thread);
+    s.write(LLAMA_INSTR_EV_MARK, line);
 }
 
 int32_t llama_instr_note(const char * name, const char * json) {
@@ -64,4 +75,27 @@ int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t
         snprintf(buf, (size_t) size, "%s", json.c_str());
     }
     return (int32_t) json.size();
+}
+
+//
+// messages
+//
+
+void llama_instr_message(enum ggml_log_level level, const char * text) {
+    if (!llama_instr_enabled() || (level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_ERROR)) {
+        return;
+    }
+    // not current_session(): opening one may itself print a message
+    const auto s = open_session_or_null();
+    if (!s) {
+        return;
+    }
+    std::string trimmed = text;
+    while (!trimmed.empty() && trimmed.back() == '\n') {
+        trimmed.pop_back();
+    }
+    json_line line;  // not the thread's: a message may come while that is being built
+    line.begin(LLAMA_INSTR_EV_MESSAGE, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_LEVEL, level == GGML_LOG_LEVEL_WARN ? "warn" : "error").kv(LLAMA_INSTR_K_TEXT, trimmed);
+    s->write(LLAMA_INSTR_EV_MESSAGE, line);
 }

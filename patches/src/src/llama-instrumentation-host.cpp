@@ -82,13 +82,6 @@ uint64_t physical_memory() {
     return (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
 }
 
-std::string random_id() {
-    std::random_device random;
-    char text[17];
-    snprintf(text, sizeof(text), "%08x%08x", random(), random());
-    return text;
-}
-
 std::string iso_time(const timespec & wall) {
     struct tm utc;
     gmtime_r(&wall.tv_sec, &utc);
@@ -134,6 +127,13 @@ uint64_t resident_bytes() {
     return resident * (uint64_t) sysconf(_SC_PAGESIZE);
 }
 
+std::string random_id() {
+    std::random_device random;
+    char text[17];
+    snprintf(text, sizeof(text), "%08x%08x", random(), random());
+    return text;
+}
+
 int thread_id() {
 #ifdef __linux__
     thread_local const int id = (int) syscall(SYS_gettid);
@@ -143,12 +143,12 @@ int thread_id() {
 #endif
 }
 
-void write_session_start(session & s, const char * args) {
+void write_session_start(session & s) {
     static const char * levels[] = { "minimal", "detailed", "verbose" };
     timespec wall;
     const uint64_t before = ggml_instr_clock_ns();
     clock_gettime(CLOCK_REALTIME, &wall);
-    s.t_start = before + (ggml_instr_clock_ns() - before) / 2;
+    const uint64_t t_start = before + (ggml_instr_clock_ns() - before) / 2;
 
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -156,8 +156,11 @@ void write_session_start(session & s, const char * args) {
     s.majflt = usage.ru_majflt;
 
     json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_SESSION_START, s.t_start);
-    line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, random_id());
+    line.begin(LLAMA_INSTR_EV_SESSION_START, t_start);
+    line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, s.all->id);
+    if (s.part > 1) {
+        line.kv(LLAMA_INSTR_K_PART, s.part);
+    }
     line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
     line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
     line.kv(LLAMA_INSTR_K_LEVEL, levels[(int) s.detail]);
@@ -168,8 +171,8 @@ void write_session_start(session & s, const char * args) {
     line.kv_json(LLAMA_INSTR_K_PRODUCER, llama_instr_info());
     write_host(line);
     write_process(line);
-    if (args[0] != '\0') {
-        line.kv_json(LLAMA_INSTR_K_ARGS, args);
+    if (!s.all->args.empty()) {
+        line.kv_json(LLAMA_INSTR_K_ARGS, s.all->args.c_str());
     }
     s.write(LLAMA_INSTR_EV_SESSION_START, line);
 }

@@ -7,6 +7,7 @@
 #include "llama-context.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <map>
 
 namespace llama_instr {
@@ -59,14 +60,32 @@ context_state * session::find_by_memory(llama_memory_t mem) {
             return entry.second.get();
         }
     }
+    for (const llama_context * ctx : followed) {
+        if (ctx->get_memory() == mem) {
+            return &context_locked(ctx);
+        }
+    }
     return nullptr;
+}
+
+void session::follow(session & previous) {
+    std::lock_guard<std::mutex> lock(previous.mutex);
+    followed = previous.followed;
+    for (const auto & entry : previous.contexts) {
+        followed.push_back(entry.first);
+    }
 }
 
 context_state & session::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
+    return context_locked(ctx);
+}
+
+context_state & session::context_locked(const llama_context * ctx) {
     auto & slot = contexts[ctx];
     if (!slot) {
         const int model_id = model_locked(&ctx->get_model()).id;
+        followed.erase(std::remove(followed.begin(), followed.end(), ctx), followed.end());
         slot = std::make_unique<context_state>();
         slot->ctx = ctx;
         slot->id  = next_ctx++;
@@ -93,6 +112,7 @@ void session::forget(const llama_context * ctx) {
     log.flush();  // its records point at the context's plans
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
+    followed.erase(std::remove(followed.begin(), followed.end(), ctx), followed.end());
 }
 
 void session::forget(const llama_model * model) {

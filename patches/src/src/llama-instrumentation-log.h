@@ -94,6 +94,9 @@ class log_file {
     int      failed() const { return error; }
     uint64_t dropped();
 
+    uint64_t size() const { return bytes; }  // written
+    bool is_regular() const { return regular; }
+
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
 
@@ -121,7 +124,7 @@ class log_file {
     log_lines   lines;    // what they were formatted to
     uint64_t    last_flush = 0;
     uint64_t    offset     = 0;  // of the next line in the file
-    uint64_t    bytes      = 0;  // written
+    std::atomic<uint64_t> bytes { 0 };  // written
     uint64_t    n_dropped  = 0;
 
     void   add(format_fn format, std::string_view record, std::initializer_list<std::string_view> tails);

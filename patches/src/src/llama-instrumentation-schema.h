@@ -120,6 +120,7 @@
 #define LLAMA_INSTR_K_P0              "p0"
 #define LLAMA_INSTR_K_P1              "p1"
 #define LLAMA_INSTR_K_PARAMS          "params"
+#define LLAMA_INSTR_K_PART            "part"
 #define LLAMA_INSTR_K_PATCHES         "patches"
 #define LLAMA_INSTR_K_PATH            "path"
 #define LLAMA_INSTR_K_PERTURBED       "perturbed"

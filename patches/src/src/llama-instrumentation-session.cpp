@@ -4,6 +4,7 @@
 
 #include "llama-instrumentation.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -23,6 +24,8 @@ struct global_state {
     std::shared_ptr<session> open;
     bool environment_asks = false;
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
+    std::vector<std::weak_ptr<session>> full;  // parts that were followed by another, until they are closed
+    std::mutex marks;
 
     // the hooks' flag; with the mutex held
     void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
@@ -54,16 +57,26 @@ std::string replace_pid(std::string path) {
     return path;
 }
 
-// session.log -> session.1234.log
-std::string with_pid(const std::string & path) {
+// session.log, 1234 -> session.1234.log
+std::string before_suffix(const std::string & path, const std::string & text) {
     const size_t slash = path.find_last_of('/');
     const size_t dot   = path.find_last_of('.');
     const bool   has_suffix = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1);
     const size_t at = has_suffix ? dot : path.size();
-    return path.substr(0, at) + "." + std::to_string(getpid()) + path.substr(at);
+    return path.substr(0, at) + "." + text + path.substr(at);
 }
 
-int open_session(const std::string & path, const std::string & level_name, const std::string & args, const std::string & stats, int32_t flags) {
+// creates the file; returns 0 or -errno
+int start_log(session & s, const std::string & path) {
+    const int status = s.log.open(path.c_str(), (s.flags & LLAMA_INSTR_OVERWRITE) != 0);
+    if (status == 0) {
+        write_session_start(s);
+        s.log.flush();
+    }
+    return status;
+}
+
+int open_session(const std::string & path, const std::string & level_name, const std::string & args, const std::string & stats, int32_t flags, uint64_t rotate_bytes) {
     auto & g = global();
     if (g.open) {
         return fail(EBUSY, "a session is open already; a process records one at a time");
@@ -72,6 +85,10 @@ int open_session(const std::string & path, const std::string & level_name, const
     if (!parse_level(level_name.c_str(), s->detail)) {
         return fail(EINVAL, "unknown level '" + level_name + "'; it is minimal, detailed or verbose");
     }
+    s->all               = std::make_shared<recording>();
+    s->all->id           = random_id();
+    s->all->path         = path;
+    s->all->args         = args;
     s->flags         = flags;
     s->stats_pattern = stats;
     try {
@@ -79,12 +96,11 @@ int open_session(const std::string & path, const std::string & level_name, const
     } catch (const std::regex_error & err) {
         return fail(EINVAL, "not a regular expression: '" + stats + "': " + err.what());
     }
-    const int status = s->log.open(path.c_str(), (flags & LLAMA_INSTR_OVERWRITE) != 0);
+    const int status = start_log(*s, path);
     if (status != 0) {
         return fail(-status, path + ": " + strerror(-status));
     }
-    write_session_start(*s, args.c_str());
-    s->log.flush();
+    s->all->rotate_bytes = s->log.is_regular() ? rotate_bytes : 0;
     g.open = s;
     g.update_flag();
     return 0;
@@ -102,12 +118,15 @@ void open_from_environment() {
     }
     const bool stop = environment("LLAMA_INSTR_ON_ERROR") == "stop";
     const int32_t flags = stop ? LLAMA_INSTR_STOP_ON_ERROR : 0;
-
-    int status = open_session(path, level_name, environment("LLAMA_INSTR_ARGS"), environment("LLAMA_INSTR_STATS"), flags);
+    const auto open_at = [&](const std::string & at) {
+        return open_session(at, level_name, environment("LLAMA_INSTR_ARGS"), environment("LLAMA_INSTR_STATS"), flags,
+                            strtoull(environment("LLAMA_INSTR_ROTATE").c_str(), nullptr, 10));
+    };
+    int status = open_at(path);
     if (status == -EEXIST) {
-        const std::string other = with_pid(path);
+        const std::string other = before_suffix(path, std::to_string(getpid()));
         fprintf(stderr, "llama-instr: %s exists; recording to %s\n", path.c_str(), other.c_str());
-        status = open_session(other, level_name, environment("LLAMA_INSTR_ARGS"), environment("LLAMA_INSTR_STATS"), flags);
+        status = open_at(other);
     }
     if (status != 0) {
         fprintf(stderr, "llama-instr: nothing is recorded: %s\n", last_error.c_str());
@@ -117,43 +136,45 @@ void open_from_environment() {
     }
 }
 
+// those that steps still write to; with the mutex held
+std::vector<std::shared_ptr<session>> full_parts() {
+    std::vector<std::shared_ptr<session>> parts;
+    for (const auto & weak : global().full) {
+        if (auto part = weak.lock()) {
+            parts.push_back(std::move(part));
+        }
+    }
+    return parts;
+}
+
 int close_session(const char * reason, bool wait) {
     auto & g = global();
-    std::shared_ptr<session> s;
+    std::vector<std::shared_ptr<session>> parts;  // the last one is still to be followed
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         if (!g.open) {
             return fail(ENOENT, "no session is open");
         }
-        s.swap(g.open);
+        parts = full_parts();
+        parts.push_back(std::move(g.open));
+        g.open = nullptr;
         g.closing++;
     }
     if (wait) {
-        s->wait_for_steps();
+        for (const auto & part : parts) {
+            part->wait_for_steps();
+        }
     }
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         g.closing--;
         g.update_flag();
     }
-    const int status = s->log.close([&](const log_file::totals & totals) {
-        json_line line;
-        line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
-        line.kv(LLAMA_INSTR_K_REASON, reason);
-        line.object(LLAMA_INSTR_K_EVENTS);
-        for (const auto & count : totals.events) {
-            if (count.lines > 0) {
-                line.kv_dynamic(count.event, count.lines);
-            }
-        }
-        line.close_object();
-        line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
-        line.kv(LLAMA_INSTR_K_DROPPED_OPS, s->dropped_ops.load());
-        line.kv(LLAMA_INSTR_K_DECODE_NS, s->decode_ns.load());
-        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, s->overhead_ns.load());
-        return std::string(line.end());
-    });
+    int status = 0;
+    for (const auto & part : parts) {
+        const int of_part = part->close(part == parts.back() ? reason : "rotated");
+        status = status == 0 ? of_part : status;
+    }
     return status == 0 ? 0 : fail(-status, std::string("the log is not complete: ") + strerror(-status));
 }
 
@@ -167,13 +188,18 @@ void at_exit() {
 // environment asks for one.
 void in_child() {
     auto & g = global();
-    new (&g.mutex) std::mutex;  // another thread of the parent may have held it
+    new (&g.mutex) std::mutex;  // another thread of the parent may have held them
+    new (&g.marks) std::mutex;
     forget_facts_lock();
-    if (g.open) {
-        g.open->log.abandon();
-        new std::shared_ptr<session>(std::move(g.open));  // never destroyed: its locks may be held for ever
-        g.open = nullptr;
+    auto inherited = full_parts();
+    inherited.push_back(std::move(g.open));
+    for (auto & part : inherited) {
+        if (part) {
+            part->log.abandon();
+            new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
+        }
     }
+    g.open = nullptr;
     g.closing = 0;
     g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
     g.update_flag();
@@ -217,6 +243,64 @@ std::shared_ptr<session> open_session_or_null() {
     return g.open;
 }
 
+std::unique_lock<std::mutex> marks_lock() {
+    return std::unique_lock<std::mutex>(global().marks);
+}
+
+std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
+    auto & g = global();
+    const auto marks = marks_lock();
+    std::lock_guard<std::mutex> lock(g.mutex);
+    if (g.open != full) {
+        return g.open;  // another thread was faster
+    }
+    auto & all = *full->all;
+    auto next = std::make_shared<session>();
+    next->all           = full->all;
+    next->part          = full->part + 1;
+    next->detail        = full->detail;
+    next->flags         = full->flags;
+    next->stats_pattern = full->stats_pattern;
+    next->stats         = full->stats;
+    const std::string path = before_suffix(all.path, "part" + std::to_string(next->part));
+    const int status = start_log(*next, path);
+    if (status != 0) {
+        all.rotate_bytes = 0;
+        fprintf(stderr, "llama-instr: %s: %s; %s goes on\n", path.c_str(), strerror(-status), full->log.path().c_str());
+        return full;
+    }
+    for (const auto & mark : all.marks) {
+        write_mark(*full, mark.first, mark.second.name.c_str(), "end", mark.second.thread);
+        write_mark(*next, mark.first, mark.second.name.c_str(), "begin", mark.second.thread);
+    }
+    next->follow(*full);
+    g.full.erase(std::remove_if(g.full.begin(), g.full.end(), [](const auto & part) { return part.expired(); }), g.full.end());
+    g.full.push_back(full);
+    g.open = next;
+    return next;
+}
+
+int session::close(const char * reason) {
+    return log.close([&](const log_file::totals & totals) {
+        json_line line;
+        line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
+        line.kv(LLAMA_INSTR_K_REASON, reason);
+        line.object(LLAMA_INSTR_K_EVENTS);
+        for (const auto & count : totals.events) {
+            if (count.lines > 0) {
+                line.kv_dynamic(count.event, count.lines);
+            }
+        }
+        line.close_object();
+        line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
+        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
+        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
+        line.kv(LLAMA_INSTR_K_DECODE_NS, decode_ns.load());
+        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, overhead_ns.load());
+        return std::string(line.end());
+    });
+}
+
 void session::wait_for_steps() {
     // asked again and again, so that a step need not tell; one that hangs must not hang the end of the session
     const uint64_t until = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
@@ -253,7 +337,7 @@ int32_t llama_instr_begin(const char * path, const char * level, const char * ar
     // the program's own word goes before the environment's
     const bool asked = g.environment_asks;
     g.environment_asks = false;
-    const int status = open_session(path ? path : "", level ? level : "detailed", args ? args : "", stats ? stats : "", flags);
+    const int status = open_session(path ? path : "", level ? level : "detailed", args ? args : "", stats ? stats : "", flags, 0);
     if (status != 0) {
         g.environment_asks = asked;
     }

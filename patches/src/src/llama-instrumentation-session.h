@@ -16,6 +16,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <map>
 #include <regex>
 #include <unordered_map>
 #include <vector>
@@ -68,17 +69,41 @@ struct context_state {
     ~context_state() { ggml_instr_sink_free(&sink); }
 };
 
+// a span of the application that has not ended
+struct open_mark {
+    std::string name;
+    int thread;
+};
+
+// what the parts of a rotated log have in common
+struct recording {
+    std::string id;
+    std::string path;  // of the first part
+    std::string args;
+    std::atomic<uint64_t> rotate_bytes { 0 };  // a part that has grown past this is ended; 0: there is one part
+    std::atomic<int>  next_step { 0 };
+    std::atomic<int>  next_mark { 0 };
+    std::atomic<bool> nan_seen { false };
+    std::map<int64_t, open_mark> marks;  // with the lock of marks_lock()
+};
+
 struct model_state {
     int id = -1;
     std::unordered_map<const ggml_tensor *, int> weights;
 };
 
+// One log file: a whole recording or, when it rotates, a part. Steps and whatever else is being written
+// hold a reference; the last one of a part that another has followed closes its file.
 class session {
   public:
+    ~session() { close("rotated"); }
+
+    std::shared_ptr<recording> all;
+    int part = 1;
+
     // what was asked for
     level       detail = level::detailed;
     int32_t     flags  = 0;
-    uint64_t    t_start = 0;  // of session_start
     std::string stats_pattern;
     std::regex  stats;
 
@@ -87,15 +112,12 @@ class session {
     // numbers that events refer to
     std::atomic<int> next_graph { 0 };
     std::atomic<int> next_plan { 0 };
-    std::atomic<int> next_step { 0 };
     std::atomic<int> next_compute { 0 };
-    std::atomic<int> next_mark { 0 };
 
     // totals
     std::atomic<uint64_t> decode_ns { 0 };
     std::atomic<uint64_t> overhead_ns { 0 };
     std::atomic<uint64_t> dropped_ops { 0 };
-    std::atomic<bool>     nan_seen { false };
 
     // page faults of the process when they were last asked for
     static constexpr uint64_t faults_interval_ns = 1000 * 1000;
@@ -113,6 +135,16 @@ class session {
     void forget(const llama_context * ctx);
     void forget(const llama_model * model);
     context_state * find_by_memory(llama_memory_t mem);
+    // the contexts that this part's predecessor knew are this one's to find as well
+    void follow(session & previous);
+
+    bool is_full() const {
+        const uint64_t limit = all->rotate_bytes;
+        return limit > 0 && log.size() >= limit;
+    }
+
+    // the totals and the end of the file, if it is open; returns 0 or -errno
+    int close(const char * reason);
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
 
@@ -132,10 +164,12 @@ class session {
     int next_model = 0;
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
+    std::vector<const llama_context *> followed;  // not met yet
 
     std::atomic<int>  steps { 0 };
     std::atomic<bool> told_failure { false };
 
+    context_state & context_locked(const llama_context * ctx);
     model_state & model_locked(const llama_model * model);
     void write_context(const context_state & state, int model_id);
 
@@ -152,6 +186,12 @@ class session {
 std::shared_ptr<session> current_session();
 // the same, but opens none
 std::shared_ptr<session> open_session_or_null();
+// the next part of the log, or `full` when there can be none
+std::shared_ptr<session> next_part(std::shared_ptr<session> full);
+
+// held while a mark is written, so that a rotation cuts every open span in two
+std::unique_lock<std::mutex> marks_lock();
+void write_mark(session & s, int64_t id, const char * name, const char * phase, int thread);
 
 // the calling thread's line; only one is built at a time
 json_line & line_buffer();
@@ -176,7 +216,8 @@ std::string memory_json(const llama_context * ctx);
 void write_memory_if_changed(session & s, context_state & state);
 
 // host and process, for session_start
-void write_session_start(session & s, const char * args);
+void write_session_start(session & s);
+std::string random_id();
 uint64_t resident_bytes();
 int      thread_id();
 

@@ -144,7 +144,7 @@ bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
     }
     write_stats(node, t, stats);
     if (stats.nan > 0) {
-        s->nan_seen = true;
+        s->all->nan_seen = true;
         if ((s->flags & LLAMA_INSTR_STOP_ON_NAN) != 0) {
             stop_compute();
             return false;

@@ -81,6 +81,9 @@ struct thread_state {
     ubatch_state  ubatch;
     compute_state compute;
     build_state   build;
+    // what a wait for a device and a sampler will be told to
+    std::shared_ptr<session> waiting;
+    std::shared_ptr<session> sampling;
 };
 
 // looked up once a hook: the lookup is a call

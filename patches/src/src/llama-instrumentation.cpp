@@ -1,4 +1,4 @@
-// llama-instrumentation.cpp - the hooks: steps, ubatches, computes, samplers, messages
+// llama-instrumentation.cpp - the hooks: steps, ubatches, computes, samplers
 
 #include "llama-instrumentation.h"
 
@@ -38,12 +38,17 @@ void llama_instr_step::begin(const llama_context * ctx) {
     if (step.depth > 0) {
         return;  // a callback of the application decodes inside a decode
     }
-    const uint64_t spent = t.spent;
-    recorder_clock recorder(t);
+    uint64_t now = ggml_instr_clock_ns();
     auto s = current_session();
+    if (s && s->is_full()) {
+        s   = next_part(std::move(s));
+        now = ggml_instr_clock_ns();
+    }
     if (!s) {
         return;
     }
+    const uint64_t spent = t.spent;
+    recorder_clock recorder(t, now);
     active = true;
     step   = step_state();
     step.depth = 1;
@@ -77,7 +82,7 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
             }
         }
     }
-    step.id = step.state->last_step = step.s->next_step++;
+    step.id = step.state->last_step = step.s->all->next_step++;
 
     step_begin_record record = {};
     record.t         = step.t_begin;
@@ -327,9 +332,10 @@ void write_after_compute(const char * event, std::string line) {
 }  // namespace llama_instr
 
 void llama_instr_sync::begin(const llama_context * ctx) {
-    const auto s = current_session();
+    auto s = current_session();
     context_state * state = s ? s->find(ctx) : nullptr;
     if (state && state->has_device) {
+        tl().waiting = std::move(s);
         ctx_id  = state->id;
         t_begin = ggml_instr_clock_ns();
     }
@@ -337,13 +343,11 @@ void llama_instr_sync::begin(const llama_context * ctx) {
 
 void llama_instr_sync::finish() {
     const uint64_t now = ggml_instr_clock_ns();
-    const auto s = current_session();
-    if (s && t_begin >= s->t_start) {
-        recorder_clock recorder(tl());
-        json_line & line = line_buffer();
-        line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
-        s->write(LLAMA_INSTR_EV_SYNC, line);
-    }
+    const auto s = std::move(tl().waiting);
+    recorder_clock recorder(tl());
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
+    s->write(LLAMA_INSTR_EV_SYNC, line);
 }
 
 //
@@ -352,14 +356,15 @@ void llama_instr_sync::finish() {
 
 void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // what is still computing is not the sampler's time
+    tl().sampling = current_session();
     t_begin = ggml_instr_clock_ns();
 }
 
 void llama_instr_sample::finish(llama_token token, float p) {
     const uint64_t now = ggml_instr_clock_ns();
-    const auto s = current_session();
-    if (!s || t_begin < s->t_start) {
-        return;  // the session began while the sampler ran
+    const auto s = std::move(tl().sampling);
+    if (!s) {
+        return;
     }
     context_state & state = s->of(ctx);
     const auto & vocab = ctx->get_model().vocab;
@@ -374,27 +379,4 @@ void llama_instr_sample::finish(llama_token token, float p) {
     record.p     = p;
     s->add(record, { piece });
     s->overhead_ns += ggml_instr_clock_ns() - now;
-}
-
-//
-// messages
-//
-
-void llama_instr_message(enum ggml_log_level level, const char * text) {
-    if (!llama_instr_enabled() || (level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_ERROR)) {
-        return;
-    }
-    // not current_session(): opening one may itself print a message
-    const auto s = open_session_or_null();
-    if (!s) {
-        return;
-    }
-    std::string trimmed = text;
-    while (!trimmed.empty() && trimmed.back() == '\n') {
-        trimmed.pop_back();
-    }
-    json_line line;  // not the thread's: a message may come while that is being built
-    line.begin(LLAMA_INSTR_EV_MESSAGE, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_LEVEL, level == GGML_LOG_LEVEL_WARN ? "warn" : "error").kv(LLAMA_INSTR_K_TEXT, trimmed);
-    s->write(LLAMA_INSTR_EV_MESSAGE, line);
 }

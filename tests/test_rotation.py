@@ -1,0 +1,173 @@
+"""`instr exec --rotate`: a log goes on in another file, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.check import check_log
+from llamacpp_instr.log import read_events
+from llamacpp_instr.schema import (
+    Event,
+    Graph,
+    Kv,
+    Mark,
+    Model,
+    SessionEnd,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+    Token,
+)
+from tests.conftest import Instr, assert_refused
+
+# Two contexts decode at once, in two threads, and count what they do; their caches are cleared when
+# they are full. A mark spans all of it, another one a part.
+APPLICATION = """
+import ctypes, json, sys, threading
+import llama_cpp.llama_cpp as api
+from llamacpp_instr import native
+
+STEPS = 1300
+marks = native.load()
+api.llama_backend_init()
+model = api.llama_model_load_from_file(sys.argv[1].encode(), api.llama_model_default_params())
+
+def tell(name, cleared, sampled):
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_threads = 256, 1
+    context = api.llama_init_from_model(model, params)
+    sampler = api.llama_sampler_init_greedy()
+    token = (ctypes.c_int32 * 1)(7)
+    for step in range(STEPS):
+        if step % 200 == 199:
+            api.llama_memory_clear(api.llama_get_memory(context), False)
+            cleared.append(step)
+        assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+        token[0] = api.llama_sampler_sample(sampler, context, -1)
+        sampled.append(token[0])
+    api.llama_free(context)
+
+whole = marks.mark(native.BEGIN, -1, "the whole story")
+done = [([], []), ([], [])]
+threads = [threading.Thread(target=tell, args=(n, *done[n])) for n in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+marks.mark(native.END, whole, "the whole story")
+last = marks.mark(native.BEGIN, -1, "the end")
+marks.mark(native.END, last, "the end")
+json.dump(done, sys.stdout)
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(APPLICATION)
+    return path
+
+
+@pytest.fixture
+def command(application: Path, demo_model: Path) -> list[str]:
+    return [sys.executable, str(application), str(demo_model)]
+
+
+def parts_of(log: Path) -> list[Path]:
+    """The log and its parts, in their order."""
+    later = sorted(log.parent.glob("*.part*"), key=lambda path: int(path.suffixes[-2][5:]))
+    return [log, *later]
+
+
+def events_of(path: Path) -> list[Event]:
+    return [event for _, event in read_events(path)]
+
+
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+def test_a_log_rotates_without_a_lost_event(
+    instr: Instr, command: list[str], tmp_path: Path, level: str
+) -> None:
+    options = ("--log", "it.log", "--level", level, "--rotate", "1MB")
+    done = instr("exec", *options, "--", *command)
+    assert done.returncode == 0, done.stderr
+    parts = parts_of(tmp_path / "it.log")
+    assert [path.name for path in parts[1:3]] == ["it.part2.log", "it.part3.log"]
+    printed = [line for line in done.stderr.splitlines() if line.startswith("log: ")]
+    assert printed == [f"log: {path}" for path in parts]
+
+    logs = [events_of(path) for path in parts]
+    for number, (path, events) in enumerate(zip(parts, logs, strict=True), start=1):
+        assert list(check_log(path)) == [], path
+        start, end = events[0], events[-1]
+        assert isinstance(start, SessionStart)
+        assert isinstance(end, SessionEnd)
+        assert start.part == number
+        assert end.reason == ("exit" if path == parts[-1] else "rotated")
+        assert end.dropped == end.dropped_ops == 0
+        # what was being written when it was full comes on top
+        assert 10**6 <= path.stat().st_size < 2 * 10**6 or path == parts[-1]
+        kinds = Counter(type(event) for event in events)
+        assert kinds[Model] == 1
+        assert kinds[Graph] >= 1
+    assert len({log[0].id for log in logs if isinstance(log[0], SessionStart)}) == 1
+
+    everything = [event for events in logs for event in events]
+    counts = Counter(type(event) for event in everything)
+    counted = json.loads(done.stdout)
+    assert sorted(e.step for e in everything if isinstance(e, StepBegin)) == list(range(2600))
+    assert sorted(e.step for e in everything if isinstance(e, StepEnd)) == list(range(2600))
+    assert counts[Token] == sum(len(sampled) for _, sampled in counted)
+    clears = [e for e in everything if isinstance(e, Kv) and e.op == "clear"]
+    assert len(clears) == sum(len(cleared) for cleared, _ in counted)
+    told = Counter(e.id for e in everything if isinstance(e, Token))
+    assert told == Counter(token for _, sampled in counted for token in sampled)
+
+
+def test_an_open_mark_goes_on_in_the_next_part(
+    instr: Instr, command: list[str], tmp_path: Path
+) -> None:
+    assert instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command).returncode == 0
+    parts = parts_of(tmp_path / "it.log")
+    assert len(parts) >= 3
+    for path in parts:
+        marks = [event for event in events_of(path) if isinstance(event, Mark)]
+        whole = [(mark.mark, mark.phase) for mark in marks if mark.name == "the whole story"]
+        assert whole == [(0, "begin"), (0, "end")]
+        assert len({mark.thread for mark in marks}) == 1
+    assert [mark.mark for mark in marks if mark.name == "the end"] == [1, 1]
+
+
+def test_where_no_part_can_be_made_the_log_goes_on(
+    instr: Instr, command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "it.part3.log").mkdir()
+    done = instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command)
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("llama-instr")]
+    second = tmp_path / "it.part2.log"
+    assert told == [f"llama-instr: {tmp_path}/it.part3.log: File exists; {second} goes on"]
+    assert list(check_log(second)) == []
+    assert second.stat().st_size > 10**6
+    logs = [events_of(tmp_path / "it.log"), events_of(second)]
+    assert sum(isinstance(event, StepEnd) for log in logs for event in log) == 2600
+
+
+def test_parts_of_an_older_log_are_not_overwritten(
+    instr: Instr, command: list[str], tmp_path: Path
+) -> None:
+    old = tmp_path / "it.part7.log"
+    old.write_text("precious")
+    options = ("--log", "it.log", "--rotate", "1MB")
+    assert_refused(instr("exec", *options, "--", *command), "it.part7.log", "--force")
+    assert old.read_text() == "precious"
+    done = instr("exec", *options, "--force", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert not old.exists() or list(check_log(old)) == []
+
+
+@pytest.mark.parametrize("size", ["1", "10KB", "many", "-1GB", "1.5GB", "10000000TB"])
+def test_a_size_that_is_none(instr: Instr, size: str) -> None:
+    assert_refused(instr("exec", "--rotate", size, "--", "true"), repr(size))
