@@ -132,7 +132,8 @@ def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
         log = tmp_path / f"{attempt}.log"
         command = [
             sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once upon a time",
-            "-n", "400", "--repeat", "40", "--level", "verbose", "--log", str(log),
+            "-n", "400", "--repeat", "40", "--level", "verbose", "--threads", "1",
+                "--log", str(log),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
             deadline = time.monotonic() + 60

@@ -264,8 +264,18 @@ class json_line {
     }
 
     template <typename T> void integer(T v) {
+        if (std::is_signed_v<T> && v < 0) {
+            buf.append('-');
+            digits(0 - (uint64_t) v);
+        } else {
+            digits((uint64_t) v);
+        }
+    }
+
+    // one copy for all the fields of all the events: formatting a decode has to stay in the instruction cache
+    __attribute__((noinline)) void digits(uint64_t u) {
         char * const begin = buf.room(integer_chars + 8);
-        buf.advance((size_t) (format_integer(begin, v) - begin));
+        buf.advance((size_t) (format_digits(begin, u) - begin));
     }
 
     // the hot one: two columns for every kernel

@@ -15,14 +15,19 @@ namespace {
 int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
 int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
 
-// the order in which the sink says that the kernels ran: the one written before, or a new one
-const plan_state & plan_of(session & s, graph_state & graph, const ggml_instr_thread & th) {
+// the order in which the sink says that the kernels ran: one written before, nullptr when there is none
+const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
         if (plan.nodes.size() == n && memcmp(plan.nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
-            return plan;
+            return &plan;
         }
     }
+    return nullptr;
+}
+
+const plan_state & new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
+    const size_t n = (size_t) th.n;
     graph.plans.emplace_back();
     plan_state & plan = graph.plans.back();
     plan.nodes.assign(th.nodes, th.nodes + n);
@@ -50,11 +55,23 @@ const plan_state & plan_of(session & s, graph_state & graph, const ggml_instr_th
     return plan;
 }
 
+const plan_state & plan_of(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
+    if (graph.last.size() <= (size_t) thread) {
+        graph.last.resize((size_t) thread + 1);
+    }
+    last_plan & last = graph.last[(size_t) thread];
+    if (!last.plan || last.version != th.version || last.plan->nodes.size() != (size_t) th.n) {
+        const plan_state * known = known_plan(graph, th);
+        last = { known ? known : &new_plan(s, graph, th), th.version };
+    }
+    return *last.plan;
+}
+
 // intervals as a begin and two columns: the gap before each (none before the first), and its duration
 struct intervals {
     uint64_t begin_ns = 0;
     std::vector<uint64_t> gap, dur;
-    uint64_t sum_of_gaps = 0;
+    uint64_t any_gap = 0;
 
     // room for `n`; what was added before is forgotten
     void reset(size_t n) {
@@ -62,8 +79,8 @@ struct intervals {
             gap.resize(n);
             dur.resize(n);
         }
-        count       = 0;
-        sum_of_gaps = 0;
+        count   = 0;
+        any_gap = 0;
     }
 
     void add(uint64_t begin, uint64_t end) {
@@ -75,45 +92,52 @@ struct intervals {
         end   = std::max(end, begin);
         gap[count] = begin - at;
         dur[count] = end - begin;
-        sum_of_gaps += begin - at;
+        any_gap |= begin - at;
         count++;
         at = end;
     }
 
-    // nanoseconds from the end of the last interval to `ns`
-    uint64_t until(uint64_t ns) const { return ns > at ? ns - at : 0; }
-
     void write(json_line & line) const {
-        if (sum_of_gaps > 0) {
+        if (any_gap != 0) {
             line.column(LLAMA_INSTR_K_GAP, count, [this](size_t i) { return gap[i]; });
         }
         line.column(LLAMA_INSTR_K_DUR, count, [this](size_t i) { return dur[i]; });
     }
 
-  private:
     size_t   count = 0;
-    uint64_t at    = 0;
+    uint64_t at    = 0;  // the end of the last
 };
 
-// Counter ticks become nanoseconds by the line through the compute's two ends, at which both clocks were
-// read: no calibration that could drift. In fixed point with 32 fractional bits: off by less than a
-// nanosecond in the billions of ticks of a second, and never running backwards.
-struct tick_scale {
-    uint64_t begin_ns;
-    uint64_t begin_ticks;
-    uint64_t ns_per_tick;
-
-    __extension__ typedef unsigned __int128 wide;
-
-    explicit tick_scale(const compute_times & times) : begin_ns(times.begin_ns), begin_ticks(times.begin_ticks) {
-        const uint64_t ticks = times.end_ticks - times.begin_ticks;
-        ns_per_tick = ticks > 0 ? (uint64_t) ((((wide) (times.end_ns - times.begin_ns) << 32) + ticks / 2) / ticks) : 0;
+// The intervals of kernels that took `dur` ticks, each `gap` ticks after the one before (nullptr: none), and
+// their ends in nanoseconds since the compute began; the first begins `ticks` after that. `F` is a number
+// in which all of them can be multiplied.
+template <typename F, typename T>
+void to_intervals(const tick_scale & scale, F ticks, size_t n, const T * gap, const T * dur, intervals & out, uint64_t * ends) {
+    const auto ns = [&scale](F t) { return (uint64_t) ((t * scale.ns_per_tick + tick_scale::half) >> 32); };
+    uint64_t at = ns(ticks), any_gap = 0;
+    out.begin_ns = scale.begin_ns + at;
+    if (gap) {
+        for (size_t i = 0; i < n; i++) {
+            ticks += gap[i];
+            const uint64_t begin = ns(ticks);
+            out.gap[i] = begin - at;
+            any_gap |= begin - at;
+            ticks += dur[i];
+            at = ends[i] = ns(ticks);
+            out.dur[i] = at - begin;
+        }
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            const uint64_t begin = at;
+            ticks += dur[i];
+            at = ends[i] = ns(ticks);
+            out.dur[i] = at - begin;
+        }
     }
-
-    uint64_t ns(uint64_t ticks) const { return begin_ns + (ticks > begin_ticks ? duration(ticks - begin_ticks) : 0); }
-
-    uint64_t duration(uint64_t ticks) const { return (uint64_t) (((wide) ticks * ns_per_tick + ((uint64_t) 1 << 31)) >> 32); }
-};
+    out.any_gap = any_gap;
+    out.count   = n;
+    out.at      = scale.begin_ns + at;
+}
 
 // The kernels of one thread in one compute, as short as they can be told: the ticks that each took, that
 // passed before each (none before the first) and, at `verbose`, that each waited. The tail holds these
@@ -139,22 +163,18 @@ struct alignas(8) kernels_record {
         const size_t n    = plan->nodes.size();
         const T *    gap  = with_gap ? dur + n : nullptr;
         const T *    wait = with_wait ? dur + (with_gap ? 2 : 1) * n : nullptr;
-        const tick_scale scale(times);
+        const tick_scale scale(times.begin, times.end);
         thread_local std::vector<uint64_t> ends;
         thread_local intervals spans;
-        ends.resize(n);
+        if (ends.size() < n) {
+            ends.resize(n);
+        }
         spans.reset(n);
-        uint64_t ticks = begin;
-        uint64_t at    = scale.ns(begin);
-        for (size_t i = 0; i < n; i++) {
-            if (gap) {
-                ticks += gap[i];
-                at     = scale.ns(ticks);
-            }
-            ticks  += dur[i];
-            ends[i] = scale.ns(ticks);
-            spans.add(at, ends[i]);
-            at = ends[i];
+        const uint64_t first = scale.since_begin(begin);
+        if (scale.is_short(scale.since_begin(last))) {
+            to_intervals<uint64_t>(scale, first, n, gap, dur, spans, ends.data());
+        } else {
+            to_intervals<tick_scale::wide>(scale, first, n, gap, dur, spans, ends.data());
         }
         if (thread == 0) {
             format_layers(spans, ends, lines);
@@ -170,7 +190,8 @@ struct alignas(8) kernels_record {
         thread_local intervals spans;
         spans.reset(runs.size());
         for (const auto & run : runs) {
-            spans.add(ends[(size_t) run.first] - ops.dur[(size_t) run.first], ends[(size_t) run.last]);
+            const uint64_t end_of_first = times.begin.ns + ends[(size_t) run.first];
+            spans.add(end_of_first - ops.dur[(size_t) run.first], times.begin.ns + ends[(size_t) run.last]);
         }
         json_line & line = lines.begin(LLAMA_INSTR_EV_LAYERS, spans.begin_ns);
         line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
@@ -189,48 +210,70 @@ struct alignas(8) kernels_record {
         if (wait) {
             line.column(LLAMA_INSTR_K_WAIT, plan->nodes.size(), [&](size_t i) { return std::min(scale.duration(wait[i]), spans.dur[i]); });
         }
-        if (const uint64_t tail = spans.until(scale.ns(last))) {
-            line.kv(LLAMA_INSTR_K_TAIL, tail);
+        if (const uint64_t returned = scale.ns(last); returned > spans.at) {
+            line.kv(LLAMA_INSTR_K_TAIL, returned - spans.at);
         }
         line.end();
     }
 };
 
-// the columns of a record in the numbers' type; returns false when a number does not fit
-template <typename T> bool fill_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<T> & columns) {
-    const size_t n = (size_t) th.n;
-    columns.resize((record.with_wait ? 3 : 2) * n);
-    uint64_t at = th.begin[0], all = 0, gaps = 0;
+// a column of 64-bit numbers, narrower if `T` is; returns the bits that were set in any of them
+template <typename T, typename F> uint64_t fill_column(T * out, size_t n, F number) {
+    uint64_t bits = 0;
     for (size_t i = 0; i < n; i++) {
-        // two cores' counters may disagree by some ticks: time does not run backwards here
-        const uint64_t begin = std::max(th.begin[i], at);
-        const uint64_t end   = std::max(th.end[i], begin);
-        columns[i]     = (T) (end - begin);
-        columns[n + i] = (T) (begin - at);
-        all  |= (end - begin) | (begin - at);
-        gaps |= begin - at;
-        at = end;
+        const uint64_t v = number(i);
+        out[i] = (T) v;
+        bits |= v;
     }
-    record.begin    = th.begin[0];
-    record.with_gap = gaps != 0;
-    if (record.with_wait) {
-        T * wait = columns.data() + (record.with_gap ? 2 : 1) * n;
-        for (size_t i = 0; i < n; i++) {
-            wait[i] = (T) th.wait[i];
-            all |= th.wait[i];
-        }
-    }
-    columns.resize((1 + (size_t) record.with_gap + (size_t) record.with_wait) * n);
-    return sizeof(T) == sizeof(uint64_t) || all >> 32 == 0;
+    return bits;
 }
 
-template <typename T> std::string_view bytes_of(const std::vector<T> & columns) {
-    return { (const char *) columns.data(), columns.size() * sizeof(T) };
+// the columns of a record; returns false when a number does not fit into 32 bits
+bool fill_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<uint32_t> & columns) {
+    const size_t n = (size_t) th.n;
+    if (columns.size() < 3 * n) {
+        columns.resize(3 * n);
+    }
+    uint32_t * gap = columns.data() + n;
+    gap[0] = 0;
+    const uint64_t dur_bits = fill_column(columns.data(), n, [&](size_t i) { return th.end[i] - th.begin[i]; });
+    const uint64_t gap_bits = fill_column(gap + 1, n - 1, [&](size_t i) { return th.begin[i + 1] - th.end[i]; });
+    record.begin    = th.begin[0];
+    record.with_gap = gap_bits != 0;
+    uint64_t wait_bits = 0;
+    if (record.with_wait) {
+        wait_bits = fill_column(record.with_gap ? gap + n : gap, n, [&](size_t i) { return th.wait[i]; });
+    }
+    return (dur_bits | gap_bits | wait_bits) >> 32 == 0;
+}
+
+// The same in 64 bits. Two cores' counters may disagree by some ticks, which looks like a number that does not
+// fit: time does not run backwards here.
+void fill_wide_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<uint64_t> & columns) {
+    const size_t n = (size_t) th.n;
+    columns.resize(3 * n);
+    uint64_t at = th.begin[0];
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t begin = std::max(th.begin[i], at);
+        const uint64_t end   = std::max(th.end[i], begin);
+        columns[i]         = end - begin;
+        columns[n + i]     = begin - at;
+        columns[2 * n + i] = record.with_wait ? th.wait[i] : 0;
+        at = end;
+    }
+    record.wide     = true;
+    record.begin    = th.begin[0];
+    record.last     = std::max(record.last, at);
+    record.with_gap = true;
+}
+
+template <typename T> std::string_view bytes_of(const kernels_record & record, const std::vector<T> & columns, size_t n) {
+    return { (const char *) columns.data(), (1 + (size_t) record.with_gap + (size_t) record.with_wait) * n * sizeof(T) };
 }
 
 void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, const compute_times & times) {
     kernels_record record = {};
-    record.plan      = &plan_of(s, graph, th);
+    record.plan      = &plan_of(s, graph, thread, th);
     record.times     = times;
     record.last      = th.last;
     record.thread    = thread;
@@ -238,13 +281,12 @@ void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_i
     record.with_wait = s.detail == level::verbose;
     thread_local std::vector<uint32_t> columns;
     if (fill_columns(record, th, columns)) {
-        s.add(record, { bytes_of(columns) });
+        s.add(record, { bytes_of(record, columns, (size_t) th.n) });
         return;
     }
-    std::vector<uint64_t> wide;  // a kernel took longer than 32 bits of ticks
-    record.wide = true;
-    fill_columns(record, th, wide);
-    s.add(record, { bytes_of(wide) });
+    std::vector<uint64_t> wide;
+    fill_wide_columns(record, th, wide);
+    s.add(record, { bytes_of(record, wide, (size_t) th.n) });
 }
 
 void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
@@ -275,7 +317,7 @@ void write_kernels(session & s, context_state & state, graph_state & graph, cons
         write_thread(s, graph, i, th, times);
     }
     if (graph.splits_matter && sink.n_splits > 0) {
-        write_split_times(s, sink, tick_scale(times), times);
+        write_split_times(s, sink, tick_scale(times.begin, times.end), times);
     }
 }
 

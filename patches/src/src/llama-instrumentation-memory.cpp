@@ -75,7 +75,7 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
     recorder_clock recorder(t);
     session &    s      = *t.step.s;
     const size_t index  = cache_index(*t.step.state, kv, false, kv);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", recorder.t_begin);
+    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ggml_instr_clock_ns());
     if (cells) {
         record.n_kv = n_kv;
     }
@@ -98,7 +98,7 @@ void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
     }
     recorder_clock recorder(t);
     const size_t index  = cache_index(*t.step.state, mem, true, mem);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", recorder.t_begin);
+    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", ggml_instr_clock_ns());
     record.n_kv = mem->n;
     t.step.s->add(record);
 }

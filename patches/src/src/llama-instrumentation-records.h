@@ -7,6 +7,7 @@
 
 #include "llama-instrumentation-log.h"
 #include "llama-instrumentation-schema.h"
+#include "llama-instrumentation-ticks.h"
 
 namespace llama_instr {
 
@@ -26,16 +27,18 @@ struct alignas(8) step_begin_record {
 };
 
 struct alignas(8) step_end_record {
-    uint64_t t, prepare, readback, recorder;
-    int64_t  minflt, majflt;  // -1: not asked for
+    moment   begin, end;                   // of the step
+    uint64_t prepare, readback, recorder;  // ticks
+    int64_t  minflt, majflt;               // -1: not asked for
     int32_t  step, status, n_ubatch, n_reused;
 
     void format(std::string_view, log_lines & lines) const {
-        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, t);
+        const tick_scale scale(begin, end);
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, end.ns);
         line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_STATUS, status);
         line.kv(LLAMA_INSTR_K_N_UBATCH, n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, n_reused);
-        line.kv(LLAMA_INSTR_K_PREPARE, prepare).kv(LLAMA_INSTR_K_READBACK, readback);
-        line.kv(LLAMA_INSTR_K_RECORDER, recorder);
+        line.kv(LLAMA_INSTR_K_PREPARE, scale.duration(prepare)).kv(LLAMA_INSTR_K_READBACK, scale.duration(readback));
+        line.kv(LLAMA_INSTR_K_RECORDER, scale.duration(recorder));
         if (minflt >= 0) {
             line.kv(LLAMA_INSTR_K_MINFLT, minflt).kv(LLAMA_INSTR_K_MAJFLT, majflt);
         }
@@ -44,11 +47,15 @@ struct alignas(8) step_end_record {
 };
 
 struct alignas(8) compute_record {
-    uint64_t t, apply, build, alloc, inputs, start, dur;
+    moment   step_begin;  // that of the compute outside of a step
+    moment   begin, end;  // of the compute
+    uint64_t ubatch, apply, build, alloc, inputs;  // ticks
     int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
     bool     is_update, encoder, reused;
 
     void format(std::string_view, log_lines & lines) const {
+        const tick_scale scale(step_begin, begin);
+        const uint64_t t = is_update ? begin.ns : scale.ns(ubatch);
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
@@ -61,10 +68,13 @@ struct alignas(8) compute_record {
         }
         line.kv(LLAMA_INSTR_K_N_THREADS, n_threads);
         if (!is_update) {
-            line.kv(LLAMA_INSTR_K_APPLY, apply).kv(LLAMA_INSTR_K_BUILD, build);
-            line.kv(LLAMA_INSTR_K_ALLOC, alloc).kv(LLAMA_INSTR_K_INPUTS, inputs).kv(LLAMA_INSTR_K_START, start);
+            line.kv(LLAMA_INSTR_K_APPLY, scale.duration(apply));
+            if (!reused) {
+                line.kv(LLAMA_INSTR_K_BUILD, scale.duration(build)).kv(LLAMA_INSTR_K_ALLOC, scale.duration(alloc));
+            }
+            line.kv(LLAMA_INSTR_K_INPUTS, scale.duration(inputs)).kv(LLAMA_INSTR_K_START, begin.ns - t);
         }
-        line.kv(LLAMA_INSTR_K_DUR, dur);
+        line.kv(LLAMA_INSTR_K_DUR, end.ns - begin.ns);
         if (status != 0) {
             line.kv(LLAMA_INSTR_K_STATUS, status);
         }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "llama-instrumentation-log.h"
+#include "llama-instrumentation-ticks.h"
 #include "llama-instrumentation-schema.h"
 
 #include "ggml-instrumentation.h"
@@ -39,11 +40,18 @@ struct plan_state {
     std::vector<layer_run> runs;
 };
 
+// the plan that a thread's sink held, as long as its nodes have not changed
+struct last_plan {
+    const plan_state * plan = nullptr;
+    uint64_t version = 0;
+};
+
 struct graph_state {
     uint64_t uid = 0;
     int      id  = -1;
     std::vector<int32_t>    layers;  // of every node
     std::deque<plan_state>  plans;   // records in the log point at them
+    std::vector<last_plan>  last;    // of every thread
     bool     splits_matter = false;  // more than one, or a device
 };
 
@@ -120,7 +128,7 @@ class session {
     std::atomic<uint64_t> dropped_ops { 0 };
 
     // page faults of the process when they were last asked for
-    static constexpr uint64_t faults_interval_ns = 1000 * 1000;
+    static constexpr uint64_t faults_interval_ns = 10 * 1000 * 1000;
     std::atomic<uint64_t> faults_asked { 0 };
     std::atomic<long>     minflt { 0 };
     std::atomic<long>     majflt { 0 };
@@ -226,9 +234,8 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
 
 // what the sink holds: layers, ops, splits of compute number `compute`
 struct compute_times {
-    int      compute;
-    uint64_t begin_ns, end_ns;
-    uint64_t begin_ticks, end_ticks;
+    int    compute;
+    moment begin, end;
 };
 void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times);
 

@@ -1,7 +1,7 @@
 // llama-instrumentation-thread.h - what one call of llama_decode needs to remember, in a thread-local
 //
 // All of the recorder's own work is timed and taken out of the spans around it, so that a step's parts
-// add up to the step.
+// add up to the step. Spans are counted in ticks; they become nanoseconds when they are written.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct span_clock {
         spent_before = spent;
     }
 
-    // nanoseconds since the last lap, without the recorder's own
+    // ticks since the last lap, without the recorder's own
     uint64_t lap(uint64_t now, uint64_t spent) {
         const uint64_t recorder = spent - spent_before;
         const uint64_t elapsed  = now - last;
@@ -35,7 +35,7 @@ struct step_state {
     context_state * state = nullptr;
     int      depth = 0;
     int      id    = -1;   // -1 until the batch is known
-    uint64_t t_begin        = 0;
+    moment   begin          = {};
     uint64_t spent_at_begin = 0;
     span_clock clock;
     uint64_t prepare  = 0;
@@ -49,8 +49,8 @@ struct ubatch_state {
     bool     encoder = false;
     bool     reused  = false;
     uint32_t n_tokens   = 0;
-    uint64_t t_begin    = 0;
-    uint64_t t_computed = 0;  // when the recorder was done with its compute
+    uint64_t begin    = 0;
+    uint64_t computed = 0;  // when the recorder was done with its compute
     span_clock clock;
     std::array<uint64_t, 4> laps = {};
 };
@@ -60,7 +60,6 @@ struct compute_state {
     context_state * state = nullptr;
     graph_state *   graph = nullptr;
     compute_times   times = {};
-    uint64_t t_begin   = 0;
     int      n_threads = 0;
     bool     is_update = false;
     bool     stopped   = false;  // by a NaN
@@ -75,7 +74,7 @@ struct build_state {
 };
 
 struct thread_state {
-    uint64_t      spent = 0;  // nanoseconds that the recorder itself took in this thread
+    uint64_t      spent = 0;  // ticks that the recorder itself took in this thread
     json_line     line;       // only one is built at a time
     step_state    step;
     ubatch_state  ubatch;
@@ -92,18 +91,20 @@ thread_state & tl();
 // counts the time until its end as the recorder's own
 struct recorder_clock {
     thread_state & thread;
-    uint64_t       t_begin;
+    uint64_t       begin;
+    bool           runs = true;
 
-    explicit recorder_clock(thread_state & thread_) : recorder_clock(thread_, ggml_instr_clock_ns()) {}
-    recorder_clock(thread_state & thread_, uint64_t now) : thread(thread_), t_begin(now) {}
-    ~recorder_clock() { if (t_begin != 0) { stop(); } }
+    explicit recorder_clock(thread_state & thread_) : recorder_clock(thread_, ticks_now()) {}
+    recorder_clock(thread_state & thread_, uint64_t now) : thread(thread_), begin(now) {}
+    ~recorder_clock() {
+        if (runs) {
+            stop(ticks_now());
+        }
+    }
 
-    // ends it here; returns the time
-    uint64_t stop() {
-        const uint64_t now = ggml_instr_clock_ns();
-        thread.spent += now - t_begin;
-        t_begin = 0;
-        return now;
+    void stop(uint64_t now) {
+        thread.spent += now - begin;
+        runs = false;
     }
 };
 

@@ -38,23 +38,23 @@ void llama_instr_step::begin(const llama_context * ctx) {
     if (step.depth > 0) {
         return;  // a callback of the application decodes inside a decode
     }
-    uint64_t now = ggml_instr_clock_ns();
     auto s = current_session();
     if (s && s->is_full()) {
-        s   = next_part(std::move(s));
-        now = ggml_instr_clock_ns();
+        s = next_part(std::move(s));
     }
     if (!s) {
         return;
     }
+    // not before: another thread may just have opened what the step is told to
+    const moment   now   = moment::now();
     const uint64_t spent = t.spent;
-    recorder_clock recorder(t, now);
+    recorder_clock recorder(t, now.ticks);
     active = true;
     step   = step_state();
     step.depth = 1;
-    step.t_begin        = recorder.t_begin;
+    step.begin          = now;
     step.spent_at_begin = spent;
-    step.clock.start(recorder.t_begin, spent);
+    step.clock.start(now.ticks, spent);
     step.state = &s->of(ctx);
     step.s     = std::move(s);
     step.s->step_begins();
@@ -85,7 +85,7 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     step.id = step.state->last_step = step.s->all->next_step++;
 
     step_begin_record record = {};
-    record.t         = step.t_begin;
+    record.t         = step.begin.ns;
     record.step      = step.id;
     record.ctx       = step.state->id;
     record.n_tokens  = (int32_t) batch.tokens.size();
@@ -110,36 +110,38 @@ static long faults_since(std::atomic<long> & last, long now) {
 void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
-    const uint64_t t_entry = ggml_instr_clock_ns();
-    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(t_entry, t.spent);
-    const uint64_t spent = t.spent - step.spent_at_begin;    uint64_t now = t_entry;
+    const moment entry = moment::now();
+    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(entry.ticks, t.spent);
+    const uint64_t spent = t.spent - step.spent_at_begin;
     step_end_record record = {};
+    record.begin  = step.begin;
+    record.end    = entry;
     record.minflt = record.majflt = -1;
-    if (t_entry - step.s->faults_asked >= session::faults_interval_ns) {
+    if (entry.ns - step.s->faults_asked >= session::faults_interval_ns) {
         // the kernel takes as long to tell as all the rest of this takes
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);
         record.minflt = faults_since(step.s->minflt, usage.ru_minflt);
         record.majflt = faults_since(step.s->majflt, usage.ru_majflt);
-        step.s->faults_asked = t_entry;
-        now = ggml_instr_clock_ns();
+        step.s->faults_asked = entry.ns;
+        record.end = moment::now();
     }
     if (step.id >= 0) {
-        record.t        = now;
         record.prepare  = step.prepare;
         record.readback = step.readback;
-        record.recorder = spent + (now - t_entry);
+        record.recorder = spent + (record.end.ticks - entry.ticks);
         record.step     = step.id;
         record.status   = status;
         record.n_ubatch = step.n_ubatch;
         record.n_reused = step.n_reused;
         step.s->add(record);
     }
-    step.s->log.flush_if_due(now);
+    step.s->log.flush_if_due(entry.ns);
     // the totals, unlike the line, know what the writing took
-    const uint64_t t_exit = ggml_instr_clock_ns();
-    step.s->decode_ns   += t_exit - step.t_begin;
-    step.s->overhead_ns += spent + (t_exit - t_entry);
+    const tick_scale scale(step.begin, entry);
+    const uint64_t exit = ticks_now();
+    step.s->decode_ns   += scale.duration(exit - step.begin.ticks);
+    step.s->overhead_ns += scale.duration(spent + (exit - entry.ticks));
     step.s->step_ends();
     step.depth = 0;
     step.s.reset();
@@ -157,20 +159,20 @@ void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, boo
         return;
     }
     active = true;
-    const uint64_t now = ggml_instr_clock_ns();
+    const uint64_t now = ticks_now();
     (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(now, t.spent);
     ub = ubatch_state();
     ub.open     = true;
     ub.encoder  = encoder;
     ub.n_tokens = n_tokens;
-    ub.t_begin  = now;
+    ub.begin    = now;
     ub.clock.start(now, t.spent);
     step.n_ubatch++;
 }
 
 void llama_instr_ubatch::lap_impl(phase p) {
     auto & t = tl();
-    t.ubatch.laps[p] += t.ubatch.clock.lap(ggml_instr_clock_ns(), t.spent);
+    t.ubatch.laps[p] += t.ubatch.clock.lap(ticks_now(), t.spent);
 }
 
 bool llama_instr_ubatch::may_reuse_impl() const {
@@ -204,7 +206,7 @@ void llama_instr_ubatch::finish() {
     t.ubatch.open = false;
     t.build.open  = false;
     // from the end of the compute on, when there was one: the time was read there
-    t.step.clock.start(t.ubatch.t_computed ? t.ubatch.t_computed : ggml_instr_clock_ns(), t.spent);
+    t.step.clock.start(t.ubatch.computed ? t.ubatch.computed : ticks_now(), t.spent);
 }
 
 void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
@@ -235,7 +237,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     active = true;
     recorder_clock recorder(t);
     if (ub.open) {
-        ub.laps[llama_instr_ubatch::INPUTS] += ub.clock.lap(recorder.t_begin, t.spent);
+        ub.laps[llama_instr_ubatch::INPUTS] += ub.clock.lap(recorder.begin, t.spent);
     }
     c.state     = step.depth > 0 && step.state->ctx == ctx ? step.state : &c.s->of(ctx);
     c.is_update = !ub.open;
@@ -254,9 +256,8 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     c.times.compute = c.s->next_compute++;
     ggml_instr_set_sink(room ? &c.state->sink : nullptr);
 
-    c.times.begin_ns    = recorder.stop();
-    c.times.begin_ticks = ggml_instr_ticks(c.state->sink.use_counter);
-    c.t_begin = ub.open ? ub.t_begin : c.times.begin_ns;
+    c.times.begin = moment::now();
+    recorder.stop(c.times.begin.ticks);
 }
 
 void llama_instr_compute::finish() {
@@ -264,9 +265,8 @@ void llama_instr_compute::finish() {
     auto & step = t.step;
     auto & ub   = t.ubatch;
     auto & c    = t.compute;
-    c.times.end_ns    = ggml_instr_clock_ns();
-    c.times.end_ticks = ggml_instr_ticks(c.state->sink.use_counter);
-    recorder_clock recorder(t, c.times.end_ns);
+    c.times.end = moment::now();
+    recorder_clock recorder(t, c.times.end.ticks);
     const bool recorded = ggml_instr_get_sink() != nullptr;
     ggml_instr_set_sink(nullptr);
     active = false;
@@ -275,13 +275,14 @@ void llama_instr_compute::finish() {
     }
 
     compute_record record = {};
-    record.t         = c.t_begin;
+    record.step_begin = step.depth > 0 ? step.begin : c.times.begin;
+    record.begin     = c.times.begin;
+    record.end       = c.times.end;
+    record.ubatch    = ub.begin;
     record.apply     = ub.laps[llama_instr_ubatch::APPLY];
     record.build     = ub.laps[llama_instr_ubatch::BUILD];
     record.alloc     = ub.laps[llama_instr_ubatch::ALLOC];
     record.inputs    = ub.laps[llama_instr_ubatch::INPUTS];
-    record.start     = c.times.begin_ns - c.t_begin;
-    record.dur       = c.times.end_ns - c.times.begin_ns;
     record.compute   = c.times.compute;
     record.graph     = c.graph->id;
     record.ctx       = c.state->id;
@@ -301,7 +302,8 @@ void llama_instr_compute::finish() {
         write_kernels(*c.s, *c.state, *c.graph, c.times);
     }
     c.s.reset();
-    ub.t_computed = recorder.stop();
+    ub.computed = ticks_now();
+    recorder.stop(ub.computed);
 }
 
 namespace llama_instr {

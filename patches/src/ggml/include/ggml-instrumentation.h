@@ -29,7 +29,8 @@ struct ggml_backend_sched;
 struct ggml_backend;
 
 // One worker. Its kernels stand in columns, so that what is not recorded is not touched; times are ticks of
-// ggml_instr_ticks(). So large that the fields two workers write never share a cache line.
+// ggml_instr_ticks(). `nodes` keeps what it held in the compute before, so that a graph that runs as it ran
+// then writes nothing there. So large that the fields two workers write never share a cache line.
 struct ggml_instr_thread {
     uint64_t * nodes;  // of the graph that the kernel computed: the first, and how many (ggml_instr_nodes)
     uint64_t * begin;
@@ -37,13 +38,14 @@ struct ggml_instr_thread {
     uint64_t * wait;   // of that, inside barriers (only with sink->record_wait)
     int32_t  n;
     int32_t  capacity;
+    uint64_t version;  // how often `nodes` has changed
     int64_t  dropped;  // kernels for which there was no room
     uint64_t last;     // when the next kernel may begin
     uint64_t waited;   // inside barriers since `last`
     bool     record_wait;
     bool     use_counter;
     bool     in_kernel;
-    uint8_t  pad[61];
+    uint8_t  pad[53];
 };
 
 // more than one node when they were fused
@@ -130,7 +132,11 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
     const uint64_t now = ggml_instr_ticks(th->use_counter);
     if (th->n < th->capacity) {
         const int32_t i = th->n++;
-        th->nodes[i] = ggml_instr_nodes(node_offset + node, n);
+        const uint64_t nodes = ggml_instr_nodes(node_offset + node, n);
+        if (th->nodes[i] != nodes) {
+            th->nodes[i] = nodes;
+            th->version++;
+        }
         th->begin[i] = th->last;
         th->end[i]   = now;
         if (th->record_wait) {

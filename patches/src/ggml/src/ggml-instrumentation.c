@@ -107,6 +107,7 @@ static bool ggml_instr_reserve_ops(struct ggml_instr_thread * th, int32_t n_ops)
     th->end      = columns + 2 * (size_t) n_ops;
     th->wait     = columns + 3 * (size_t) n_ops;
     th->capacity = n_ops;
+    th->version++;
     return true;
 }
 
