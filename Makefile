@@ -6,6 +6,7 @@
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
+# make load       llama_cpp.server, recorded, with clients for LOAD_MINUTES (10); a table of what came of it
 # make fuzz       every reader under a fuzzer, FUZZ_SECONDS each (60); needs atheris, which it installs
 # make test-oldest  the suite with the oldest versions that pyproject.toml allows; TESTS names some
 # make release    dist: sdist and wheel, tried in an empty environment; NATIVE=1: and the patched library
@@ -18,6 +19,7 @@
 PYTHON ?= python3
 PROMPT ?= Once upon a time
 export FUZZ_SECONDS ?= 60
+LOAD_MINUTES ?= 10
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -30,7 +32,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest lint native sanitize image image-test fuzz release pictures
+.PHONY: demo view test test-oldest lint native sanitize image image-test load fuzz release pictures
 .PHONY: quantization bench ui-kit clean
 
 demo: native
@@ -75,6 +77,9 @@ image-test: $(TEST_INSTALLED) $(UI_KIT)
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
+
+load: native $(TEST_INSTALLED)
+	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES)
 
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz

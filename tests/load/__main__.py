@@ -1,0 +1,79 @@
+"""`python -m tests.load`: a server under load for minutes, and a table of what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tests.load.hold import Held, hold
+from tests.native_kit import ROOT
+
+MIB = 2**20
+MAX_GROWTH = 4 * MIB
+"""of a recorded server in the second half, beyond the plain one's"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--rotate", type=int, default=32_000_000, metavar="BYTES")
+    parser.add_argument("--directory", type=Path, default=ROOT / "out" / "load")
+    options = parser.parse_args()
+    shutil.rmtree(options.directory, ignore_errors=True)
+    options.directory.mkdir(parents=True)
+    held = hold(
+        options.directory, 60 * options.minutes, options.clients, options.rotate,
+        lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True),
+    )  # fmt: skip
+    growth = held.growth("recorded") - held.growth("plain")
+    if growth > MAX_GROWTH:
+        held.problems.append(f"the recorded server grew by {growth:,} bytes more than the plain")
+    print(table(held))
+    for problem in held.problems:
+        print(f"WRONG: {problem}")
+    print(f"log and output of the servers: {options.directory}")
+    return 1 if held.problems else 0
+
+
+def table(held: Held) -> str:
+    """The figures, a line each."""
+    log, matched = held.recording, held.matched
+    assert log is not None
+    assert matched is not None
+    prompts = sum(told.prompt_tokens * n for told, n in held.told.items())
+    decodes = sum(generation.decodes for generation in log.generations)
+    of_left = sum(len(generation.ids) for generation in matched.left)
+    rows = {
+        "minutes": f"{held.seconds / 60:.1f}",
+        "clients": str(held.clients),
+        "requests": f"{held.requests:,} to each server",
+        "  refused": f"{held.refused:,}",
+        "  left by their client": f"{held.hung_up:,}",
+        "  answered otherwise": f"{held.differing:,}",
+        "tokens of prompts, by usage": f"{prompts:,}",
+        "  evaluated or kept, by the log": f"{log.evaluated - decodes + log.kept:,}",
+        "tokens of answers, by usage": f"{matched.by_usage:,}",
+        "  sampled, by the log": f"{log.sampled - of_left:,}; {of_left:,} for those who left",
+        "steps": f"{log.steps:,}",
+        "parts": f"{len(log.parts)}, the largest of {max(log.n_bytes):,} bytes",
+        "  answers cut in two": f"{log.cut}",
+        "bytes": f"{sum(log.n_bytes):,}",
+        "events": f"{log.events.total():,}",
+        "  dropped": f"{log.dropped}",
+    }
+    for what in ("Private_Dirty", "Rss"):
+        values = (
+            f"{name} {held.growth(name, what) / MIB:+.2f} of {held.last(name, what) / MIB:.1f}"
+            for name in ("recorded", "plain")
+        )
+        rows[f"{what} in the second half, MiB"] = ", ".join(values)
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

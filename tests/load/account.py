@@ -1,0 +1,221 @@
+"""Holds a recording of a server against what its clients were told: no step more, none less.
+
+A request is, in the log, a prefill, then tokens and the decodes between them. Which request it was
+the log does not know; how many tokens its prompt had, how many were sampled and what they say are
+held against the server's own answer and its `usage`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llamacpp_instr import schema
+from llamacpp_instr.log import read_events
+
+END_OF_TEXT = 2
+"""the demo model's token; no part of an answer and of `completion_tokens`"""
+
+
+@dataclass
+class Generation:
+    """What the server did for one request."""
+
+    prompt_tokens: int
+    """with those of which it kept the cells"""
+    ids: list[int] = field(default_factory=list)
+    written: bytes = b""
+    decodes: int = 0
+
+    def key(self) -> tuple[int, int, str, bool]:
+        """Tokens of the prompt, tokens of the answer, its text, whether the model ended it."""
+        ended = self.ids[-1:] == [END_OF_TEXT]
+        return self.prompt_tokens, len(self.ids) - ended, self.text(), ended
+
+    def text(self) -> str:
+        return self.written.decode(errors="ignore")
+
+
+@dataclass
+class Recording:
+    """What all parts of a log hold together."""
+
+    parts: list[Path]
+    n_bytes: list[int] = field(default_factory=list)
+    """of each part"""
+    events: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    evaluated: int = 0
+    """tokens that steps were given"""
+    kept: int = 0
+    """tokens of prompts that were not evaluated again, since the cache still had them"""
+    sampled: int = 0
+    dropped: int = 0
+    """events and ops that are missing, by the recorder's own count"""
+    cut: int = 0
+    """generations that a rotation left in two parts"""
+    wrong: list[str] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+
+
+def parts_of(log: Path) -> list[Path]:
+    """The parts of a log in their order."""
+    later = log.parent.glob(f"{log.stem}.part*{log.suffix}")
+    number = re.compile(r"\.part(\d+)\.")
+    return [log, *sorted(later, key=lambda path: int(number.findall(path.name)[0]))]
+
+
+def read_recording(log: Path) -> Recording:
+    """Read all parts; what is not as it has to be stands in `wrong`."""
+    found = Recording(parts_of(log))
+    reader = _Reader(found)
+    for number, path in enumerate(found.parts, 1):
+        found.n_bytes.append(path.stat().st_size)
+        reader.part(number, path)
+    return found
+
+
+class _Reader:
+    def __init__(self, into: Recording) -> None:
+        self.into = into
+        self.session = ""
+        self.step = 0  # the next one's number
+        self.position = 0  # the next decode's
+
+    def part(self, number: int, path: Path) -> None:
+        log = read_events(path)
+        counted: Counter[str] = Counter()
+        end = None
+        cut = bool(self.into.generations)
+        for _, event in log:
+            name = schema.event_name(event)
+            if isinstance(event, schema.SessionEnd):
+                end = event
+                continue
+            counted[name] += 1
+            if isinstance(event, schema.SessionStart):
+                self._expect(path, "the part's number", event.part, number)
+                self.session = self.session or event.id
+                self._expect(path, "the session", event.id, self.session)
+            elif isinstance(event, schema.StepBegin):
+                if cut and event.phase == "decode":
+                    self.into.cut += 1
+                cut = False
+                self._begin(path, event)
+            elif isinstance(event, schema.StepEnd):
+                self._expect(path, f"the status of step {event.step}", event.status, 0)
+            elif isinstance(event, schema.Token):
+                self._token(event)
+        self.into.events += counted
+        if end is None or log.end is None:
+            self.into.wrong.append(f"{path.name}: it is not closed")
+            return
+        self.into.dropped += end.dropped + end.dropped_ops
+        last = number == len(self.into.parts)
+        self._expect(path, "the reason of the end", end.reason, "exit" if last else "rotated")
+        self._expect(path, "lines", dict(counted), end.events)
+        self._expect(path, "what was dropped", end.dropped + end.dropped_ops, 0)
+        self._expect(path, "steps that ended", counted["step_end"], counted["step_begin"])
+
+    def _begin(self, path: Path, event: schema.StepBegin) -> None:
+        self._expect(path, "the step's number", event.step, self.step)
+        self.step = event.step + 1
+        self.into.steps += 1
+        self.into.evaluated += event.n_tokens
+        if event.phase == "prefill":
+            self.into.kept += event.pos
+            self.into.generations.append(Generation(event.pos + event.n_tokens))
+        else:
+            self._expect(path, f"the position of step {event.step}", event.pos, self.position)
+            self.into.generations[-1].decodes += 1
+        self.position = event.pos + event.n_tokens
+
+    def _token(self, event: schema.Token) -> None:
+        self.into.sampled += 1
+        generation = self.into.generations[-1]
+        generation.ids.append(event.id)
+        if event.id != END_OF_TEXT:
+            text = event.text.encode() if event.hex is None else bytes.fromhex(event.hex)
+            generation.written += text
+
+    def _expect(self, path: Path, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self.into.wrong.append(f"{path.name}: {what} is {found}, not {expected}")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one client knows of one request that was answered."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    text: str
+    ended: bool
+    """by the model, not by the limit"""
+    left: bool = False
+    """the client hung up; this is then the answer that it would have had"""
+    seen: str = ""
+    """what it had read by then"""
+
+    def key(self) -> tuple[int, int, str, bool]:
+        return self.prompt_tokens, self.completion_tokens, self.text, self.ended
+
+
+@dataclass
+class Matched:
+    """The generations of a recording beside the answers that clients got."""
+
+    wrong: list[str]
+    """what has no counterpart, and what is not the same"""
+    by_usage: int
+    """tokens that were sampled for whole answers: by the server's `usage`, and one for each end"""
+    left: list[Generation]
+    """of clients that hung up"""
+
+
+def match_answers(recording: Recording, told: Counter[Told]) -> Matched:
+    """Find the generation of every answer, and an answer, or who left, for every generation."""
+    whole = Counter({t.key(): n for t, n in told.items() if not t.left})
+    recorded = Counter(g.key() for g in recording.generations)
+    wrong = [f"answered {n} times, not recorded: {key}" for key, n in (whole - recorded).items()]
+    matched = Matched(wrong, sum(n * (key[1] + key[3]) for key, n in whole.items()), [])
+    # what is left over has to be what clients hung up on, as far as the server came
+    left = [t for t, n in told.items() if t.left for _ in range(n)]
+    for generation in _among(recording.generations, recorded - whole):
+        for candidate in left:
+            if _is_begun(generation, candidate):
+                left.remove(candidate)
+                matched.left.append(generation)
+                break
+        else:
+            wrong.append(f"recorded, nobody was answered: {generation.key()}")
+    wrong += [f"begun for a client that hung up, not recorded: {t.key()}" for t in left]
+    sampled = recording.sampled - sum(len(generation.ids) for generation in matched.left)
+    if sampled != matched.by_usage:
+        wrong.append(f"{sampled} tokens were sampled for answers, by usage {matched.by_usage}")
+    for generation in recording.generations:
+        # the last token is sampled and not evaluated; an embedding samples none
+        if generation.decodes != max(0, len(generation.ids) - 1):
+            wrong.append(f"{generation.decodes} decodes for {len(generation.ids)} tokens")
+    return matched
+
+
+def _among(
+    generations: list[Generation], keys: Counter[tuple[int, int, str, bool]]
+) -> Iterator[Generation]:
+    keys = Counter(keys)
+    for generation in generations:
+        if keys[generation.key()] > 0:
+            keys[generation.key()] -= 1
+            yield generation
+
+
+def _is_begun(generation: Generation, told: Told) -> bool:
+    return (
+        generation.prompt_tokens == told.prompt_tokens
+        and told.text.startswith(generation.text())
+        and generation.text().startswith(told.seen)
+    )

@@ -1,0 +1,248 @@
+"""Holds a recorded server and a plain one under the same load, and says what came of it.
+
+Every client asks both servers the same, one after the other, so that both answer equally many
+requests at the same time; what is right was asked of the unpatched library beforehand. Time in
+which the machine stood still does not count.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+
+from tests.load.account import Matched, Recording, Told, match_answers, read_recording
+from tests.load.client import Answer, ask
+from tests.load.mix import EMBEDDINGS, Request, requests_of
+from tests.load.server import Server
+from tests.native_kit import ROOT, unpatched_library
+
+SAMPLE_S = 0.5
+PENDING = 256 * 1024
+"""bytes by which a part may be larger: what waits to be written when a step begins"""
+SHOWN = 10
+"""problems of one kind"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the unpatched library answers to a request."""
+
+    answer: Answer
+    told: Told | None
+    """what the log has to hold of it, None when nothing"""
+
+
+@dataclass
+class Held:
+    """What was done and seen."""
+
+    clients: int
+    seconds: float = 0
+    requests: int = 0
+    """that the recorded server got; the plain one got them too"""
+    hung_up: int = 0
+    refused: int = 0
+    told: Counter[Told] = field(default_factory=Counter)
+    differing: int = 0
+    """answers of either server that are not the unpatched library's"""
+    memory: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    """samples of the servers `recorded` and `plain`"""
+    recording: Recording | None = None
+    matched: Matched | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def growth(self, server: str, what: str = "Private_Dirty") -> int:
+        """Bytes by which a server grew in the second half: a tenth at its begin, one at its end."""
+        values = [sample[what] for sample in self.memory[server]]
+        tenth = max(1, len(values) // 10)
+        half = values[len(values) // 2 :]
+        return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth]))
+
+    def last(self, server: str, what: str = "Private_Dirty") -> int:
+        """Bytes at the end."""
+        values = [sample[what] for sample in self.memory[server]]
+        return round(statistics.median(values[-max(1, len(values) // 10) :]))
+
+
+def hold(
+    directory: Path, seconds: float, clients: int, rotate: int, tell: Callable[[str], None]
+) -> Held:
+    """Run it all in `directory`, which is empty, with parts of `rotate` bytes: for `seconds`, and
+    until every client has asked all that it has to ask. `tell` is given a line of each stage."""
+    mix = [requests_of(client) for client in range(clients)]
+    held = Held(clients)
+    log = directory / "server.log"
+    with ExitStack() as stack:
+        under = ("exec", "--log", str(log), "--level", "detailed", "--rotate", str(rotate), "--")
+        instr = (sys.executable, "-m", "llamacpp_instr", *under)
+        unpatched, recorded, plain = (
+            stack.enter_context(server)
+            for server in (
+                Server(directory / "unpatched.txt", library=unpatched_library()),
+                Server(directory / "recorded.txt", under=instr),
+                Server(directory / "plain.txt"),
+            )
+        )
+        for server in (unpatched, recorded, plain):
+            server.wait_until_it_answers()
+        tell("asking the unpatched library")
+        expected = ask_everything(unpatched, mix)
+        unpatched.stop()
+        tell("asking the recorded server and the plain one")
+        _load(held, {"recorded": recorded, "plain": plain}, mix, expected, seconds, tell)
+        tell("stopping")
+        for name, server in (("recorded", recorded), ("plain", plain)):
+            if (code := server.stop(signal.SIGINT)) != 0:
+                held.problems.append(f"the {name} server ended with {code}")
+    del held.problems[SHOWN:]
+    tell("checking the log")
+    held.recording = read_recording(log)
+    held.problems += held.recording.wrong[:SHOWN]
+    held.matched = match_answers(held.recording, held.told)
+    held.problems += held.matched.wrong[:SHOWN]
+    held.problems += check_sizes(held.recording.n_bytes, rotate)
+    for part in held.recording.parts:
+        checked = subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", "check", str(part)],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        if checked.returncode != 0:
+            held.problems.append(f"instr check {part.name}: {checked.stdout}{checked.stderr}")
+    if "llama-instr:" in recorded.text():
+        held.problems.append(f"the recorder complained:\n{recorded.text()}")
+    return held
+
+
+def check_sizes(n_bytes: list[int], rotate: int) -> list[str]:
+    """What is wrong with the sizes of a log's parts."""
+    return [
+        f"part {number} has {size:,} bytes, for parts of {rotate:,}"
+        for number, size in enumerate(n_bytes, 1)
+        if size > rotate + PENDING or (size < rotate and number < len(n_bytes))
+    ]
+
+
+def ask_everything(server: Server, mix: list[list[Request]]) -> dict[Request, Expected]:
+    """What a server answers to each request, asked by all clients at once."""
+    expected: dict[Request, Expected] = {}
+
+    def client(requests: list[Request]) -> None:
+        for request in requests:
+            answer = ask(server, replace(request, leave_after=None))
+            told = None
+            if answer.status == 200 and request.evaluates:
+                whole = ask(server, request.whole()) if request.streams else answer
+                assert whole.text == answer.text
+                told = _told(request, whole)
+            expected[request] = Expected(answer, told)
+
+    _in_threads([lambda requests=requests: client(requests) for requests in mix])
+    return expected
+
+
+def _told(request: Request, whole: Answer) -> Told:
+    if request.path == EMBEDDINGS:
+        return Told(whole.usage("prompt_tokens"), 0, "", False)
+    return Told(
+        whole.usage("prompt_tokens"),
+        whole.usage("completion_tokens"),
+        whole.text,
+        whole.finished == "stop",
+    )
+
+
+def _load(
+    held: Held,
+    servers: dict[str, Server],
+    mix: list[list[Request]],
+    expected: dict[Request, Expected],
+    seconds: float,
+    tell: Callable[[str], None],
+) -> None:
+    lock = threading.Lock()
+    over, failed, finished = (threading.Event() for _ in range(3))
+
+    def client(requests: list[Request]) -> None:
+        try:
+            for n, request in enumerate(cycle(requests)):
+                if failed.is_set() or (over.is_set() and n >= len(requests)):
+                    return
+                for name in sorted(servers, reverse=n % 2 == 1):
+                    answer = ask(servers[name], request)
+                    with lock:
+                        _take(held, name, request, answer, expected[request])
+        except Exception as error:
+            failed.set()
+            with lock:
+                held.problems.append(f"a client failed: {error!r}")
+
+    def sampler() -> None:
+        at, minute = time.monotonic(), 0
+        while not finished.wait(SAMPLE_S):
+            for name, server in servers.items():
+                # a server that is gone is the clients' to tell
+                with suppress(OSError):
+                    held.memory.setdefault(name, []).append(server.memory())
+            now = time.monotonic()
+            # after a longer pause this process, or all of them, had been stopped
+            held.seconds += min(now - at, 4 * SAMPLE_S)
+            at = now
+            if held.seconds >= seconds:
+                over.set()
+            if held.seconds // 60 > minute:
+                minute += 1
+                tell(f"{minute} min, {held.requests:,} requests")
+
+    watch = threading.Thread(target=sampler)
+    watch.start()
+    try:
+        _in_threads([lambda requests=requests: client(requests) for requests in mix])
+    finally:
+        finished.set()
+        watch.join()
+
+
+def _take(held: Held, name: str, request: Request, answer: Answer, expected: Expected) -> None:
+    whole = expected.answer.pieces
+    pieces = whole if request.leave_after is None else whole[: request.leave_after]
+    if (answer.status, answer.pieces) != (expected.answer.status, pieces):
+        held.problems.append(f"{name} answers {request} with {answer}, not {pieces}")
+        held.differing += 1
+    if name != "recorded":
+        return
+    held.requests += 1
+    held.refused += answer.status >= 400
+    held.hung_up += request.leave_after is not None
+    if expected.told is not None:
+        left = request.leave_after is not None
+        seen = answer.text if left else ""
+        held.told[replace(expected.told, left=left, seen=seen)] += 1
+
+
+def _in_threads(targets: list[Callable[[], None]]) -> None:
+    """Run all to their end; raises what one of them raised."""
+    raised: list[BaseException] = []
+
+    def run(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]

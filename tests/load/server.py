@@ -1,0 +1,106 @@
+"""A real `llama_cpp.server` process with the demo model, plain or under `instr exec`.
+
+Its settings keep an answer whole (a waiting request interrupts no stream) and let it depend on the
+request alone (one thread, no cache of other prompts).
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.native_kit import DEMO, ROOT
+
+START_S = 120
+
+
+class Server:
+    """A process that answers on a loopback port, from `wait_until_it_answers` on until `stop`."""
+
+    def __init__(self, output: Path, *, under: tuple[str, ...] = (), library: Path | None = None):
+        """Standard output and error go to the file `output`; `under` is the command in front of
+        the server's own; `library` is where another build of llama.cpp lies."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.output = output
+        command = [
+            *under, sys.executable, "-m", "llama_cpp.server", "--model", str(DEMO),
+            "--host", "127.0.0.1", "--port", str(self.port), "--interrupt_requests", "false",
+            "--n_ctx", "512", "--n_threads", "1", "--n_threads_batch", "1",
+            "--embedding", "true", "--verbose", "false",
+        ]  # fmt: skip
+        path = os.environ.get("PYTHONPATH")
+        env = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        if library is not None:
+            env["LLAMA_CPP_LIB_PATH"] = str(library)
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        self.under = under
+        self.pid = self.process.pid
+
+    def wait_until_it_answers(self) -> None:
+        """Wait for the model to be loaded; raises AssertionError with what was printed if not."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+                connection.request("GET", "/v1/models")
+                if connection.getresponse().status == 200:
+                    connection.close()
+                    if self.under:
+                        self.pid = self._child()
+                    return
+            except OSError:
+                time.sleep(0.05)
+        self.kill()
+        raise AssertionError(f"the server did not start:\n{self.text()[-3000:]}")
+
+    def _child(self) -> int:
+        # the command in front has this child only
+        pid = self.process.pid
+        [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the server's memory by the kernel's names: `Rss`, `Pss`, `Private_Dirty`."""
+        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]
+        found = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
+        return {name: 1024 * found[name] for name in ("Rss", "Pss", "Private_Dirty")}
+
+    def text(self) -> str:
+        """What it printed."""
+        return self.output.read_text(errors="replace")
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> int:
+        """Send a signal to the first process, wait, and return its exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(timeout=START_S)
+
+    def kill(self) -> None:
+        """End it at once, also when it has ended."""
+        if self.process.poll() is None:
+            for pid in {self.process.pid, self.pid}:
+                os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

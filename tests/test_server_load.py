@@ -1,0 +1,122 @@
+"""A server that others wrote, recorded under load: `make load`, for seconds instead of minutes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.log import read_events
+from llamacpp_instr.schema import Token
+from tests.load.account import match_answers, parts_of, read_recording
+from tests.load.client import ask
+from tests.load.hold import Held, hold
+from tests.load.mix import COMPLETIONS, Request
+from tests.load.server import Server
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    directory = tmp_path_factory.mktemp("load")
+    return hold(directory, seconds=0, clients=3, rotate=1_000_000, tell=lambda _: None)
+
+
+def test_answers_are_the_unrecorded_servers_and_the_log_holds_each(held: Held) -> None:
+    assert held.problems == []
+    assert held.refused > 0
+    assert held.hung_up > 0
+    assert held.recording is not None
+    assert len(held.recording.parts) >= 2
+    assert held.recording.cut >= 1, "no answer was under way at a rotation"
+
+
+def test_the_recorder_takes_little_memory(held: Held) -> None:
+    # that it does not grow is for `make load` to say: in seconds a server is still warming up
+    assert held.last("recorded") - held.last("plain") < 16 * MIB
+
+
+def test_a_part_that_is_missing_is_seen(held: Held, tmp_path: Path) -> None:
+    log = copy_of(held, tmp_path)
+    parts_of(log)[1].unlink()
+    assert read_recording(log).wrong
+
+
+def test_a_step_that_is_missing_is_seen(held: Held, tmp_path: Path) -> None:
+    log = copy_of(held, tmp_path)
+    lines = log.read_bytes().splitlines(keepends=True)
+    begins = [n for n, line in enumerate(lines) if line.startswith(b'{"event":"step_begin"')]
+    del lines[begins[10] : begins[11]]
+    log.write_bytes(b"".join(lines))
+    wrong = read_recording(log).wrong
+    assert any("the step's number" in text for text in wrong)
+    assert any("lines is" in text for text in wrong)
+
+
+def test_a_token_that_is_another_is_seen(held: Held, tmp_path: Path) -> None:
+    log = copy_of(held, tmp_path)
+    lines = log.read_text().splitlines(keepends=True)
+    at = next(n for n, line in enumerate(lines) if line.startswith('{"event":"token"'))
+    lines[at] = json.dumps({**json.loads(lines[at]), "text": " zebra"}) + "\n"
+    log.write_text("".join(lines))
+    recording = read_recording(log)
+    assert recording.wrong == []
+    assert len(match_answers(recording, held.told).wrong) == 2  # the right one, and the false one
+
+
+def test_an_answer_that_is_not_recorded_is_seen(held: Held) -> None:
+    assert held.recording is not None
+    whole = next(told for told in held.told if not told.left)
+    assert match_answers(held.recording, held.told + Counter([whole])).wrong
+
+
+def copy_of(held: Held, directory: Path) -> Path:
+    assert held.recording is not None
+    for part in held.recording.parts:
+        shutil.copyfile(part, directory / part.name)
+    return directory / held.recording.parts[0].name
+
+
+STORY = Request(COMPLETIONS, json.dumps({"prompt": "Once upon a time", "max_tokens": 400}))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "states"),
+    [
+        (signal.SIGINT, 0, ["closed"]),
+        # uvicorn shuts down, then sends itself the signal again: nothing of the process is left
+        # that could close the log
+        (signal.SIGTERM, 128 + signal.SIGTERM, ["closed", "unclosed"]),
+    ],
+)
+def test_a_signal_to_exec_ends_the_server_after_what_it_was_doing(
+    tmp_path: Path, how: signal.Signals, code: int, states: list[str]
+) -> None:
+    log = tmp_path / "server.log"
+    under = (sys.executable, "-m", "llamacpp_instr", "exec", "--log", str(log), "--")
+    answers = []
+    with Server(tmp_path / "server.txt", under=under) as server:
+        server.wait_until_it_answers()
+        client = threading.Thread(target=lambda: answers.append(ask(server, STORY)))
+        client.start()
+        while not (log.exists() and b'"step_begin"' in log.read_bytes()):
+            assert client.is_alive()
+        assert server.stop(how) == code
+        client.join()
+    [answer] = answers
+    assert answer.status == 200
+    assert f"log: {log}" in server.text()
+    reader = read_events(log)
+    sampled = [event.id for _, event in reader if isinstance(event, Token)]
+    assert reader.end is not None
+    assert reader.end.state in states
+    assert reader.end.skipped == 0
+    if reader.end.state == "closed":
+        assert len(sampled) - (answer.finished == "stop") == answer.usage("completion_tokens")
