@@ -29,6 +29,7 @@ NOT_RUN = {
     r"(export INSTR_USER|mkdir -p out)": "prepares what docker is given",
     r"instr build": "fetches and compiles: tests/test_build.py",
     r"instr view": "serves until Ctrl-C: tests/test_view.py, tests/test_ui.py",
+    r"instr exec .* llama_cpp\.server ": "serves until Ctrl-C: tests/test_server_load.py",
     r"instr exec .* uvicorn ": "needs a server of the reader's own",
     r"python -m tools\.(check|train)_demo_model": "needs PyTorch: tests/test_demo_model.py",
     r"(python -m tools\.patches|cd |git |cmake |PYTHONPATH=/tmp/edit|instr check /tmp/edit)":

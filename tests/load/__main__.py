@@ -12,7 +12,7 @@ from tests.load.hold import Held, hold
 from tests.native_kit import ROOT
 
 MIB = 2**20
-MAX_GROWTH = 4 * MIB
+MAX_GROWTH = 2 * MIB
 """of a recorded server in the second half, beyond the plain one's"""
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--rotate", type=int, default=32_000_000, metavar="BYTES")
+    parser.add_argument("--rotate", type=int, default=16_000_000, metavar="BYTES")
     parser.add_argument("--directory", type=Path, default=ROOT / "out" / "load")
     options = parser.parse_args()
     shutil.rmtree(options.directory, ignore_errors=True)

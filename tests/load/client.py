@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.load.mix import Request
-from tests.load.server import Server
-
-# a machine may stop for minutes; what never answers is ended by the runner
-TIMEOUT_S = 900
+from tests.load.server import PATIENCE_S, Server
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Answer:
 
 def ask(server: Server, request: Request) -> Answer:
     """Send a request and read the answer: all of it, or as much as the client waits for."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", request.path, request.body, {"Content-Type": "application/json"})
         response = connection.getresponse()

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tests.native_kit import DEMO, ROOT
 
-START_S = 120
+PATIENCE_S = 900
+"""for a start or an end: a machine may stand still for minutes"""
 
 
 class Server:
@@ -54,7 +55,7 @@ class Server:
 
     def wait_until_it_answers(self) -> None:
         """Wait for the model to be loaded; raises AssertionError with what was printed if not."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
@@ -90,7 +91,7 @@ class Server:
     def stop(self, how: signal.Signals = signal.SIGINT) -> int:
         """Send a signal to the first process, wait, and return its exit code."""
         self.process.send_signal(how)
-        return self.process.wait(timeout=START_S)
+        return self.process.wait(timeout=PATIENCE_S)
 
     def kill(self) -> None:
         """End it at once, also when it has ended."""
