@@ -15,8 +15,8 @@ import pytest
 from llamacpp_instr.log import read_events
 from llamacpp_instr.schema import Token
 from tests.load.account import match_answers, parts_of, read_recording
-from tests.load.client import ask
-from tests.load.hold import Held, hold
+from tests.load.client import Answer, ask
+from tests.load.hold import Expected, Held, check_sizes, hold, take_answer
 from tests.load.mix import COMPLETIONS, Request
 from tests.load.server import Server
 
@@ -75,6 +75,23 @@ def test_an_answer_that_is_not_recorded_is_seen(held: Held) -> None:
     assert held.recording is not None
     whole = next(told for told in held.told if not told.left)
     assert match_answers(held.recording, held.told + Counter([whole])).wrong
+
+
+def test_an_answer_that_is_another_is_seen() -> None:
+    held, right = Held(clients=1), Expected(Answer(200, ("a", "b", "c")), told=None)
+    whole, part = Request(COMPLETIONS, "{}"), Request(COMPLETIONS, "{}", leave_after=2)
+    take_answer(held, "plain", whole, Answer(200, ("a", "b", "c")), right)
+    take_answer(held, "recorded", part, Answer(200, ("a", "b")), right)
+    assert held.problems == []
+    take_answer(held, "recorded", whole, Answer(200, ("a", "b", "d")), right)
+    take_answer(held, "recorded", whole, Answer(500, ("a", "b", "c")), right)
+    take_answer(held, "recorded", part, Answer(200, ("a",)), right)
+    assert held.differing == len(held.problems) == 3
+
+
+def test_parts_of_another_size_are_seen() -> None:
+    assert check_sizes([1_000_100, 1_002_000, 900], rotate=1_000_000) == []
+    assert len(check_sizes([999_999, 2_000_000, 2_000_000], rotate=1_000_000)) == 3
 
 
 def copy_of(held: Held, directory: Path) -> Path:

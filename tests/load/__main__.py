@@ -12,7 +12,7 @@ from tests.load.hold import Held, hold
 from tests.native_kit import ROOT
 
 MIB = 2**20
-MAX_GROWTH = 2 * MIB
+MAX_GROWTH = 4 * MIB
 """of a recorded server in the second half, beyond the plain one's"""
 
 

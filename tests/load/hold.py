@@ -180,7 +180,7 @@ def _load(
                 for name in sorted(servers, reverse=n % 2 == 1):
                     answer = ask(servers[name], request)
                     with lock:
-                        _take(held, name, request, answer, expected[request])
+                        take_answer(held, name, request, answer, expected[request])
         except Exception as error:
             failed.set()
             with lock:
@@ -212,7 +212,10 @@ def _load(
         watch.join()
 
 
-def _take(held: Held, name: str, request: Request, answer: Answer, expected: Expected) -> None:
+def take_answer(
+    held: Held, name: str, request: Request, answer: Answer, expected: Expected
+) -> None:
+    """Count an answer of the server `name`, and hold it against what was expected."""
     whole = expected.answer.pieces
     pieces = whole if request.leave_after is None else whole[: request.leave_after]
     if (answer.status, answer.pieces) != (expected.answer.status, pieces):
