@@ -41,6 +41,13 @@ def run(sanitizer: str) -> None:
             "TSAN_OPTIONS": f"halt_on_error=0:exitcode=0:log_path={folder}/races",
         }
         subprocess.run([program, DEMO, logs], env=env, check=True)
+        rotating = {
+            "LLAMA_INSTR_LOG": str(logs / "rotated.log"),
+            "LLAMA_INSTR_LEVEL": "verbose",
+            "LLAMA_INSTR_ROTATE": "150000",
+        }
+        subprocess.run([program, DEMO], env=env | rotating, check=True)
+        assert (logs / "rotated.part3.log").exists(), "the log did not rotate"
         text = "".join(path.read_text() for path in Path(folder).glob("races.*"))
         ours, kernels = races(text)
         assert not ours, "\n".join(ours)

@@ -54,6 +54,35 @@ def program(text: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(text)]
 
 
+IDLE = f"""
+    import sys, time, llamacpp_instr, llama_cpp
+    session = llamacpp_instr.record(sys.argv[1])
+    llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
+    llm.create_completion("Once", max_tokens=8, temperature=0)
+    print("done", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_waiting_process_has_decoded_is_on_disk(tmp_path: Path) -> None:
+    log = tmp_path / "session.log"
+    with subprocess.Popen([*program(IDLE), str(log)], stdout=subprocess.PIPE, text=True) as idle:
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "done\n"
+        deadline = time.monotonic() + 60
+        while log.read_bytes().count(b'"event":"token"') < 8:
+            assert time.monotonic() < deadline, "the last tokens stay in memory"
+            time.sleep(0.05)
+        idle.kill()
+    reader = read_events(log)
+    events = [event for _, event in reader]
+    begins = [event.step for event in events if isinstance(event, schema.StepBegin)]
+    ends = [event.step for event in events if isinstance(event, schema.StepEnd)]
+    assert begins == ends
+    assert reader.end is not None
+    assert reader.end.state == "unclosed"
+
+
 def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path) -> None:
     rng = random.Random(0)
     lines_in_all = 0

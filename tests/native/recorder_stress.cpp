@@ -2,6 +2,9 @@
 // sessions that begin and end while they do, a disk that is full, a reader that went away
 //
 //     recorder_stress MODEL.gguf DIRECTORY
+//     LLAMA_INSTR_LOG=... LLAMA_INSTR_ROTATE=... recorder_stress MODEL.gguf
+//
+// The second form decodes into a log that rotates.
 //
 // Exits with 1 and a line when a call answers something else than the API promises. The sanitizer ends
 // the program at its first finding.
@@ -149,7 +152,8 @@ static void refuse_wrong_arguments(const std::string & directory) {
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 3) {
+    const bool rotates = getenv("LLAMA_INSTR_ROTATE") != nullptr;
+    if (argc != (rotates ? 2 : 3)) {
         fprintf(stderr, "usage: %s MODEL.gguf DIRECTORY\n", argv[0]);
         return 2;
     }
@@ -162,11 +166,16 @@ int main(int argc, char ** argv) {
     llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
     require(model != nullptr, "no model");
 
-    record_every_level(model, argv[2]);
-    record_while_decoding(model, argv[2]);
-    record_into_a_full_disk(model);
-    record_into_a_closed_pipe(model);
-    refuse_wrong_arguments(argv[2]);
+    if (rotates) {
+        generate_in_two_contexts(model, 80);
+        usleep(300 * 1000);  // what is still in memory is written by the idle thread
+    } else {
+        record_every_level(model, argv[2]);
+        record_while_decoding(model, argv[2]);
+        record_into_a_full_disk(model);
+        record_into_a_closed_pipe(model);
+        refuse_wrong_arguments(argv[2]);
+    }
 
     llama_model_free(model);
     llama_backend_free();

@@ -128,6 +128,7 @@ void log_file::add(format_fn format, std::string_view record, std::initializer_l
         out += tail.size();
     }
     pending.advance(size);
+    added++;
     if (pending.size() >= flush_bytes) {
         flush_locked();
     }
@@ -139,6 +140,14 @@ void log_file::flush_if_due(uint64_t now) {
         last_flush = now;
         flush_locked();
     }
+}
+
+void log_file::flush_if_idle() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fd >= 0 && pending.size() > 0 && added == added_seen) {
+        flush_locked();
+    }
+    added_seen = added;
 }
 
 void log_file::flush() {

@@ -67,6 +67,8 @@ class log_file {
 
     // hands to the kernel what is older than `flush_interval_ns`
     void flush_if_due(uint64_t now);
+    // what was there already when it was asked for the last time
+    void flush_if_idle();
     void flush();
 
     // writes the last line, which `make` builds from the totals, and closes; returns 0 or -errno
@@ -123,6 +125,8 @@ class log_file {
     text_buffer pending;  // entries
     log_lines   lines;    // what they were formatted to
     uint64_t    last_flush = 0;
+    uint64_t    added      = 0;  // entries so far
+    uint64_t    added_seen = 0;  // by flush_if_idle()
     uint64_t    offset     = 0;  // of the next line in the file
     std::atomic<uint64_t> bytes { 0 };  // written
     uint64_t    n_dropped  = 0;

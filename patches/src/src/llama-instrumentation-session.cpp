@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <pthread.h>
 #include <thread>
@@ -26,6 +27,7 @@ struct global_state {
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
     std::vector<std::weak_ptr<session>> full;  // parts that were followed by another, until they are closed
     std::mutex marks;
+    bool idle_thread = false;  // there is one
 
     // the hooks' flag; with the mutex held
     void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
@@ -66,6 +68,40 @@ std::string before_suffix(const std::string & path, const std::string & text) {
     return path.substr(0, at) + "." + text + path.substr(at);
 }
 
+// A program that waits for its next request may wait for hours, or be killed: what is left in memory when it
+// stops decoding is written by a thread that has nothing else to do. It takes none of the program's signals.
+void start_idle_thread() {
+    auto & g = global();
+    if (g.idle_thread) {
+        return;
+    }
+    const auto run = [](void *) -> void * {
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            std::shared_ptr<session> s;
+            {
+                auto & g = global();
+                std::lock_guard<std::mutex> lock(g.mutex);
+                s = g.open;
+                g.idle_thread = s != nullptr;
+            }
+            if (!s) {
+                return nullptr;
+            }
+            s->log.flush_if_idle();
+        }
+    };
+    sigset_t all, previous;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &previous);
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, run, nullptr) == 0) {
+        pthread_detach(thread);
+        g.idle_thread = true;
+    }
+    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+}
+
 // creates the file; returns 0 or -errno
 int start_log(session & s, const std::string & path) {
     const int status = s.log.open(path.c_str(), (s.flags & LLAMA_INSTR_OVERWRITE) != 0);
@@ -103,6 +139,7 @@ int open_session(const std::string & path, const std::string & level_name, const
     s->all->rotate_bytes = s->log.is_regular() ? rotate_bytes : 0;
     g.open = s;
     g.update_flag();
+    start_idle_thread();
     return 0;
 }
 
@@ -199,7 +236,8 @@ void in_child() {
             new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
         }
     }
-    g.open = nullptr;
+    g.open        = nullptr;
+    g.idle_thread = false;  // a fork has but the thread that made it
     g.closing = 0;
     g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
     g.update_flag();
