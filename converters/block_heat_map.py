@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from converters.report import printable
 from llamacpp_instr.block_stats import BlockStats, Grid
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.terminal import printable
 
 FORMS = ("png", "svg")
 INSTALL = 'pip install "llamacpp-instr[report]"'

@@ -10,11 +10,12 @@ import math
 
 import numpy as np
 
-from converters.report import Cell, Column, Report, printable
+from converters.report import Cell, Column, Report
 from llamacpp_instr.block_layout import LAYOUTS, CodeRange
 from llamacpp_instr.block_stats import BlockStats, CodeCounts, Distribution
 from llamacpp_instr.blocks import OneBlock
 from llamacpp_instr.model_file import Weight
+from llamacpp_instr.terminal import printable
 
 FEW_LEVELS = 4
 MOST_CODES = 64

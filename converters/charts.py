@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from converters.report import printable
+from llamacpp_instr.terminal import printable
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",

@@ -12,7 +12,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from converters.report import Cell, Column, Report, printable, shown
+from converters.report import Cell, Column, Report, shown
+from llamacpp_instr.terminal import printable
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.report import Cell, Column, Report
-from llamacpp_instr.quantization import QuantizationPlan, printable, row_length
+from llamacpp_instr.quantization import QuantizationPlan, row_length
+from llamacpp_instr.terminal import printable
 
 
 def quantization_reports(

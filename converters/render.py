@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,8 @@ from typing import Literal
 
 from converters.charts import Chart, missing_note
 from converters.page import Picture, render_page
-from converters.report import Report, Unit, printable, render_text, shown
+from converters.report import Report, Unit, render_text, shown
+from llamacpp_instr.terminal import printable, render_json
 
 Form = Literal["text", "json", "csv", "md", "html"]
 FORMS: tuple[Form, ...] = ("text", "json", "csv", "md", "html")
@@ -50,7 +50,7 @@ def render(
     """The reports in a form. CSV holds one of them, `table`, the first unless given; charts stand
     in a page only, after the first report, under `title` or that report's own."""
     if form == "json":
-        return json.dumps([report.to_json() for report in reports], indent=2) + "\n"
+        return render_json([report.to_json() for report in reports])
     if form == "csv":
         return render_csv(table or reports[0])
     if form == "md":

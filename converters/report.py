@@ -7,10 +7,11 @@ rounded only where they are shown, and JSON has them as they are.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
+
+from llamacpp_instr.terminal import printable
 
 Unit = Literal[
     "text",
@@ -194,17 +195,6 @@ def shown(cell: Cell, unit: Unit) -> str:
     if unit == "probability":
         return _without_minus_zero(f"{100 * cell:.3f}") + " %"
     return f"{cell:,}"
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out, as `\\x1b`: a name from a log or a model
-    must neither steer a terminal nor turn the direction of what is beside it."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
 
 
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from llamacpp_instr import __version__
 from llamacpp_instr.build import compilers, cpu_identity, usable_cpus
@@ -104,9 +105,9 @@ class Diagnosis:
         """Whether recording works."""
         return not self.problems
 
-    def as_json(self) -> str:
-        """The diagnosis as one JSON object."""
-        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
+    def as_dict(self) -> dict[str, Any]:
+        """The diagnosis as the one object of JSON that `--json` prints."""
+        return {"ok": self.ok, **asdict(self)}
 
 
 def diagnose() -> Diagnosis:

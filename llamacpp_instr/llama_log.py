@@ -7,11 +7,11 @@ is told in one line. Everything is put back as it was on the way out.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .interrupt import Interrupt
+from .terminal import notice
 
 # GGML_LOG_LEVEL_* of ggml.h
 _WARN, _ERROR, _CONT = 3, 4, 5
@@ -66,7 +66,7 @@ class LlamaLog:
 
     def _show_held(self) -> None:
         for _, line in self._held:
-            print(f"llama.cpp: {line}", file=sys.stderr, flush=True)
+            notice(f"llama.cpp: {line}")  # it may quote the model
         self._held.clear()
 
 

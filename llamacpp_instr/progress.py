@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO, TypeAlias
 
+from llamacpp_instr.terminal import printable
+
 OnProgress: TypeAlias = "Callable[[int, int], None]"
 """called with what is done and what there is to do, in one unit; 0 to do means not known"""
 
@@ -25,11 +27,12 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
         yield lambda _done, _total: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     begun = time.monotonic()
     bar = Progress(console=Console(file=stream), transient=True)
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(escape(printable(what)), total=None)
 
     def on_progress(done: int, total: int) -> None:
         if time.monotonic() - begun >= SILENT_SECONDS:

@@ -208,11 +208,6 @@ def finds(pattern: str, name: str) -> bool:
         return True
 
 
-def printable(text: str) -> str:
-    """Text of a model as one line without control characters, for a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def header_bytes(source: ModelFile, extra: dict[str, str | int]) -> int:
     """Bytes of the header that the quantizer writes: the source's metadata with the file type,
     without what told of a split, and with `extra`; every integer is one of 32 bits."""

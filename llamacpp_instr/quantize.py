@@ -30,7 +30,6 @@ from .quantization import (
     QuantizeResult,
     header_bytes,
     parse_file_type,
-    printable,
 )
 from .quantize_checks import (
     check_came_true,
@@ -41,6 +40,7 @@ from .quantize_checks import (
     check_source,
 )
 from .quantize_log import read_dry_run
+from .terminal import printable
 from .threads import default_threads
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR

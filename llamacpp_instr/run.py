@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from . import native
+from . import native, terminal
 from .chat import render_chat
 from .engine import ComputeError, Context, ContextOptions, Model
 from .errors import InstrError, UsageError
@@ -23,6 +23,7 @@ from .llama_log import captured
 from .models import resolve_model
 from .recording import OnLogError, Session, record
 from .sampling import Sampler, Sampling
+from .terminal import write_text
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def run(
     options: RunOptions, out: BinaryIO | None = None, notice: Callable[[str], None] | None = None
 ) -> Path:
     """Run the model, write text (or JSON arrays) to `out` as it comes; return the log's path.
+    Where `out` is a terminal, control characters of the model's text are written out.
 
     `out` is standard output when left out; `notice` takes a line of what begins or ends early,
     and prints it to standard error when left out. Raises `UsageError` for
@@ -91,7 +93,7 @@ def run(
         try:
             with Model(path, llama_log, options.mmap) as model:
                 (_run_embed if options.embed else _run_text)(
-                    options, model, session, out or sys.stdout.buffer, notice or _notice
+                    options, model, session, out or sys.stdout.buffer, notice or terminal.notice
                 )
         except UsageError:
             session.close()
@@ -203,14 +205,9 @@ class _TextWriter:
 
     def _write(self, text: str) -> None:
         if text:
-            self._out.write(text.encode())
-            self._out.flush()
+            write_text(self._out, text)
 
 
 def _arguments(options: RunOptions) -> dict[str, Any]:
     """What the log keeps of the options, prompts included: enough to run the same again."""
     return {key: value for key, value in asdict(options).items() if value is not None}
-
-
-def _notice(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -11,11 +11,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 OURS = ("llamacpp_instr", "converters")
 
 # The floor knows nobody; then log -> session -> converters on one side ...
-FLOOR = {f"llamacpp_instr{name}" for name in ("", ".errors", ".schema", ".output", ".progress")}
+FLOOR = {"llamacpp_instr"} | {
+    f"llamacpp_instr.{name}" for name in ("errors", "schema", "terminal", "output", "progress")
+}
 BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.errors": set(),
     "llamacpp_instr.schema": set(),
-    "llamacpp_instr.progress": set(),
+    "llamacpp_instr.terminal": set(),
+    "llamacpp_instr.progress": {"llamacpp_instr.terminal"},
     "llamacpp_instr.output": {"llamacpp_instr.errors"},
     "llamacpp_instr.ops": FLOOR,
     "llamacpp_instr.dialects": FLOOR,
@@ -63,7 +66,7 @@ MODELS = set(BELOW_MODELS)
 
 # What several converters are made of is no sibling; and one converter may be a package of rooms.
 SHARED = {"converters.report": FLOOR, "converters.op_words": FLOOR, "converters.noise": FLOOR}
-SHARED["converters.page"] = {"converters.report"}
+SHARED["converters.page"] = {"converters.report", "llamacpp_instr.terminal"}
 SHARED["converters.charts"] = FLOOR | {"converters.report"}
 SHARED["converters.timeline"] = FLOOR | READING | {"converters.op_words"}
 SHARED["converters.settings"] = FLOOR | READING | {"converters.report"}

@@ -79,7 +79,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert "click" in modules
     assert modules & heavy == set()
     ours = {name for name in modules if name.startswith(("llamacpp_instr", "converters"))}
-    assert ours == {"llamacpp_instr", "llamacpp_instr.cli", "llamacpp_instr.errors"}
+    assert ours == {f"llamacpp_instr{name}" for name in ("", ".cli", ".errors", ".terminal")}
 
 
 def test_help_is_quick() -> None:

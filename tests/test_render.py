@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converters.render import render_csv, render_html, render_markdown
-from converters.report import Column, Report, printable, render_text
+from converters.report import Column, Report, render_text
+from llamacpp_instr.terminal import printable
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
 REPORT = Report("A | <b>", COLUMNS, [["x|y <i>", 1500, 0.25], ["z_1", None, None]], ["A *note*."])

@@ -6,19 +6,40 @@ number in hexadecimal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 
 WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 256
+TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
 
 
 def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "") -> Path:
     """A decoder; the values of the tensor `nan_in` are no numbers."""
     writer = _writer(path, "llama", tokenizer)
     writer.add_layer_norm_rms_eps(1e-5)
-    tensors = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,)}
+    return _finish(writer, path, _llama_tensors(VOCABULARY), nan_in)
+
+
+def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
+    """A decoder whose vocabulary is the letter a, the byte ESC, and these pieces of text."""
+    tokens = ["<unk>", "<s>", "</s>", "<0x0A>", "<0x1B>", "a", *pieces]
+    writer = _writer(path, "llama", "llama", tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    special = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 2]
+    writer.add_token_types(special + [gguf.TokenType.NORMAL] * (len(tokens) - len(special)))
+    writer.add_add_space_prefix(False)
+    writer.add_layer_norm_rms_eps(1e-5)
+    return _finish(writer, path, _llama_tensors(len(tokens)))
+
+
+def _llama_tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (vocabulary, WIDTH),
+        "output_norm.weight": (WIDTH,),
+    }
     for i in range(LAYERS):
         tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
         tensors |= {
@@ -28,7 +49,7 @@ def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "") -> Path:
             f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
             f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
         }
-    return _finish(writer, path, tensors, nan_in)
+    return tensors
 
 
 def write_gpt2(path: Path) -> Path:
@@ -126,17 +147,19 @@ def _attention() -> dict[str, tuple[int, ...]]:
     return {f"attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
 
 
-def _writer(path: Path, arch: str, tokenizer: str = "test") -> gguf.GGUFWriter:
+def _writer(
+    path: Path, arch: str, tokenizer: str = "test", tokens: Sequence[str] = TOKENS
+) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(POSITIONS)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_block_count(LAYERS)
     writer.add_head_count(HEADS)
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model(tokenizer)
     if tokenizer != "none":
-        writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+        writer.add_token_list(tokens)
     return writer
 
 

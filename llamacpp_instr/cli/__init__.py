@@ -18,6 +18,7 @@ import click
 
 from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.terminal import notice
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("llamacpp_instr.cli.build:build", "Build and install the instrumented llama.cpp."),
@@ -115,10 +116,7 @@ class LazyGroup(click.Group):
 
 
 def _leave(line: str, status: int) -> NoReturn:
-    from converters.report import printable
-
-    # it may quote a log or a model
-    click.echo(printable(line), err=True)
+    notice(line)  # it may quote a log or a model
     sys.exit(status)
 
 

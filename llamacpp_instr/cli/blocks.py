@@ -42,7 +42,6 @@ def blocks(
     from converters import blocks as reports
     from converters.block_heat_map import check_heat_map, write_heat_map
     from converters.render import form_of, render
-    from converters.report import printable
     from llamacpp_instr.block_stats import compute_block_stats
     from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
     from llamacpp_instr.errors import UsageError
@@ -64,7 +63,7 @@ def blocks(
 
     stats, most_codes = None, None if written == "json" else reports.MOST_CODES
     if block is None or heat_map is not None:
-        with progress_bar(f"Reading {printable(tensor)}") as on_progress:
+        with progress_bar(f"Reading {tensor}") as on_progress:
             stats = compute_block_stats(weight, theirs, on_progress)
     if block is not None:
         one = load_block(weight, block, theirs)

@@ -40,6 +40,7 @@ def build(
     ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr) in seconds.
     """
     from llamacpp_instr.build import build_wheel, check_patches, copy_wheel, install_wheel
+    from llamacpp_instr.terminal import print_line
 
     if check:
         click.echo(check_patches())
@@ -50,7 +51,7 @@ def build(
         raise click.BadParameter(f"{error}: {cmake_args!r}", param_hint="--cmake-args") from None
     wheel = build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
     if wheel_dir is not None:
-        click.echo(copy_wheel(wheel, wheel_dir))
+        print_line(copy_wheel(wheel, wheel_dir))
         return
     new = install_wheel(wheel)
-    click.echo(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")
+    print_line(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")

@@ -35,6 +35,7 @@ def cat(
     from converters.flat import Selection, expand_lines, select_lines
     from llamacpp_instr.log import read_events
     from llamacpp_instr.output import open_output
+    from llamacpp_instr.terminal import notice
 
     selection = Selection(events, _parse_range(steps), layer)
     reader = read_events(log)
@@ -42,7 +43,7 @@ def cat(
     with open_output(output, force) as file:
         file.writelines(lines)
     if reader.end is not None and (said := reader.end.sentence()):
-        click.echo(f"{reader.path}: {said}", err=True)
+        notice(f"{reader.path}: {said}")
 
 
 def _parse_range(text: str | None) -> tuple[int, int] | None:

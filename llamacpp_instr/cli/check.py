@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 
@@ -22,12 +20,12 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     each finding, with its line number. Exits with 0 when there is none, 1 when there are some,
     2 when a file cannot be read as a log.
     """
-    from converters.report import printable
     from llamacpp_instr.check import check_log
+    from llamacpp_instr.terminal import print_line, printable, render_json
 
     if as_json:
         found = [finding._asdict() for log in logs for finding in check_log(log)]
-        click.echo(json.dumps(found, indent=2))
+        click.echo(render_json(found), nl=False)
         context.exit(1 if found else 0)
     clean = True
     for log in logs:
@@ -36,6 +34,6 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
             click.echo(printable(str(finding)))
             n_findings += 1
         if not n_findings:
-            click.echo(f"{log}: clean")
+            print_line(f"{log}: clean")
         clean = clean and not n_findings
     context.exit(0 if clean else 1)

@@ -165,10 +165,8 @@ def _tried(
     from converters.stored import stored_in_file
     from llamacpp_instr.model_file import load_model_file
     from llamacpp_instr.session import load_session
+    from llamacpp_instr.terminal import notice
     from llamacpp_instr.trials import run_trials
-
-    def notice(line: str) -> None:
-        click.echo(line, err=True)
 
     for trial in run_trials(source, types, directory, options, rounds, notice):
         file, sessions = load_model_file(trial.model), [load_session(log) for log in trial.logs]

@@ -55,6 +55,7 @@ def diff(
     from llamacpp_instr.output import open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
+    from llamacpp_instr.terminal import notice
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None
     if a == b == "-":
@@ -69,7 +70,7 @@ def diff(
         form = form_of("json" if as_json else None, output)
         file.write(render(form, found.reports).encode())
     if threshold is not None and (slower := found.slower_by(threshold)):
-        click.echo(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}", err=True)
+        notice(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}")
         ctx.exit(1)
 
 

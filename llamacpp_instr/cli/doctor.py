@@ -20,10 +20,11 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     The exit code is 0 when recording works, else 1.
     """
     from llamacpp_instr.doctor import diagnose
+    from llamacpp_instr.terminal import print_line, render_json
 
     found = diagnose()
     if as_json:
-        click.echo(found.as_json())
+        click.echo(render_json(found.as_dict()), nl=False)
         ctx.exit(0 if found.ok else 1)
     library = found.library
     rows = [
@@ -48,9 +49,9 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ]
     for label, text in rows:
         if text:
-            click.echo(f"{label:16}{text}")
+            print_line(f"{label:16}{text}")
     click.echo()
     for problem in found.problems:
-        click.echo(f"problem: {problem}")
+        print_line(f"problem: {problem}")
     click.echo("recording works" if found.ok else "recording does not work")
     ctx.exit(0 if found.ok else 1)

@@ -84,6 +84,7 @@ def exec_(
     Its input, output and exit code stay its own. The paths of the logs go to standard error.
     """
     from llamacpp_instr.execute import execute
+    from llamacpp_instr.terminal import notice
 
     done = execute(
         command,
@@ -95,7 +96,7 @@ def exec_(
         force=force,
     )
     for path in done.logs:
-        click.echo(f"log: {path}", err=True)
+        notice(f"log: {path}")
     if not done.logs:
-        click.echo("no log was written: no process of the command loaded a model", err=True)
+        notice("no log was written: no process of the command loaded a model")
     ctx.exit(done.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +76,7 @@ def quantize(
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.quantization import QuantizeOptions, parse_tensor_type, quantized_paths
     from llamacpp_instr.quantize import Quantizer
+    from llamacpp_instr.terminal import render_json
 
     options = QuantizeOptions(
         tensor_types=[_override(text) for text in tensor_types],
@@ -96,7 +96,7 @@ def quantize(
             with progress_bar(f"Quantizing {source.path.name}") as on_progress:
                 quantizer.write_all(plans, files, force=force, on_progress=on_progress)
     if as_json:
-        text = json.dumps(quantization_json(plans, files, written=not dry_run), indent=2) + "\n"
+        text = render_json(quantization_json(plans, files, written=not dry_run))
     else:
         text = render_text(quantization_reports(plans, files, written=not dry_run))
     click.echo(text, nl=False)

@@ -125,13 +125,15 @@ def run(
     """Run MODEL on a prompt and record the session.
 
     MODEL is a GGUF file, or `demo` for the demo model. The text goes to standard output as it
-    comes; everything else, a summary at the end included, to standard error.
+    comes; everything else, a summary at the end included, to standard error. On a terminal
+    control characters of the text are written out, as \x1b; a pipe or a file gets them.
     """
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.output import check_output
     from llamacpp_instr.run import RunOptions
     from llamacpp_instr.run import run as run_model
     from llamacpp_instr.sampling import Sampling
+    from llamacpp_instr.terminal import notice
 
     if perfetto is not None:
         check_output(perfetto, force)
@@ -154,10 +156,10 @@ def run(
     )
     written = run_model(options)
     _print_summary(written)
-    click.echo(f"log: {written}", err=True)
+    notice(f"log: {written}")
     if perfetto is not None:
         _write_trace(written, perfetto, force)
-        click.echo(f"trace: {perfetto}", err=True)
+        notice(f"trace: {perfetto}")
 
 
 def _write_trace(log: Path, trace: str, force: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 
@@ -24,11 +22,12 @@ def summary(log: str, as_json: bool) -> None:
     from converters.summary import compute_summary
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
+    from llamacpp_instr.terminal import render_json
 
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
     sections = compute_summary(session)
     if as_json:
-        click.echo(json.dumps([section.to_json() for section in sections], indent=2))
+        click.echo(render_json([section.to_json() for section in sections]), nl=False)
     else:
         click.echo(render_text(sections), nl=False)

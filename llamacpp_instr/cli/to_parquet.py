@@ -26,6 +26,7 @@ def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
     from llamacpp_instr.log import LogEnd
     from llamacpp_instr.output import open_output_directory
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.terminal import notice
 
     if not as_csv:
         check_pyarrow()
@@ -37,5 +38,5 @@ def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
         write = write_csv if as_csv else write_parquet
         n_rows = write(stream_tables(log, on_progress, ends.append), directory)
     if said := ends[0].sentence():
-        click.echo(f"{'standard input' if log == '-' else log}: {said}", err=True)
-    click.echo(f"{output}: " + ", ".join(f"{n:,} {name}" for name, n in n_rows.items()), err=True)
+        notice(f"{'standard input' if log == '-' else log}: {said}")
+    notice(f"{output}: " + ", ".join(f"{n:,} {name}" for name, n in n_rows.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -62,6 +63,7 @@ def to_perfetto(
     from llamacpp_instr.log import read_events
     from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.terminal import notice, print_line
 
     selection = Selection(
         _parse_range("--steps", steps, ":"),
@@ -73,6 +75,8 @@ def to_perfetto(
         raise UsageError("--flows needs the format protobuf")
     output = output or _default_output(log, form, compress)
     check_output(output, force)
+    if output == "-" and sys.stdout.isatty():
+        raise UsageError("a trace is nothing to read on a terminal; name a file, or pipe it")
     if Path(output).is_file() and Path(log).is_file() and Path(output).samefile(log):
         raise UsageError(f"{output} is the log itself; name another file")
     with progress_bar(f"Converting {log}") as on_progress:
@@ -83,11 +87,11 @@ def to_perfetto(
             else:
                 left_out = write_perfetto(reader, file, options).left_out
     if reader.end is not None and (said := reader.end.sentence()):
-        click.echo(f"{reader.path}: {said}", err=True)
+        notice(f"{reader.path}: {said}")
     if left_out:
-        click.echo(f"{reader.path}: {left_out} events refer to what is missing, left out", err=True)
+        notice(f"{reader.path}: {left_out} events refer to what is missing, left out")
     if output != "-":
-        click.echo(output)
+        print_line(output)
 
 
 def _default_output(log: str, form: str, compress: bool) -> str:

@@ -27,6 +27,7 @@ def view(path: Path, port: int, no_browser: bool) -> None:
     to this machine only (127.0.0.1) and sends nothing anywhere. A log is converted first; a trace
     (.pftrace, .json, either with .gz) is shown as it is.
     """
+    from llamacpp_instr.terminal import print_line
     from llamacpp_instr.view import find_ui, is_trace, show
 
     find_ui()  # before the conversion, which may take a while
@@ -36,7 +37,7 @@ def view(path: Path, port: int, no_browser: bool) -> None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="instr-view-"))
             trace = Path(directory) / f"{path.name.partition('.')[0]}.pftrace"
             visible = _convert(path, trace)
-        show(trace, port, not no_browser, visible, click.echo)
+        show(trace, port, not no_browser, visible, print_line)
 
 
 def _convert(log: Path, trace: Path) -> tuple[int, int] | None:

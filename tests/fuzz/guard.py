@@ -18,8 +18,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from converters.render import render_csv, render_html, render_markdown
-from converters.report import Cell, Column, Report, printable, render_text
+from converters.report import Cell, Column, Report, render_text
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.terminal import printable
 
 CPU_SECONDS = 5.0
 """of one input, plus that again for every 100 kB of it; a usual one takes milliseconds"""
@@ -29,7 +30,7 @@ RESIDENT_BY_BYTE = 1000
 ADDRESS_SPACE = 2 << 30
 """bytes that may be asked for beside what is mapped already, used or not"""
 
-CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class Finding(Exception):
