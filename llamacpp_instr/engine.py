@@ -340,7 +340,8 @@ class Context:
                 f"{self.model.path}: --ctx {ctx} is more than the {rows} positions that the model "
                 "has learned"
             )
-        trained = rows or self.model.n_ctx_train or DEFAULT_CTX
+        # a file may claim any number, and what is beyond the largest int is negative here
+        trained = rows or max(self.model.n_ctx_train, 0) or DEFAULT_CTX
         return ctx or min(trained, max(DEFAULT_CTX, embed_tokens))
 
     def _check_cache_types(self, options: ContextOptions) -> None:

@@ -24,6 +24,8 @@ class LlamaLog:
         self.interrupt = interrupt
         self._held: list[tuple[int, str]] = []
         self._holding = True
+        self.released = False
+        """whether the work has begun, all input being right as far as could be seen"""
         self._level = 0
         self._line = ""
 
@@ -41,7 +43,7 @@ class LlamaLog:
 
     def release(self) -> None:
         """Show what was held back, and from now on what comes."""
-        self._holding = False
+        self.released, self._holding = True, False
         self._show_held()
 
     @contextmanager

@@ -18,6 +18,7 @@ from .engine import Context, ContextOptions, Model
 from .errors import InstrError, UsageError
 from .gguf_header import read_array
 from .interrupt import Interrupt
+from .last_words import last_words
 from .llama_log import LlamaLog, captured
 from .memory_plan import plan_memory
 from .model_file import ModelFile
@@ -97,6 +98,7 @@ def compare_outputs(
         plan_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
         models = [_open_model(stack, file, log) for file in files]
         reference = models[0]
         ctx = options.ctx or _default_ctx(reference)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from .engine import ContextOptions
 from .errors import InstrError
+from .last_words import without_directories
 from .memory import MemoryBreakdown
 from .memory_dry_run import LoadError, dry_run, dry_run_again
 from .model_file import ModelFile
@@ -103,6 +103,4 @@ def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
     """What a process said that ended itself: the assertion of ggml's that did not hold."""
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
     words = next((line for line in reversed(lines) if line), "")
-    # /the/place/where/it/was/built/llama-model.cpp:12: GGML_ASSERT(…) failed
-    words = re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)
-    return words or f"signal {-done.returncode}"
+    return without_directories(words) or f"signal {-done.returncode}"

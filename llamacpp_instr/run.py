@@ -19,6 +19,7 @@ from .engine import ComputeError, Context, ContextOptions, Model
 from .errors import InstrError, UsageError
 from .generate import check_prompt, embed, generate
 from .interrupt import Interrupt
+from .last_words import last_words
 from .llama_log import captured
 from .models import resolve_model
 from .recording import OnLogError, Session, record
@@ -90,15 +91,21 @@ def run(
             stop_on_nan=options.stop_on_nan,
             on_log_error=options.on_log_error,
         )
+
+        def about() -> tuple[str, int]:
+            if not llama_log.released:  # nothing was computed: the file is wrong, and leaves no log
+                _remove(session)
+                return str(path), 2
+            return f"{path}, recorded in {session.path}", 1
+
         try:
-            with Model(path, llama_log, options.mmap) as model:
+            with last_words(about), Model(path, llama_log, options.mmap) as model:
                 (_run_embed if options.embed else _run_text)(
                     options, model, session, out or sys.stdout.buffer, notice or terminal.notice
                 )
         except UsageError:
             session.close()
-            if session.path.is_file():
-                session.path.unlink()
+            _remove(session)
             raise
         except ComputeError:
             if session.nan_seen and options.stop_on_nan:
@@ -112,6 +119,11 @@ def run(
         if session.problem:
             raise InstrError(session.problem)
     return session.path
+
+
+def _remove(session: Session) -> None:
+    if session.path.is_file():
+        session.path.unlink()
 
 
 def _run_text(
