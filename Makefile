@@ -3,6 +3,8 @@
 # make test   the test suite, in the same environment
 # make lint   the checks that need no model
 #
+# make lint-native  the recorder's C and C++: llama.cpp's own warnings and clang-tidy, which it installs
+# make audit      known vulnerabilities of what is installed here; 1 too where nothing could be asked
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
@@ -26,6 +28,7 @@ INSTALLED := .venv/.installed
 VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
 FUZZ_INSTALLED := .venv/.installed-fuzz
+AUDIT := .venv-audit
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 # what drives a browser; tests of the UI are skipped where there is no node to run it
@@ -33,6 +36,7 @@ UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test test-oldest lint native sanitize image image-test load fuzz release pictures
+.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test fuzz release pictures
 .PHONY: quantization bench ui-kit clean
 
 demo: native
@@ -50,6 +54,18 @@ test: native $(TEST_INSTALLED) $(UI_KIT)
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+lint-native: $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet "clang-tidy~=23.1"
+	$(BIN)/python -m tests.lint_native --tidy
+
+audit: $(TEST_INSTALLED) $(AUDIT)/bin/pip-audit
+	$(BIN)/python -m tools.audit $(AUDIT)/bin/pip-audit
+
+# in an environment of its own: it is not what is audited
+$(AUDIT)/bin/pip-audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet pip-audit
 
 # the library is that of `make native`, from the cache
 test-oldest: $(OLDEST_INSTALLED)
@@ -142,4 +158,4 @@ $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv $(OLDEST) out
+	rm -rf .venv $(AUDIT) $(OLDEST) out

@@ -1,0 +1,61 @@
+"""`make audit`: no answer about a package is no good answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamacpp_instr.upstream import patches_dir, read_upstream
+from tools.audit import installed_versions, judge, main
+
+VERSIONS = {"click": "8.2.0", "numpy": "2.0.0"}
+CLEAN: list[dict[str, Any]] = [
+    {"name": "click", "version": "8.2.0", "vulns": []},
+    {"name": "NumPy", "version": "2.0.0", "vulns": []},
+]
+
+
+def test_what_was_asked_and_is_clean_passes() -> None:
+    assert judge(VERSIONS, {"dependencies": CLEAN, "fixes": []}) == []
+
+
+def test_a_vulnerable_version_is_named_with_what_mends_it() -> None:
+    flaw = {"id": "PYSEC-2026-1", "fix_versions": ["2.0.1"], "aliases": [], "description": ""}
+    numpy = {**CLEAN[1], "vulns": [flaw]}
+    (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], numpy]})
+    assert line == "numpy 2.0.0: PYSEC-2026-1, mended in 2.0.1"
+
+
+def test_no_answer_is_no_good_answer() -> None:
+    skipped = {"name": "numpy", "skip_reason": "Dependency not found on PyPI"}
+    for answers in ([CLEAN[0], skipped], [CLEAN[0]]):
+        (line,) = judge(VERSIONS, {"dependencies": answers})
+        assert line.startswith("no advisories could be had for 1 of 2 packages (numpy)")
+
+
+def test_everything_that_is_needed_is_asked_about() -> None:
+    versions = installed_versions()
+    assert {"click", "numpy", "pandas", "rich", "markdown-it-py"} <= set(versions)
+    assert versions["llama-cpp-python"] == read_upstream(patches_dir()).version
+    assert "llamacpp-instr" not in versions
+    assert all("+" not in version for version in versions.values())
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'no route to host' >&2; exit 1", "no advisories could be had: no route to host"),
+        ("echo '{\"dependencies\": []}'", "no advisories could be had for "),
+    ],
+)
+def test_one_line_says_that_nothing_could_be_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, said: str
+) -> None:
+    program = tmp_path / "pip-audit"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    assert main([str(program)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(said)
