@@ -61,6 +61,13 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
         check("expert_group_count", experts % groups == 0, f"which does not divide {experts}")
         check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")
 
+    # with multi-head latent attention a part of a head is rotated, and it may have none
+    if f"{arch}.attention.key_length_mla" not in header.metadata:
+        for key in ("rope.dimension_count", "rope.dimension_count_swa"):
+            # some architectures assert it; in others the kernel never ends
+            if f"{arch}.{key}" in header.metadata:
+                check(key, number(key) > 0, "not more than 0")
+
     scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear")
     if scaling not in _ROPE_SCALINGS:
         raise UsageError(

@@ -48,6 +48,8 @@ def rewritten(path: Path, key: str, value: int | str) -> Path:
         ("llama.expert_count", 8, "llama.expert_used_count is 0 of 8"),
         ("llama.expert_used_count", 2, "2 of 0 experts"),
         ("llama.expert_group_count", 2, "no experts"),
+        ("llama.rope.dimension_count", 0, "not more than 0"),
+        ("llama.rope.dimension_count_swa", 0, "not more than 0"),
         ("llama.rope.scaling.type", "sideways", "'sideways', which llama.cpp does not know"),
     ],
 )
