@@ -72,7 +72,10 @@ std::vector<std::string> cpu_features() {
         std::istringstream words(part);
         std::string name, equals, value;
         if (words >> name >> equals >> value && equals == "=" && value != "0") {
-            names.push_back(value == "1" ? name : name + "=" + value);
+            if (value != "1") {
+                name.append("=").append(value);
+            }
+            names.push_back(name);
         }
     }
     return names;
@@ -118,11 +121,9 @@ void write_process(json_line & line) {
 
 uint64_t resident_bytes() {
     unsigned long long size = 0, resident = 0;
-    if (FILE * file = fopen("/proc/self/statm", "r")) {
-        if (fscanf(file, "%llu %llu", &size, &resident) != 2) {
-            resident = 0;
-        }
-        fclose(file);
+    std::ifstream file("/proc/self/statm");
+    if (!(file >> size >> resident)) {
+        resident = 0;
     }
     return resident * (uint64_t) sysconf(_SC_PAGESIZE);
 }

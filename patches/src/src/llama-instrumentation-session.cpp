@@ -137,7 +137,7 @@ int open_session(const std::string & path, const std::string & level_name, const
         return fail(-status, path + ": " + strerror(-status));
     }
     s->all->rotate_bytes = s->log.is_regular() ? rotate_bytes : 0;
-    g.open = s;
+    g.open = std::move(s);
     g.update_flag();
     start_idle_thread();
     return 0;
@@ -245,7 +245,7 @@ void in_child() {
 
 // runs when the library is loaded
 struct startup {
-    startup() {
+    startup() noexcept {
         auto & g = global();
         pthread_atfork(nullptr, nullptr, in_child);
         atexit(at_exit);

@@ -176,7 +176,7 @@ void llama_instr_ubatch::lap_impl(phase p) {
 }
 
 bool llama_instr_ubatch::may_reuse_impl() const {
-    return tl().step.state->graphs_known;
+    return tl().step.state->graphs_known;  // NOLINT(clang-analyzer-core.NullDereference): set by begin()
 }
 
 void llama_instr_ubatch::reused_impl() {
