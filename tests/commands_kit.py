@@ -23,6 +23,7 @@ PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
 
 # the same command with less to do: the last value of an option counts
 _LESS = {
+    "build": "--check",
     "run": "-n 6 --threads 1",
     "quality": "--ctx 64 --chunks 2 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",
@@ -51,9 +52,15 @@ class Line:
         return [command for command in commands if command]
 
 
+def blocks_of(page: Path, language: str) -> list[str]:
+    """A page's blocks of a language, in order."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
 def lines_of(page: Path) -> list[Line]:
     """All lines of a page's blocks of shell, in order."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = blocks_of(page, "sh")
     name = page.relative_to(ROOT).as_posix()
     return [
         Line(name, number, text)
@@ -69,8 +76,10 @@ class Place:
     def __init__(self, directory: Path, stock: Path, environment: dict[str, str]) -> None:
         self.directory, self._stock = directory, stock
         directory.mkdir()
+        programs = _programs(stock)
         self._environment = environment | {
-            "PATH": f"{_programs(stock)}{os.pathsep}{environment['PATH']}"
+            "PATH": f"{programs}{os.pathsep}{environment['PATH']}",
+            "BROWSER": str(programs / "browser"),
         }
         self.laid: list[str] = []
         """what was not there when a line wanted it"""
@@ -78,8 +87,11 @@ class Place:
     def run(self, line: Line) -> subprocess.CompletedProcess[str]:
         for command in line.words():
             self._lay(command)
+        return self.run_script(line.text)
+
+    def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-c", line.text],
+            ["bash", "-c", script],
             cwd=self.directory, env=self._environment, capture_output=True, text=True,
             timeout=120, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -106,14 +118,31 @@ class Place:
         return self._stock / name if name else None
 
 
+# looks at the page as a browser would, and then stops the program that opened it
+_LOOK = """
+import os, signal, sys, urllib.request
+page = urllib.request.urlopen(sys.argv[1].partition("#")[0]).read()
+assert b"<html" in page
+os.kill(int(sys.argv[2]), signal.SIGINT)
+"""
+
+
 def _programs(stock: Path) -> Path:
-    """A directory with `instr` and `python` as an active environment has them."""
+    """A directory with `instr` and `python` as an active environment has them, and a browser."""
     directory = stock / "bin"
     if not directory.is_dir():
         directory.mkdir()
+        look = stock / "look.py"
+        look.write_text(_LOOK, encoding="utf-8")
         cases = "\n".join(f'"{name}"*) set -- "$@" {less};;' for name, less in _LESS.items())
-        instr = f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"'
-        for name, script in {"instr": instr, "python": f'exec "{sys.executable}" "$@"'}.items():
+        python = f'exec "{sys.executable}" "$@"'
+        scripts = {
+            "instr": f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"',
+            "python": python,
+            "python3": python,
+            "browser": f'"{sys.executable}" "{look}" "$1" $PPID &',
+        }
+        for name, script in scripts.items():
             program = directory / name
             program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
             program.chmod(0o755)

@@ -11,50 +11,46 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-import click
 import pytest
 
-from llamacpp_instr import cli
+from llamacpp_instr.build_cache import cache_dir
+from llamacpp_instr.upstream import patches_dir, read_upstream
 from tests import tiny_models
-from tests.commands_kit import PAGES, Line, Place, lines_of
+from tests.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.native_kit import DEMO, ROOT
 
 LINES = [line for page in PAGES for line in lines_of(page)]
 BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, line.block))]
 
 NOT_RUN = {
-    r"make( |$)": "is what runs the tests, or CI runs it (make image-test), or it takes an hour",
-    r"(pip|python3? -m (pip|venv)) ": "installs into the environment; `make` does the same",
+    r"make ": "is what runs the tests; demo, image and release are CI's; or it takes an hour",
+    r"(python -m )?pip ": "needs an index; `make` does the same",
     r"docker ": "needs an engine; `make image-test` runs the commands in the image",
-    r"(export INSTR_USER|mkdir -p out)": "prepares what docker is given",
-    r"instr build": "fetches and compiles: tests/test_build.py",
-    r"instr view": "serves until Ctrl-C: tests/test_view.py, tests/test_ui.py",
     r"instr exec .* llama_cpp\.server ": "serves until Ctrl-C: tests/test_server_load.py",
     r"instr exec .* uvicorn ": "needs a server of the reader's own",
     r"python -m tools\.(check|train)_demo_model": "needs PyTorch: tests/test_demo_model.py",
-    r"(python -m tools\.patches|cd |git |cmake |PYTHONPATH=/tmp/edit|instr check /tmp/edit)":
-        "edits a release that is fetched: tests/test_patches_*.py",
+    r"python -m tools\.patches edit .* --onto ": "needs an index: tests/test_patches_carry.py",
+    r"(cd /tmp/edit|git |cmake |PYTHONPATH=/tmp/edit|instr check /tmp/edit)":
+        "is about that other release, or builds it: minutes",
 }  # fmt: skip
+"""what a line begins with -> why it is not run; tests/test_docs_parsed.py looks at it"""
+
+# run as one script, by a test of its own
+PATCHES = "patches/README.md"
 
 
 def reason(line: Line) -> str | None:
     """Why a line is not run."""
-    if line.page == "docker/README.md":
-        return NOT_RUN[r"docker "]
+    if line.text.startswith("instr build") and not sdist_at_hand():
+        return "needs an index: the sdist is not in the cache"
     return next((why for what, why in NOT_RUN.items() if re.match(what, line.text)), None)
 
 
-def calls(line: Line) -> list[list[str]]:
-    """The arguments of every `instr` in a line, behind `docker run … IMAGE` too."""
-    found = []
-    for words in line.words():
-        if "llamacpp-instr" in words and "run" in words[:3] and "--entrypoint" not in words:
-            found.append(words[words.index("llamacpp-instr") + 1 :])
-        while words and "=" in words[0]:
-            words = words[1:]
-        if words[:1] == ["instr"]:
-            found.append(words[1:])
-    return found
+def sdist_at_hand() -> bool:
+    """Whether what `instr build` begins with need not be fetched; in CI it is fetched."""
+    version = read_upstream(patches_dir()).version
+    kept = cache_dir() / "sdist" / f"llama_cpp_python-{version}.tar.gz"
+    return kept.is_file() or "CI" in os.environ
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +81,6 @@ def named(block: list[Line]) -> str:
     return f"{block[0].page}-{block[0].block}"
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=named)
-def test_every_command_and_option_exists(
-    block: list[Line], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for line in block:
-        for name, *arguments in calls(line):
-            command = cli.main.get_command(click.Context(cli.main), name)
-            assert command is not None, f"{line.page}: no command {name}: {line.text}"
-            try:
-                command.make_context(name, list(arguments))
-            except click.UsageError as error:
-                pytest.fail(f"{line.page}: {line.text}: {error.format_message()}")
-
-
 # the examples of one command stand beside each other, and some stand on another page too
 EXAMPLES = "docs/cli.md"
 README = [line.text for line in LINES if line.page == "README.md"]
@@ -109,6 +90,7 @@ RUNNABLE = [
     for block in BLOCKS
     for run in ([[line] for line in block] if block[0].page == EXAMPLES else [block])
     if not all(map(reason, run))
+    and run[0].page != PATCHES
     and not (run[0].page == EXAMPLES and any(text.startswith(run[0].text) for text in ELSEWHERE))
 ]
 
@@ -130,6 +112,43 @@ def test_the_commands_of_a_block_work_one_after_the_other(
         assert "Traceback" not in done.stderr, f"{line.page}: {line.text}\n{done.stderr}"
     leftover = [path.name for path in place.directory.rglob("*") if path.suffix == ".part"]
     assert leftover == []
+
+
+@pytest.mark.skipif(not sdist_at_hand(), reason="the sdist is not in the cache")
+def test_the_patches_are_edited_and_exported_as_their_page_says(
+    stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In a copy of the checkout; what is exported from an untouched tree is what was there."""
+    (block,) = (block for block in BLOCKS if block[0].page == PATCHES)
+    script = "\n".join(["set -e", *(line.text for line in block)])
+    assert "/tmp/edit" in script
+    place = Place(tmp_path / "place", stock, {**environment, "PYTHONPATH": ""})
+    for name in ("patches", "tools", "llamacpp_instr", "converters", "pyproject.toml"):
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, place.directory / name, ignore=ignored)
+        else:
+            shutil.copyfile(ROOT / name, place.directory / name)
+    done = place.run_script(script.replace("/tmp/edit", str(tmp_path / "edit")))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert contents(place.directory / "patches") == contents(ROOT / "patches")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("code", blocks_of(ROOT / "README.md", "python"))
+def test_the_python_of_the_readme_runs(
+    code: str, stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    place = Place(tmp_path / "place", stock, environment)
+    if "record" not in code:
+        shutil.copyfile(stock / "session.log", place.directory / "session.log")
+    (place.directory / "code.py").write_text(code, encoding="utf-8")
+    done = place.run_script("python code.py && instr check session.log")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_q4_k_against_q8_0_begins_with_one_file(
