@@ -89,6 +89,17 @@ def check_output(path: str | Path, force: bool = False) -> None:
         raise UsageError(f"{path}: the directory {path.parent} cannot be written to")
 
 
+def check_not_input(output: str | Path, *inputs: str | Path | None) -> None:
+    """Raises UsageError when `output` is one of the files that are read: a forgotten argument must
+    not cost a model or a log, not even with --force. None and `-` are no files."""
+    written = Path(output)
+    if str(output) == "-" or not written.is_file():
+        return
+    for name in inputs:
+        if name and Path(name).is_file() and written.samefile(name):
+            raise UsageError(f"{output} is what is read; name another file")
+
+
 @contextlib.contextmanager
 def open_output_directory(
     path: str | Path, suffixes: Collection[str], force: bool = False

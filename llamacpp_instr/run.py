@@ -22,6 +22,7 @@ from .interrupt import Interrupt
 from .last_words import last_words
 from .llama_log import captured
 from .models import resolve_model
+from .output import check_not_input
 from .recording import OnLogError, Session, record
 from .sampling import Sampler, Sampling
 from .terminal import write_text
@@ -57,7 +58,9 @@ class RunOptions:
         if self.repeat < 1:
             raise UsageError(f"--repeat is {self.repeat}; it must be 1 or more")
         if not self.prompts:
-            raise UsageError("there is no prompt; use --prompt TEXT, --prompt-file FILE, or -")
+            raise UsageError(
+                "there is no prompt; use --prompt TEXT or --prompt-file FILE; - is standard input"
+            )
         if len(self.prompts) > 1 and not self.embed:
             raise UsageError("several prompts can be given with --embed only")
         if self.chat and self.embed:
@@ -79,6 +82,7 @@ def run(
     """
     options.check()
     path = resolve_model(options.model)
+    check_not_input(options.log, path)
     native.load()
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as llama_log:

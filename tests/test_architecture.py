@@ -75,7 +75,7 @@ SHARED["converters.layer_chart"] = {"converters.charts", "converters.report", "c
 SHARED["converters.error_charts"] = MODELS | {"converters.charts", "converters.report"}
 SHARED["converters.step_times"] = FLOOR | READING | {"converters.noise"}
 
-CONTEXT_OPTIONS = "llamacpp_instr.cli.context_options"
+CLI_SHARED = {"llamacpp_instr.cli.context_options", "llamacpp_instr.cli.ranges"}
 
 MAX_LINES = 400
 LONG: dict[str, str] = {
@@ -120,8 +120,8 @@ def allowed(name: str, other: str) -> bool:
     if name == "llamacpp_instr.__main__":
         return other in {"llamacpp_instr", "llamacpp_instr.cli"}
     if name.startswith("llamacpp_instr.cli"):
-        # the only place where both sides meet; its modules share the frame and these options
-        return not other.startswith("llamacpp_instr.cli.") or other == CONTEXT_OPTIONS
+        # the only place where both sides meet; its modules share the frame and these two
+        return not other.startswith("llamacpp_instr.cli.") or other in CLI_SHARED
     if name in BELOW_READING:
         return other in BELOW_READING[name]
     if name in BELOW_MODELS:

@@ -59,8 +59,10 @@ def test_steps_are_selected_with_all_that_was_measured_in_them(log):
     assert not [line for line in got if line["event"] in ("model", "graph")]
     assert {line["step"] for line in lines(log, "--step", "1", "--event", "kv")} == {1}
     assert lines(log, "--step", ":") == lines(log, "--step", "0:")
-    with pytest.raises(UsageError, match="--step x: give a step"):
+    with pytest.raises(UsageError, match="--step x: give 7, 7:9, 7: or :9"):
         run(log, "--step", "x")
+    with pytest.raises(UsageError, match="--step 5:3: the first is behind the last"):
+        run(log, "--step", "5:3")
 
 
 def test_the_flat_form_has_a_line_for_each_op(log):

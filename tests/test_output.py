@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.output import check_output, open_output
+from llamacpp_instr.output import check_not_input, check_output, open_output
 
 
 def test_the_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -42,6 +42,17 @@ def test_an_existing_file_is_overwritten_only_when_asked(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"out\.bin exists; use --force"), open_output(path):
         pass
     assert path.read_bytes() == b"before"
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "in.log"
+    path.touch()
+    (tmp_path / "link").symlink_to(path)
+    for name in (path, tmp_path / "link", str(path), tmp_path / ".." / tmp_path.name / "in.log"):
+        with pytest.raises(UsageError, match="is what is read; name another file"):
+            check_not_input(name, tmp_path / "other", None, path)
+    check_not_input(tmp_path / "new", path, tmp_path / "new")
+    check_not_input("-", "-", "", path)
 
 
 def test_the_mode_is_that_of_any_other_file(tmp_path: Path) -> None:

@@ -348,6 +348,17 @@ def test_prompts_that_are_no_text_are_refused(instr: Instr, tmp_path: Path) -> N
     assert_refused(instr("run", *DEMO, "-p", os.fsdecode(b"sch\xf6n")), "not UTF-8")
 
 
+def test_a_prompt_is_text_whatever_the_locale_is(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Without UTF-8 in the locale Python takes a prompt's bytes for something else."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = start({**environment, **plain}, tmp_path, "demo", "-p", "schön", "-n", "1")
+    _, errors = done.communicate(timeout=60)
+    assert done.returncode == 0, errors
+    assert read_events(tmp_path / "session.log")[0]["args"]["prompts"] == ["schön"]
+
+
 def test_a_log_that_exists_is_kept(instr: Instr, tmp_path: Path) -> None:
     log = tmp_path / "session.log"
     log.write_text("precious")

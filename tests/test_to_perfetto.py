@@ -145,7 +145,7 @@ def test_the_log_itself_is_not_overwritten(instr: Instr, log: Path) -> None:
     before = log.read_bytes()
     done = instr("to-perfetto", log, "--force", "-o", log)
     assert done.returncode == 2
-    assert done.stderr == f"Error: {log} is the log itself; name another file\n"
+    assert done.stderr == f"Error: {log} is what is read; name another file\n"
     assert log.read_bytes() == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -46,14 +48,16 @@ def blocks(
     from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.model_file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
 
     check_output(output, force)
+    check_not_input(output, model, reference)
     if heat_map is not None:
         check_heat_map(heat_map)
         check_output(heat_map, force)
-        if heat_map == output:
+        check_not_input(heat_map, model, reference)
+        if Path(heat_map).resolve() == Path(output).resolve():
             raise UsageError(f"{output} cannot hold both the report and the heat map")
     written = form_of(form, output)
     file = load_model_file(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.cli.ranges import parse_range
 
 
 @click.command(
@@ -34,24 +34,15 @@ def cat(
     """
     from converters.flat import Selection, expand_lines, select_lines
     from llamacpp_instr.log import read_events
-    from llamacpp_instr.output import open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.terminal import notice
 
-    selection = Selection(events, _parse_range(steps), layer)
+    check_output(output, force)
+    check_not_input(output, log)
+    selection = Selection(events, parse_range("--step", steps), layer)
     reader = read_events(log)
     lines = expand_lines(reader, selection) if expand else select_lines(reader, selection)
     with open_output(output, force) as file:
         file.writelines(lines)
     if reader.end is not None and (said := reader.end.sentence()):
         notice(f"{reader.path}: {said}")
-
-
-def _parse_range(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    try:
-        numbers = int(first or 0), int(last or 2**63) if colon else int(first)
-    except ValueError:
-        raise UsageError(f"--step {text}: give a step (7) or a range (7:9, 7:, :9)") from None
-    return numbers

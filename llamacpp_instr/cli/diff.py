@@ -52,7 +52,7 @@ def diff(
     """
     from converters.diff import VIEWS, compute_diff
     from converters.render import form_of, render
-    from llamacpp_instr.output import open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
     from llamacpp_instr.terminal import notice
@@ -60,6 +60,8 @@ def diff(
     threshold = _parse_percent(fail_above) if fail_above is not None else None
     if a == b == "-":
         raise UsageError("only one of the logs can be standard input")
+    check_output(output, force)
+    check_not_input(output, a, b)
     view = next((view for view in VIEWS if view == by), None)
     with open_output(output, force) as file:
         with progress_bar(f"Reading {a}") as on_progress:

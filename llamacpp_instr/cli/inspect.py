@@ -35,9 +35,10 @@ def inspect(model: str, tensors: bool, flag: str | None, output: str, force: boo
     from converters.inspect import compute_inspection, compute_tensors, list_tensors
     from converters.render import form_of, render
     from llamacpp_instr.model_file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
 
     check_output(output, force)
+    check_not_input(output, model)
     form = form_of(flag, output)
     file = load_model_file(model)
     every = compute_tensors(file)

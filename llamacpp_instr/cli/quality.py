@@ -85,13 +85,14 @@ def quality(
     from converters.render import form_of, render
     from llamacpp_instr.logits import DEFAULT_SEED, OutputOptions, check_comparison
     from llamacpp_instr.model_file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.weight_error import Sums
 
     form = form_of(flag, output)
     given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
     _check_effect(given, only)
     check_output(output, force)
+    check_not_input(output, reference, *candidates, text)
     files = [load_model_file(name) for name in (reference, *candidates)]
     options = OutputOptions(ctx, chunks, batch, threads, DEFAULT_SEED if seed is None else seed)
     if only != "weights":

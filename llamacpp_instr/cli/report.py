@@ -69,9 +69,10 @@ def report(
     """
     from converters.render import form_of
     from llamacpp_instr.engine import ContextOptions
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
 
     check_output(output, force)
+    check_not_input(output, source)
     form = form_of("json" if as_json else None, output)
     options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
     if _is_model(source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -129,14 +130,18 @@ def run(
     control characters of the text are written out, as \x1b; a pipe or a file gets them.
     """
     from llamacpp_instr.engine import ContextOptions
-    from llamacpp_instr.output import check_output
+    from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.run import RunOptions
     from llamacpp_instr.run import run as run_model
     from llamacpp_instr.sampling import Sampling
     from llamacpp_instr.terminal import notice
 
+    check_not_input(log, prompt_file)
     if perfetto is not None:
         check_output(perfetto, force)
+        check_not_input(perfetto, model, prompt_file)
+        if Path(perfetto).resolve() == log.resolve():
+            raise UsageError(f"{perfetto} cannot hold both the log and the trace")
     options = RunOptions(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),
@@ -184,7 +189,7 @@ def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
         raise UsageError("give --prompt or --prompt-file, not both")
     if file is not None:
         return [_read_stdin() if str(file) == "-" else _read_file(file)]
-    return [_read_stdin() if prompt == "-" else _check_text(prompt) for prompt in prompts]
+    return [_read_stdin() if prompt == "-" else _as_typed(prompt) for prompt in prompts]
 
 
 def _read_stdin() -> str:
@@ -205,9 +210,9 @@ def _decode(data: bytes, source: str) -> str:
         raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None
 
 
-def _check_text(prompt: str) -> str:
+def _as_typed(prompt: str) -> str:
+    """What was typed, also where the locale is not UTF-8 and Python took it for something else."""
     try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the prompt is not UTF-8: character {error.start} is wrong") from None
-    return prompt
+        return os.fsencode(prompt).decode()
+    except UnicodeError as error:
+        raise UsageError("the prompt is not UTF-8") from error

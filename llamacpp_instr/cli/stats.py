@@ -51,11 +51,12 @@ def stats(
     """
     from converters.render import form_of, render
     from converters.stats import compute_stats
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
 
     check_output(output, force)
+    check_not_input(output, log)
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
     reports = compute_stats(session, by, phase, warmup)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.errors import UsageError
 
 
@@ -61,13 +62,13 @@ def to_perfetto(
     from converters.perfetto import Options, write_perfetto
     from converters.timeline import Selection
     from llamacpp_instr.log import read_events
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice, print_line
 
     selection = Selection(
-        _parse_range("--steps", steps, ":"),
-        _parse_range("--layers", layers, "-"),
+        parse_range("--steps", steps),
+        parse_range("--layers", layers, "-"),
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
     options = Options(selection, not no_threads, flows, compress, lenient)
@@ -75,10 +76,9 @@ def to_perfetto(
         raise UsageError("--flows needs the format protobuf")
     output = output or _default_output(log, form, compress)
     check_output(output, force)
+    check_not_input(output, log)
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing to read on a terminal; name a file, or pipe it")
-    if Path(output).is_file() and Path(log).is_file() and Path(output).samefile(log):
-        raise UsageError(f"{output} is the log itself; name another file")
     with progress_bar(f"Converting {log}") as on_progress:
         reader = read_events(log, lenient, on_progress)
         with open_output(output, force) as file:
@@ -102,17 +102,3 @@ def _default_output(log: str, form: str, compress: bool) -> str:
         name = name.with_suffix("")
     kind = "json" if form == "json" else "pftrace"
     return f"{name}.{kind}" + (".gz" if compress else "")
-
-
-def _parse_range(option: str, text: str | None, between: str) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, several, last = text.partition(between)
-    try:
-        chosen = int(first or 0), int(last or 2**63) if several else int(first)
-    except ValueError:
-        example = f"7, 7{between}9, 7{between} or {between}9"
-        raise UsageError(f"{option} {text}: give {example}") from None
-    if chosen[0] > chosen[1]:
-        raise UsageError(f"{option} {text}: the first is behind the last")
-    return chosen

@@ -1,0 +1,25 @@
+"""Ranges of steps and layers, for every command that selects some."""
+
+from __future__ import annotations
+
+from llamacpp_instr.errors import UsageError
+
+LAST = 2**63
+
+
+def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:
+    """First and last of `A`, `A:B`, `A:` or `:B`, both included; None of None.
+
+    `between` is what stands between the two. Raises UsageError naming `option`.
+    """
+    if text is None:
+        return None
+    first, several, last = text.partition(between)
+    try:
+        chosen = int(first or 0), int(last or LAST) if several else int(first)
+    except ValueError:
+        example = f"7, 7{between}9, 7{between} or {between}9"
+        raise UsageError(f"{option} {text}: give {example}") from None
+    if chosen[0] > chosen[1]:
+        raise UsageError(f"{option} {text}: the first is behind the last")
+    return chosen
