@@ -44,6 +44,7 @@ def run_trials(
 
     Raises `UsageError` for what cannot be quantized or run, `InstrError` when it fails.
     """
+    options.check()
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be 1 or more")
     file_types = [parse_file_type(name) for name in file_types]

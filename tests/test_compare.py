@@ -286,6 +286,10 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
     assert_refused(instr("compare", q8, tmp_path / "none.gguf"), "does not exist")
+    assert_refused(instr("compare", q8, q4, "-n", "3"), "-n has no effect without --types")
+    assert_refused(instr("compare", q8, q4, "--keep", "d"), "--keep has no effect")
+    assert_refused(instr("compare", "--types", "Q4_0", "demo", "-n", "-1"), "-n is -1")
+    assert_refused(instr("compare", q8, ""), "the path is empty")
     (tmp_path / "c.md").write_text("mine")
     assert_refused(instr("compare", q8, q4, "-o", "c.md"), "--force")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from converters.compare.candidate import Candidate
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     "-o", "--output", default="-", metavar="FILE", help="Write here: .html, .md, .csv or .json."
 )
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
+@click.pass_context
 def compare(
+    ctx: click.Context,
     inputs: tuple[str, ...],
     logs: tuple[str, ...],
     reference: str | None,
@@ -73,11 +76,14 @@ def compare(
     from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.model_file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.run import RunOptions
 
+    if types is None:
+        _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
     form = form_of("json" if as_json else None, output)
     check_output(output, force)
+    check_not_input(output, *inputs, *logs, reference)
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
         if types is None:
@@ -111,6 +117,16 @@ def compare(
         file.write(text.encode())
 
 
+def _check_no_effect(ctx: click.Context, *names: str) -> None:
+    """Raise `UsageError` when one of these options was given: they are those of --types."""
+    from llamacpp_instr.errors import UsageError
+
+    for name in names:
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = f"-{name}" if len(name) == 1 else f"--{name}"
+            raise UsageError(f"{option} has no effect without --types; leave it out")
+
+
 def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     """The models and logs that were named."""
     from converters.compare.candidate import (
@@ -129,7 +145,7 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     files = [load_model_file(of) if of == "demo" or _is_gguf(of) else None for of in inputs]
     paths: list[str | None] = [None if f else of for f, of in zip(files, inputs, strict=True)]
     if logs:
-        if any(paths):
+        if not all(files):
             raise UsageError("--log is for models; a log that is named by itself needs none")
         if len(logs) != len(inputs):
             raise UsageError(f"there are {len(inputs)} models and {len(logs)} of --log; one each")
@@ -137,7 +153,7 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     sessions = []
     for log in paths:
         with progress_bar(f"Reading {log}") as on_progress:
-            sessions.append(load_session(log, on_progress) if log else None)
+            sessions.append(load_session(log, on_progress) if log is not None else None)
     names = short_names(
         [
             Path(recorded_model(session).path) if session and not file else Path(name)
