@@ -274,6 +274,8 @@ def _explain(line: bytes, error: Exception) -> str:
 def _open(path: str | Path, shown: str) -> BinaryIO:
     if str(path) == "-":
         return sys.stdin.buffer
+    if path == "":
+        raise LogError("no log is named: the path is empty")
     try:
         return Path(path).open("rb", buffering=0)
     except OSError as error:

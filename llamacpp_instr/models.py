@@ -37,6 +37,8 @@ def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
 
     Raises `UsageError` for what llama.cpp would refuse, but for a file without weights.
     """
+    if not name:
+        raise UsageError("no model is named: the path is empty")
     path = demo_model() if name == DEMO else Path(name)
     _check_file(path)
     header = read_header(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import click
 import pytest
@@ -13,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from llamacpp_instr import __version__, cli
 from llamacpp_instr.errors import BuildError, LogError
+
+LOG = Path(__file__).parent / "fixtures" / "demo-verbose.log"
 
 
 def instr(*args: str) -> Result:
@@ -151,6 +155,41 @@ def test_an_error_is_one_line_and_its_exit_code(
 def test_a_command_may_choose_its_exit_code(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, None, status)
     assert instr("try").exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["summary", "session.log"], ""),
+        (["cat", "session.log"], ""),
+        (["stats", "session.log", "-o", "stats.txt"], ""),
+        (["check", "-"], "Error: standard input: empty: nothing was recorded\n"),
+        (["summary", "none.log"], "Error: none.log: no such file\n"),
+    ],
+)
+def test_closed_standard_streams_are_empty_ones(
+    args: list[str], said: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """As some services and `>&-` start a program; also no file may get the number of one."""
+    shutil.copyfile(LOG, tmp_path / "session.log")
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" "$@" {closed}', sys.executable, "-m", "llamacpp_instr", *args],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (2 if said else 0)
+        assert (done.stdout, done.stderr) == ("", "" if "2>" in closed else said)
+        if "-o" in args:
+            assert (tmp_path / "stats.txt").read_text().startswith("Kernels by op")
+            (tmp_path / "stats.txt").unlink()
+
+
+@pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "report", "inspect"])
+def test_an_empty_path_is_named(command: str) -> None:
+    """What a variable that is not set comes to."""
+    result = instr(command, "")
+    assert result.exit_code == 2
+    assert str(result.stderr).endswith("is named: the path is empty\n")
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -89,6 +90,7 @@ class LazyGroup(click.Group):
     ) -> NoReturn:
         """Run the command line and leave with its exit code; an error is one line."""
         extra["standalone_mode"] = False
+        _fill_standard_streams()
         try:
             status = super().main(args, prog_name or "instr", **extra)
         except click.Abort:
@@ -113,6 +115,14 @@ class LazyGroup(click.Group):
             _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
         # only `ctx.exit(status)` gives a number: commands return nothing
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fill_standard_streams() -> None:
+    """Where a standard stream is closed (`>&-`, some services), /dev/null takes its place: else the
+    next file to be opened gets its number, and what C prints lands in a log."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def _leave(line: str, status: int) -> NoReturn:
