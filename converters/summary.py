@@ -81,8 +81,8 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
             row[4:] = [float(q) for q in np.quantile(rates, (0.5, 0.1, 0.9))]
         rows.append(row)
     notes = [*notes, *_graph_notes(session, steps), *_fault_notes(steps)]
-    if len(session.tokens):
-        dur = session.tokens["dur"]
+    dur = session.tokens["dur"][np.isin(session.tokens["step"], steps["step"])]
+    if len(dur):
         mean = shown(float(dur.mean()), "ns")
         notes.append(f"{len(dur):,} tokens were sampled, {mean} each, outside of the steps.")
     columns = [
@@ -136,21 +136,21 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     ):
         phase = phase_of.get(compute)
         if phase is not None:
-            spent[phase]["kv"] += apply
+            spent[phase]["KV slots"] += apply
             spent[phase]["graph build"] += build + alloc
             spent[phase]["between ops" if compute in in_ops else "compute"] += dur
             spent[phase]["between ops"] -= in_ops.get(compute, 0)
-    totals = dict.fromkeys(phases, 0)
-    columns = ("label", "begin", "end", "recorder")
-    for label, begin, end, recorder in zip(*(steps[name] for name in columns), strict=True):
-        totals[label] += int(end - begin)
+    for label, recorder in zip(steps["label"], steps["recorder"], strict=True):
         spent[label]["the recorder"] += int(recorder)
+    totals = _phase_totals(steps)
     for phase in phases:
         spent[phase]["the rest"] = totals[phase] - sum(spent[phase].values())
-    outside = ["compute", "between ops", "graph build", "the recorder", "the rest"]
+    outside = ["compute", "between ops", "KV slots", "graph build", "the recorder", "the rest"]
     order = [*knowledge.BLOCKS, *outside]
     by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
-    rows = _phase_rows([(what, by_block[what]) for what in order if any(by_block[what].values())])
+    rows = _phase_rows(
+        [(what, by_block[what]) for what in order if any(by_block[what].values())], totals
+    )
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
     if not session.ops:
         notes.append("No ops were recorded: blocks need the level detailed.")
@@ -159,17 +159,21 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     return Report("Where the time went", _phase_columns(Column("Block"), phases), rows, notes)
 
 
+def _phase_totals(steps: Table) -> dict[str, int]:
+    """The time of each phase's steps, as the caller saw it."""
+    dur = steps["end"] - steps["begin"]
+    return {phase: int(dur[steps["label"] == phase].sum()) for phase in _phases(steps)}
+
+
 def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
     pairs = [(Column(phase, "ns"), Column(f"of {phase}", "share")) for phase in phases]
     return [first, *(column for pair in pairs for column in pair)]
 
 
-def _phase_rows(spent: list[tuple[str | int, dict[str, int]]]) -> list[list[Cell]]:
-    """Rows of a label, then time and share of each phase."""
-    totals: dict[str, int] = defaultdict(int)
-    for _, by_phase in spent:
-        for phase, ns in by_phase.items():
-            totals[phase] += ns
+def _phase_rows(
+    spent: list[tuple[str | int, dict[str, int]]], totals: dict[str, int]
+) -> list[list[Cell]]:
+    """Rows of a label, then time and share of each phase, whose steps took `totals`."""
     rows: list[list[Cell]] = []
     for label, by_phase in spent:
         row: list[Cell] = [label]
@@ -187,8 +191,10 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
         if phase is not None and layers.label is not None:
             for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
                 spent[layer][phase] += dur
-    rows = _phase_rows([(layer, spent[layer]) for layer in sorted(spent)])
-    notes = []
+    rows = _phase_rows([(layer, spent[layer]) for layer in sorted(spent)], _phase_totals(steps))
+    notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
+    if not rows:
+        return Report("Layers", [], [])
     if len(rows) > ALL_LAYERS:
         total = {layer: sum(by_phase.values()) for layer, by_phase in spent.items()}
         slowest = sorted(range(len(rows)), key=lambda i: -total[sorted(spent)[i]])[:ALL_LAYERS]
@@ -267,9 +273,10 @@ def _recorder(session: Session) -> Report:
     share = end.overhead_ns / end.decode_ns if end.decode_ns else 0.0
     n_events = sum(end.events.values()) + 1
     notes = [
-        f"It spent {shown(end.overhead_ns, 'ns')}, {100 * share:.2f} % of the time in decode, and"
-        f" wrote {n_events:,} events ({shown(end.bytes, 'bytes')});"
-        f" {end.dropped:,} events and {end.dropped_ops:,} ops were dropped."
+        f"In all, warm-up runs included, it spent {shown(end.overhead_ns, 'ns')},"
+        f" {100 * share:.2f} % of the time in decode, and wrote {n_events:,} events"
+        f" ({shown(end.bytes, 'bytes')}); {end.dropped:,} events"
+        f" and {end.dropped_ops:,} ops were dropped."
     ]
     return Report("Recorder", [], [], notes)
 

@@ -73,6 +73,29 @@ def test_layers_and_ops_are_those_of_the_log(tmp_path):
     assert total == sum(sum(e.dur) for e in layers)
 
 
+def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
+    """Also in the table of layers, which are not all of it."""
+    found = sections(tmp_path, EVENTS)
+    for name in ("Where the time went", "Layers"):
+        for phase in ("prefill", "decode"):
+            total = sum(durations(EVENTS, phase))
+            spent, shares = column(found[name], phase), column(found[name], f"of {phase}")
+            assert shares == pytest.approx([ns / total for ns in spent])
+
+
+def test_sampled_tokens_are_those_of_the_steps_that_count(tmp_path):
+    sampled = [e for e in EVENTS if isinstance(e, s.Token)]
+    assert f"{len(sampled)} tokens were sampled" in notes(sections(tmp_path, EVENTS))
+    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
+    marks: list[s.Event] = [
+        s.Mark(t=begin.t, mark=90, name="warm-up", phase="begin"),
+        s.Mark(t=begin.t + 1, mark=90, name="warm-up", phase="end"),
+    ]
+    n_left_out = sum(e.step == begin.step for e in sampled)
+    said = notes(sections(tmp_path, [*EVENTS, *marks]))
+    assert f"{len(sampled) - n_left_out} tokens were sampled" in said
+
+
 def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
     first = next(e for e in EVENTS if isinstance(e, s.StepEnd))
     begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == first.step)

@@ -139,6 +139,7 @@ def _phase_report(
         notes.append(
             f"Fewer than {MIN_BLOCKS} blocks say nothing of the noise: record with --repeat 11."
         )
+    notes.append("The time that the recorder itself took is left out of the steps here.")
     notes.append(
         '"from" and "to" are meant to hold for a whole table with 95 %: the noise within each'
         " log, and 2 % assumed for what changes from one process to the next."
