@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from converters.charts import import_matplotlib
 from llamacpp_instr.block_stats import BlockStats, Grid
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.terminal import printable
@@ -36,7 +37,7 @@ def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
     `path` says by its ending whether as PNG or as SVG. Rows are those of the tensor, blocks lie
     from left to right; where there are too many, a cell is the largest error or the mean scale.
     """
-    import matplotlib
+    matplotlib = import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

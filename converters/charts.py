@@ -12,6 +12,7 @@ import hashlib
 import html
 import importlib.util
 import io
+import logging
 import math
 import re
 import warnings
@@ -76,6 +77,14 @@ class Chart:
 
 Values: TypeAlias = "Sequence[float | None]"
 """None, NaN and infinities are left out: a gap"""
+
+
+def import_matplotlib() -> Any:
+    """matplotlib, which says nothing of a home that cannot be written to: it draws all the same."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    import matplotlib as mpl
+
+    return mpl
 
 
 def missing_note() -> str | None:
@@ -167,8 +176,7 @@ def _figure() -> Any:
 @contextlib.contextmanager
 def _settings(ink: str) -> Iterator[None]:
     """matplotlib's own defaults and ours over them, whatever the user has set."""
-    import matplotlib as mpl
-
+    mpl = import_matplotlib()
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of characters that its font does not have
         mpl.rcdefaults()

@@ -7,6 +7,8 @@ import math
 import random
 import re
 import struct
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -147,3 +149,15 @@ def test_inspect_without_matplotlib(tmp_path: Path, environment: dict[str, str])
         in done.stdout
     )
     assert "<svg" not in done.stdout
+
+
+def test_a_home_that_cannot_be_written_to_is_no_matter(environment: dict[str, str]) -> None:
+    """matplotlib would print two lines about the place of its cache."""
+    code = "from converters.charts import import_matplotlib; import_matplotlib().get_cachedir()"
+    places = {"HOME": "/proc", "XDG_CONFIG_HOME": "/proc", "XDG_CACHE_HOME": "/proc"}
+    kept = {name: value for name, value in environment.items() if name != "MPLCONFIGDIR"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=kept | places, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
