@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.report import Cell, Column, Report, shown
-from llamacpp_instr.counted import counted_steps, phase_of_compute
+from llamacpp_instr.counted import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.kernels import weight_read
 from llamacpp_instr.ops import BLOCKS
@@ -26,7 +26,6 @@ from llamacpp_instr.session import Session, Table, Timed
 
 By = Literal["op", "layer", "block", "tensor", "type", "phase", "thread"]
 BYS: tuple[By, ...] = ("op", "layer", "block", "tensor", "type", "phase", "thread")
-PHASES = ("prefill", "decode", "encode")
 NO_WEIGHT = "(no weight)"
 
 Int64 = NDArray[np.int64]

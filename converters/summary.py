@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from converters.report import Cell, Column, Report, shown
 from llamacpp_instr import ops as knowledge
-from llamacpp_instr.counted import counted_steps, phase_of_compute
+from llamacpp_instr.counted import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.session import Session, Table
 
-PHASES = ("prefill", "decode", "encode")
 TOP_OPS = 10
 ALL_LAYERS = 12
 """up to so many layers are all shown, of more the slowest"""

@@ -9,6 +9,9 @@ import numpy as np
 
 from llamacpp_instr.session import Session, Table
 
+PHASES = ("prefill", "decode", "encode")
+"""the labels of steps, in the order in which they are shown"""
+
 WARM_UP = "warm-up"
 """the mark around a run that only warms up"""
 

@@ -52,7 +52,7 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
         try:
             with _created(path, temporary) as file:
                 yield file
-            temporary.replace(path)
+            _take_name(temporary, path, force)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -68,7 +68,7 @@ def new_file(path: Path, force: bool = False) -> Iterator[Path]:
         try:
             _created(path, temporary).close()
             yield temporary
-            temporary.replace(path)
+            _take_name(temporary, path, force)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -161,6 +161,20 @@ def _beside(path: Path) -> Path:
     """A name beside `path`, so that what is made there can be renamed to it. Made is nothing yet:
     whoever removes it at the end must know the name before a signal can come."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def _take_name(temporary: Path, path: Path, force: bool) -> None:
+    """Rename to `path`; UsageError when, without `force`, another program was faster."""
+    if not force:
+        try:
+            os.link(temporary, path)
+            temporary.unlink()
+            return
+        except FileExistsError:
+            raise UsageError(f"{path} exists by now; use --force to overwrite it") from None
+        except OSError:
+            pass  # a file system without links
+    temporary.replace(path)
 
 
 def _created(path: Path, temporary: Path) -> BinaryIO:

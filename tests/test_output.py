@@ -44,6 +44,22 @@ def test_an_existing_file_is_overwritten_only_when_asked(tmp_path: Path) -> None
     assert path.read_bytes() == b"before"
 
 
+def test_of_two_that_write_one_file_at_once_the_first_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+
+    def write_both(force: bool) -> None:
+        with open_output(path, force) as slow, open_output(path, force) as fast:
+            slow.write(b"slow")
+            fast.write(b"fast")
+
+    with pytest.raises(UsageError, match=r"out\.bin exists by now; use --force"):
+        write_both(force=False)
+    assert path.read_bytes() == b"fast"
+    write_both(force=True)
+    assert path.read_bytes() == b"slow"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.bin"]
+
+
 def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "in.log"
     path.touch()

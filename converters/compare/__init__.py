@@ -12,7 +12,6 @@ from typing import Literal
 
 from converters.compare.candidate import Candidate, bits_per_weight, types_of
 from converters.compare.rows import (
-    PHASES,
     Pair,
     Row,
     arrow,
@@ -22,6 +21,7 @@ from converters.compare.rows import (
 )
 from converters.report import Cell, Column, Report
 from converters.settings import MODEL_FACTS, differing_facts
+from llamacpp_instr.counted import PHASES
 from llamacpp_instr.memory import Kind
 
 KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}

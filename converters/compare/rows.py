@@ -14,9 +14,8 @@ from converters.compare.candidate import Candidate, bits_per_weight, types_of
 from converters.compare.uses import PhaseUses, Use, UseTimes, compute_use_times
 from converters.noise import Ratio, compare, compute_medians, join_blocks
 from converters.stored import StoredTensor
+from llamacpp_instr.counted import PHASES
 from llamacpp_instr.errors import UsageError
-
-PHASES = ("prefill", "decode", "encode")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from converters.noise import MIN_BLOCKS, Ratio, compare, compute_medians
 from converters.report import Cell, Column, Report
 from converters.settings import compute_settings
 from converters.step_times import StepTimes
+from llamacpp_instr.counted import PHASES
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.ops import BLOCKS
 from llamacpp_instr.session import Session
@@ -27,7 +28,6 @@ from llamacpp_instr.session import Session
 By = Literal["phase", "block", "layer", "op", "tensor"]
 VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
 DEFAULT_VIEWS: tuple[By, ...] = ("block", "op")
-PHASES = ("prefill", "decode", "encode")
 NOTHING_SEEN = "no difference that the noise allows to see"
 
 Float64 = NDArray[np.float64]
@@ -85,7 +85,7 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
     ]
     first = compute_settings(a, b, phases)
     first.title = _answer(steps, parts)
-    first.notes += [note for side in sides for note in side.notes]
+    first.notes += dict.fromkeys(note for side in sides for note in side.notes)
     reports = [first, whole, *(part for part in parts if part.rows or part.notes)]
     if alignment is not None:
         reports += _only_reports(alignment, sides)

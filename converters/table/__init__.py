@@ -34,12 +34,11 @@ from converters.table.static import (
     node_columns,
     shape_text,
 )
+from llamacpp_instr.counted import PHASES
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import LogEnd
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.session import Session, Timed, load_parts, load_session
-
-PHASES = ("prefill", "decode", "encode")
 
 
 @dataclass(frozen=True)
