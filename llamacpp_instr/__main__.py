@@ -1,6 +1,19 @@
-"""`python -m llamacpp_instr` is `instr`."""
+"""Where `instr` and `python -m llamacpp_instr` begin: Ctrl-C is one line from the first import."""
 
-from llamacpp_instr.cli import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    try:
+        from llamacpp_instr.cli import main as instr
+    except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
+        sys.exit(130)
+    instr(prog_name="instr")
+
 
 if __name__ == "__main__":
-    main(prog_name="instr")
+    main()

@@ -83,8 +83,9 @@ def run(
     options.check()
     path = resolve_model(options.model)
     check_not_input(options.log, path)
-    native.load()
     interrupt = Interrupt()
+    with interrupt.watching(), interrupt.deferred():
+        native.load()  # a module that is interrupted while it is imported blames something else
     with interrupt.watching(), captured(interrupt) as llama_log:
         session = record(
             options.log,

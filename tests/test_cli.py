@@ -192,6 +192,20 @@ def test_an_empty_path_is_named(command: str) -> None:
     assert str(result.stderr).endswith("is named: the path is empty\n")
 
 
+def test_ctrl_c_is_one_line_from_the_first_import(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "click.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "--help"],
+        env={**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted\n")
+
+
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, ZeroDivisionError("a bug"))
     assert isinstance(instr("try").exception, ZeroDivisionError)

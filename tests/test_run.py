@@ -342,6 +342,22 @@ def test_an_unpatched_library_is_one_line(environment: dict[str, str], tmp_path:
     assert line.endswith("run `instr build`")
 
 
+def test_ctrl_c_while_the_library_loads_is_no_fault_of_the_library(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Some modules take an interruption of their import for a damaged installation."""
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.1)\nexcept KeyboardInterrupt:\n    raise ImportError('half of it')\n"
+    )
+    environment = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
+    done = start(environment, tmp_path, "demo", "-p", "a")
+    _, errors = done.communicate(timeout=60)
+    assert (done.returncode, errors.decode().split()) == (130, ["Interrupted"])
+
+
 def test_prompts_that_are_no_text_are_refused(instr: Instr, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("Ein schöner Tag".encode("latin-1"))
     assert_refused(instr("run", *DEMO, "--prompt-file", "latin.txt"), "latin.txt", "byte 7")
