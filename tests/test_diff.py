@@ -225,6 +225,19 @@ def write(path: Path, events: list[s.Event]) -> Path:
     return path
 
 
+def test_a_log_of_several_models_says_that_they_are_one_here(tmp_path):
+    alone = steady_log(1)
+    (model,) = [event for event in alone if isinstance(event, s.Model)]
+    second = msgspec.structs.replace(model, model=model.model + 1)
+    at = alone.index(model) + 1
+    both = [*alone[:at], second, *alone[at:]]
+    (tmp_path / "two.log").write_bytes(encode(both))
+    log = load_session(tmp_path / "two.log")
+    notes = compute_diff(log, log).reports[0].notes
+    assert sum("two.log recorded 2 models; their steps" in note for note in notes) == 1
+    assert "models;" not in " ".join(diff(tmp_path, alone, alone).reports[0].notes)
+
+
 def test_the_exit_code_is_for_ci(tmp_path, instr: Instr):
     log = steady_log(1, noise=0.005)
     a = write(tmp_path / "a.log", log)

@@ -105,6 +105,16 @@ def test_commands_within_sentences_exist_with_their_options() -> None:
         assert not unknown, f"{page}: {span}"
 
 
+def test_options_within_sentences_exist() -> None:
+    """But for those of other programs: docker's stand on its page."""
+    ours = {opt for name in cli.COMMANDS for of in [command_named(name)] if of
+            for parameter in of.params for opt in parameter.opts}  # fmt: skip
+    spans = {span for page, span in SPANS if page != "docker/README.md"}
+    named = {found[0] for span in spans if (found := re.match(r"--[a-z][\w-]*", span))}
+    assert len(named) > 10
+    assert named - ours == {"--kl-divergence"}, "llama-perplexity's"
+
+
 def test_programs_of_python_have_the_options_that_are_named() -> None:
     named = {text for _, text in SPANS} | {line.text for line in LINES}
     seen = 0

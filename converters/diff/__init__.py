@@ -86,6 +86,11 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
     first = compute_settings(a, b, phases)
     first.title = _answer(steps, parts)
     first.notes += dict.fromkeys(note for side in sides for note in side.notes)
+    first.notes += dict.fromkeys(
+        f"{session.path} recorded {n} models; their steps and kernels are counted together."
+        for session in (a, b)
+        if (n := len(session.models)) > 1
+    )
     reports = [first, whole, *(part for part in parts if part.rows or part.notes)]
     if alignment is not None:
         reports += _only_reports(alignment, sides)
