@@ -50,7 +50,7 @@ def _overview(session: Session) -> Report:
     rows: list[list[Cell]] = [["log", session.path]]
     for model in session.models.values():
         name = model.name or model.path.rsplit("/", 1)[-1]
-        rows.append(["model", _joined(name, model.arch, model.ftype, _millions(model.params))])
+        rows.append(["model", _joined(name, model.arch, model.ftype, _parameters(model.params))])
     threads = sorted(
         {n for c in session.contexts.values() for n in (c.n_threads, c.n_threads_batch) if n}
     )
@@ -284,7 +284,9 @@ def _joined(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _millions(n: int) -> str:
+def _parameters(n: int) -> str:
     if not n:
         return ""
+    if n < 1e5:
+        return f"{n:,} parameters"
     return f"{n / 1e9:.2f}B parameters" if n >= 1e9 else f"{n / 1e6:.1f}M parameters"

@@ -119,6 +119,8 @@ def open_output_directory(
             _create_directory(path, temporary)
             yield temporary
             if path.is_dir() and any(path.iterdir()):
+                if not force:
+                    raise UsageError(f"{path} exists by now; use --force to replace what is in it")
                 _exchange(temporary, path)
             else:
                 temporary.replace(path)

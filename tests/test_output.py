@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.output import check_not_input, check_output, open_output
+from llamacpp_instr.output import check_not_input, check_output, open_output, open_output_directory
 
 
 def test_the_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -58,6 +58,23 @@ def test_of_two_that_write_one_file_at_once_the_first_is_kept(tmp_path: Path) ->
     write_both(force=True)
     assert path.read_bytes() == b"slow"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_of_two_that_write_one_directory_at_once_the_first_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "tables"
+
+    def write_both(force: bool) -> None:
+        with open_output_directory(path, (".csv",), force) as slow:
+            (slow / "slow.csv").touch()
+            with open_output_directory(path, (".csv",), force) as fast:
+                (fast / "fast.csv").touch()
+
+    with pytest.raises(UsageError, match="tables exists by now; use --force"):
+        write_both(force=False)
+    assert [entry.name for entry in path.iterdir()] == ["fast.csv"]
+    write_both(force=True)
+    assert [entry.name for entry in path.iterdir()] == ["slow.csv"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tables"]
 
 
 def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -129,6 +130,15 @@ def test_it_says_what_a_reader_has_to_know(tmp_path):
     assert "The log ended unclosed" in notes(sections(tmp_path, EVENTS[:-1]))
     minimal = make_log(Random(2).randint, n_contexts=1, level="minimal")
     assert "blocks need the level detailed" in notes(sections(tmp_path, minimal))
+
+
+@pytest.mark.parametrize(
+    ("n", "said"), [(12_345, "12,345 "), (3_670_000, "3.7M "), (7_240_000_000, "7.24B ")]
+)
+def test_a_model_has_its_number_of_parameters(n, said, tmp_path):
+    events = [msgspec.structs.replace(e, params=n) if isinstance(e, s.Model) else e for e in EVENTS]
+    (model,) = [row[1] for row in sections(tmp_path, events)["Session"].rows if row[0] == "model"]
+    assert model.endswith(f", {said}parameters")
 
 
 def test_a_cold_start_shows(tmp_path):
