@@ -157,16 +157,21 @@ class _Flat:
         if nodes is None:
             raise ValueError
         counts = event.n or [1] * len(event.node)
+        insides = [
+            [node for node in range(first, first + n) if nodes.exec[node]] or [first]
+            for first, n in zip(event.node, counts, strict=True)
+        ]
+        # named by its result, as in traces and tables
         self._kernels[event.plan] = [
             {
                 "op": nodes.op[first],
-                "name": nodes.name[first],
+                "name": nodes.name[inside[-1]],
                 "layer": nodes.layer[first],
-                "type": nodes.type[first],
-                "ne": nodes.ne[first],
-                **({"fused": nodes.op[first : first + n]} if n > 1 else {}),
+                "type": nodes.type[inside[-1]],
+                "ne": nodes.ne[inside[-1]],
+                **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
             }
-            for first, n in zip(event.node, counts, strict=True)
+            for first, inside in zip(event.node, insides, strict=True)
         ]
         return iter(())
 

@@ -97,6 +97,14 @@ def test_the_time_of_each_op(
     rates = {row["op"]: row["bytes/s"] for row in stats}
     assert (by_label.bytes / by_label.dur * 1e9).to_dict() == pytest.approx(rates)
 
+    def told_twice(line: Row) -> tuple[int, str, str, int, str]:
+        shape = "x".join(map(str, line["ne"]))
+        return line["step"], line["name"], line["type"], line["dur"], shape
+
+    in_table = ops[["step", "name", "type", "dur", "shape"]].astype(object)
+    rows = [line for line in flat if line["event"] == "op" and line["step"] in counted]
+    assert [told_twice(line) for line in rows] == [tuple(row) for row in in_table.to_numpy()]
+
     # these have the op alone, without the type of the weight
     lines = [line for line in flat if line["event"] == "op" and line["step"] in counted]
     named = (("+".join(line.get("fused", [line["op"]])), line["dur"]) for line in lines)
