@@ -9,10 +9,11 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     try:
         from llamacpp_instr.cli import main as instr
+
+        instr(prog_name="instr")
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         sys.exit(130)
-    instr(prog_name="instr")
 
 
 if __name__ == "__main__":
