@@ -10,12 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-import msgspec
-
 from converters.op_words import describe
 from llamacpp_instr.kernels import plan_kernels
 from llamacpp_instr.ops import Block, bytes_written, op_params
-from llamacpp_instr.schema import Graph, Mark, Model, Nodes, Plan, StepBegin, Token
+from llamacpp_instr.schema import Graph, Nodes, Plan
 
 Value: TypeAlias = "str | int | float"
 K = TypeVar("K")
@@ -112,14 +110,6 @@ class Lanes:
         lane, begin = self.open.pop(key)
         self._free_from[lane] = max(begin, t)
         return lane, begin
-
-
-def check_64_bits(event: StepBegin | Token | Mark | Model) -> None:
-    """Raises OverflowError for a number that no trace can hold: of what is drawn later, when its
-    line is no longer known."""
-    values = [*msgspec.structs.astuple(event), *getattr(event, "hparams", {}).values()]
-    if any(isinstance(n, int) and not -(1 << 63) <= n < 1 << 63 for n in values):
-        raise OverflowError("a number beyond 64 bits")
 
 
 def remember(known: dict[K, V], key: K, value: V, most: int) -> None:

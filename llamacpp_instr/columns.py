@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.schema import Event
+from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits
+
+Int64 = NDArray[np.int64]
 
 
 class Table:
@@ -33,7 +35,7 @@ class Table:
 
 class Columns:
     """Collects rows, 8 bytes a number; `kinds` says what a column holds: `q` integers, `b`
-    truth values, `O` the rest. Adding a number beyond 64 bits raises OverflowError."""
+    truth values, `O` the rest. The schema keeps their numbers within 64 bits."""
 
     def __init__(self, kinds: dict[str, str]) -> None:
         self._kinds = kinds
@@ -67,3 +69,23 @@ def kind(annotation: Any) -> str:
     """What a column of a schema's type holds."""
     plain = getattr(annotation, "__origin__", annotation)
     return {int: "q", bool: "b"}.get(plain, "O")
+
+
+class WrongTimes(ValueError):
+    """Times that no clock can have measured."""
+
+
+def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:
+    """The `gap` (None when absent) and the `dur` of intervals. Raises WrongTimes when they are not
+    of one length, or so long together that times made of them would not be of 64 bits."""
+    dur = np.array(event.dur, np.int64)
+    longest = int(np.bitwise_or.reduce(dur))
+    gap = None
+    if event.gap is not None:
+        gap = np.array(event.gap, np.int64)
+        longest |= int(np.bitwise_or.reduce(gap))
+        if len(gap) != len(dur):
+            raise WrongTimes("its columns are not of one length")
+    if 2 * longest * len(dur) > LATEST:
+        raise WrongTimes("an impossible time")
+    return gap, dur

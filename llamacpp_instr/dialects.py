@@ -16,11 +16,13 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 
 from llamacpp_instr.schema import (
+    LATEST,
+    MOST,
     SCHEMA_VERSION,
     Context,
     Event,
@@ -91,7 +93,7 @@ class Dialect:
             self._start = stamp
         elif what != "step_end":
             # a step ends when its duration is over, whenever its line was written
-            self._now = max(self._now, stamp - self._start)
+            self._advance(stamp - self._start)
         if what == "session_start":
             return self._session_start(data, stamp)
         data.pop("session_id", None)
@@ -100,6 +102,11 @@ class Dialect:
         if what == "step_end":
             return self._step_end(data, stamp)
         return [Note(t=self._now, name=what, data=data)]
+
+    def _advance(self, t: int) -> None:
+        if t > LATEST:
+            raise ValueError("146 years after the log's begin")
+        self._now = max(self._now, t)
 
     def _untangle(self, pairs: _Pairs) -> tuple[str, dict[str, Any]]:
         """The event's name and the other keys; a second `type` becomes `tensor_type`."""
@@ -187,9 +194,9 @@ class Dialect:
             step = self._open.pop()
             duration = _duration(rest) if step.name == name else None
             if duration is None:
-                self._now = max(self._now, stamp - (self._start or 0))
+                self._advance(stamp - (self._start or 0))
             else:
-                self._now = max(self._now, step.begin + duration)
+                self._advance(step.begin + duration)
             events.append(self._end(step))
             if step.name == name:
                 break
@@ -237,8 +244,9 @@ _UNKNOWN_CONTEXT = Context(
 def _duration(data: dict[str, Any]) -> int | None:
     """Nanoseconds, taken out of `data`."""
     for key, unit in (("execution_time_us", 1_000), ("duration_ms", 1_000_000)):
-        if _is_number(data.get(key)):
-            number: float = data.pop(key)
+        number = data.get(key)
+        if _is_number(number) and number * unit <= MOST:
+            del data[key]
             return max(0, round(number * unit))
     return None
 
@@ -251,11 +259,14 @@ def _nanoseconds(timestamp: object) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+    ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+    if not 0 <= ns <= LATEST:
+        raise ValueError("a timestamp before 1970 or after 2116")
+    return ns
 
 
-def _is_number(value: object) -> bool:
-    # the bound keeps infinities and absurd lengths out: no step takes 30,000 years
+def _is_number(value: object) -> TypeGuard[int | float]:
+    # the bound keeps infinities out, and what is no parameter of a model
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 

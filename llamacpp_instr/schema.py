@@ -5,10 +5,11 @@ header of the C++ writer (`llama-instrumentation-schema.h` in `patches/src/src`)
 `docs/log-format.md`; a test fails when either is stale.
 
 Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;
-layer -1 means "belongs to no layer". Ids (`model`, `ctx`, `graph`, `plan`, `step`, `compute`)
-count from 0 within one log. Columns of one event have equal lengths. In `gap`/`dur` columns the
-i-th interval begins at `t + sum(gap[:i+1]) + sum(dur[:i])`; gap[0] is 0, and an absent `gap`
-means all zeros.
+layer -1 means "belongs to no layer". Durations, counts and sizes are not negative and below 2**53,
+so that every reader of JSON keeps them exactly; `t` is below 2**62 (146 years). Ids (`model`,
+`ctx`, `graph`, `plan`, `step`, `compute`) count from 0 within one log, below 2**31. Columns of one
+event have equal lengths. In `gap`/`dur` columns the i-th interval begins at
+`t + sum(gap[:i+1]) + sum(dur[:i])`; gap[0] is 0, and an absent `gap` means all zeros.
 """
 
 from __future__ import annotations
@@ -23,12 +24,25 @@ SCHEMA_VERSION = 1
 Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
 
-Ns = Annotated[int, Meta(description="nanoseconds")]
-Time = Annotated[int, Meta(description="nanoseconds of CLOCK_MONOTONIC")]
-Count = Annotated[int, Meta(ge=0)]
-Bytes = Annotated[int, Meta(ge=0, description="bytes")]
-Ref = Annotated[int, Meta(ge=0, description="a number given by an earlier event")]
-Int32Words = list[int]
+MOST = 2**53 - 1
+"""the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
+LATEST = 2**62 - 1
+"""the latest time; a duration added to it is still one of 64 bits"""
+
+Ns = Annotated[int, Meta(ge=0, le=MOST, description="nanoseconds")]
+TotalNs = Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds")]
+Time = Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds of CLOCK_MONOTONIC")]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Bytes = Annotated[int, Meta(ge=0, le=MOST, description="bytes")]
+Ref = Annotated[int, Meta(ge=0, le=2**31 - 1, description="a number given by an earlier event")]
+OptionalRef = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1 for none"""
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Layer = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Truth = Annotated[int, Meta(ge=0, le=1)]
+Shape = Annotated[list[Count], Meta(max_length=4)]
+Int32Words = list[Int32]
+Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Event(
@@ -56,7 +70,7 @@ class Producer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """commit of the vendored llama.cpp"""
     patches: str
     """digest of the patch set"""
-    abi: int
+    abi: Int32
     """version of the recorder's C API"""
 
 
@@ -75,14 +89,14 @@ class Host(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 class Process(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Which process."""
 
-    pid: int
+    pid: Int32
     argv: list[str]
 
 
 class SessionStart(Event, kw_only=True):
     """The first line of every log. `t` and `wall` were read at the same moment."""
 
-    schema: int
+    schema: Int32
     id: str
     """random, 16 hexadecimal digits; the parts of a rotated log share it"""
     part: Annotated[int, Meta(ge=1)] = 1
@@ -90,7 +104,7 @@ class SessionStart(Event, kw_only=True):
     models, contexts and graphs are given again; steps and marks count on"""
     time: str
     """`wall` as ISO 8601, UTC"""
-    wall: Annotated[int, Meta(description="nanoseconds since 1970-01-01 UTC")]
+    wall: Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds since 1970-01-01 UTC")]
     level: Level
     clock: Literal["tsc", "cntvct", "monotonic"]
     """what ops are timed with; always converted to CLOCK_MONOTONIC"""
@@ -116,9 +130,9 @@ class SessionEnd(Event, kw_only=True):
     """events that could not be written (disk full, closed pipe)"""
     dropped_ops: Count
     """ops for which a thread's buffer had no room"""
-    decode_ns: Ns
+    decode_ns: TotalNs
     """time inside decode and encode, all contexts together"""
-    overhead_ns: Ns
+    overhead_ns: TotalNs
     """time that the recorder spent formatting and writing, in steps and in sampling; reading the
     clock once per op is not in it"""
 
@@ -126,11 +140,11 @@ class SessionEnd(Event, kw_only=True):
 class Mark(Event, kw_only=True):
     """A span or an instant that the application named."""
 
-    mark: Ref
+    mark: Count
     """pairs `begin` with `end`"""
     name: str
     phase: Literal["begin", "end", "instant"]
-    thread: int = 0
+    thread: Int32 = 0
     """operating system's thread id"""
 
 
@@ -164,7 +178,7 @@ class Model(Event, kw_only=True):
     bytes: Bytes
     """of all weights"""
     ftype: str
-    hparams: dict[str, int | float | str]
+    hparams: dict[str, Number | float | str]
     dur: Ns
     """of loading"""
     n_tensors: Count
@@ -179,12 +193,12 @@ class Tensor(Event, kw_only=True):
     name: str
     type: str
     """ggml's name of the storage type"""
-    ne: list[int]
+    ne: Shape
     """ggml's order: the row's length first"""
     bytes: Bytes
     buffer: str
     """buffer type; tells the kernel path (CPU_Mapped, CPU_REPACK, AMX)"""
-    layer: int = -1
+    layer: Layer = -1
 
 
 class Context(Event, kw_only=True):
@@ -233,10 +247,10 @@ class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 
     name: str
     type: str
-    ne: list[int]
+    ne: Shape
     bytes: Bytes
     buffer: str = ""
-    tensor: int = -1
+    tensor: OptionalRef = -1
     """the weight's number, -1 when it is none"""
 
 
@@ -256,20 +270,20 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     name: list[str]
     """not unique in a graph"""
     op: list[str]
-    layer: list[int]
+    layer: list[Layer]
     type: list[str]
-    ne: list[list[int]]
+    ne: list[Shape]
     """ggml's order, trailing ones left out"""
-    bytes: list[int]
-    src: list[list[int]]
+    bytes: list[Bytes]
+    src: list[list[Int32]]
     """n >= 0 is node n, n < 0 is leaf -1-n"""
-    buffer: list[int]
+    buffer: list[OptionalRef]
     """index into the graph's `buffers`, -1 for none"""
     params: list[Int32Words]
     """the op's parameters as ggml keeps them, trailing zeros left out"""
-    exec: list[int]
+    exec: list[Truth]
     """1 when a kernel runs for it; views and nodes without the compute flag have 0"""
-    nb: list[list[int]] | None = None
+    nb: list[list[Bytes]] | None = None
     """strides in bytes (verbose)"""
 
 
@@ -301,7 +315,7 @@ class Plan(Event, kw_only=True):
     graph: Ref
     node: list[Count]
     """first node that the kernel computes"""
-    n: list[int] | None = None
+    n: list[Count] | None = None
     """how many nodes it computes; more than one when fused. Absent: all one"""
 
 
@@ -319,9 +333,9 @@ class StepBegin(Event, kw_only=True):
     n_tokens: Count
     n_outputs: Count
     n_seqs: Count
-    pos: int = -1
+    pos: Int32 = -1
     """smallest position in the batch, -1 when llama.cpp chooses it"""
-    thread: int = 0
+    thread: Int32 = 0
     """operating system's thread id of the caller"""
 
 
@@ -329,7 +343,7 @@ class StepEnd(Event, kw_only=True):
     """The call returned."""
 
     step: Ref
-    status: int
+    status: Int32
     """what it returned: 0 is success"""
     n_ubatch: Count
     n_reused: Count
@@ -354,7 +368,7 @@ class Compute(Event, kw_only=True):
     compute: Ref
     graph: Ref
     ctx: Ref
-    step: int = -1
+    step: OptionalRef = -1
     """-1 outside a step"""
     source: Literal["decode", "encode", "memory_update"]
     reused: bool
@@ -369,14 +383,14 @@ class Compute(Event, kw_only=True):
     """offset of the compute from `t`"""
     dur: Ns
     """of the compute; on asynchronous backends, until it was submitted"""
-    status: int = 0
+    status: Int32 = 0
 
 
 class Layers(Event, kw_only=True):
     """The layers of one graph compute: runs of consecutive kernels of one layer, on thread 0."""
 
     compute: Ref
-    layer: list[int]
+    layer: list[Layer]
     gap: list[Ns] | None = None
     dur: list[Ns]
 
@@ -406,7 +420,7 @@ class Splits(Event, kw_only=True):
     gap: list[Ns] | None = None
     """input copies and synchronization before it"""
     dur: list[Ns]
-    asynchronous: list[int]
+    asynchronous: list[Truth]
     """1 when `dur` ends with the submission to a device, not with its computation"""
 
 
@@ -421,7 +435,7 @@ class Kv(Event, kw_only=True):
     """The memory (KV cache or recurrent state) of a context changed."""
 
     ctx: Ref
-    step: int = -1
+    step: OptionalRef = -1
     cache: Count = 0
     """which cache of the context; models with sliding windows or hybrid memory have several"""
     kind: Literal["kv", "recurrent"] = "kv"
@@ -434,13 +448,13 @@ class Kv(Event, kw_only=True):
     """of the cells in use"""
     n_kv: Count = 0
     """cells that attention looks at in this ubatch"""
-    seq: int | None = None
-    seq_dst: int | None = None
-    p0: int | None = None
-    p1: int | None = None
-    arg: int | None = None
+    seq: Int32 | None = None
+    seq_dst: Int32 | None = None
+    p0: Int32 | None = None
+    p1: Int32 | None = None
+    arg: Int32 | None = None
     """delta of `seq_add`, divisor of `seq_div`"""
-    cells: list[int] | None = None
+    cells: list[Count] | None = None
     """cells written by this ubatch (verbose)"""
 
 
@@ -448,11 +462,11 @@ class Token(Event, kw_only=True):
     """A token was sampled; `t` is when the sampler began."""
 
     ctx: Ref
-    step: int = -1
+    step: OptionalRef = -1
     """the step whose logits were sampled"""
     index: Count
     """counts the context's sampled tokens"""
-    id: int
+    id: Int32
     text: str
     """bytes that are no UTF-8 are replaced; `hex` then has them all"""
     hex: str | None = None
@@ -469,7 +483,7 @@ class TensorStats(Event, kw_only=True):
     graph: Ref
     node: Ref
     name: str
-    layer: int = -1
+    layer: Layer = -1
     n: Count
     """elements"""
     min: float | None = None

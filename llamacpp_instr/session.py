@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.columns import Columns, kind
+from llamacpp_instr.columns import Columns, WrongTimes, interval_columns, kind
 from llamacpp_instr.columns import Table as Table
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.kernels import Kernels, graph_problem, plan_kernels, plan_problem
 from llamacpp_instr.log import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
+    MOST,
     Compute,
     Context,
     Event,
@@ -159,11 +160,8 @@ def load_parts(
             loader.forget()
         try:
             loader.take(event)
-        except _Unfollowable as error:
+        except (_Unfollowable, WrongTimes) as error:
             raise LogError(f"{event_name(event)}: {error}", reader.path, line) from None
-        except OverflowError:
-            reason = f"{event_name(event)}: a number beyond 64 bits"
-            raise LogError(reason, reader.path, line) from None
     assert reader.end is not None
     loader.end_marks()
     yield loader.session(reader.path, reader.end)
@@ -348,7 +346,8 @@ class _Loader:
         self.splits.append(_timed(event, label=_column(event.split, event.dur)))
 
     def _tensor(self, event: Tensor) -> None:
-        _check_64_bits(event.tensor, event.bytes, event.layer, math.prod(event.ne))
+        if math.prod(event.ne) > MOST:
+            raise _Unfollowable("a shape that no tensor has")
         self.tensors.append(event)
 
     def _memory(self, event: Memory) -> None:
@@ -357,19 +356,12 @@ class _Loader:
 
     def _mark(self, event: Mark) -> None:
         if event.phase == "begin":
-            _check_64_bits(event.mark, event.t, event.thread)
             self.open_marks[event.mark] = event
             return
         begin = event if event.phase == "instant" else self.open_marks.pop(event.mark, None)
         if begin is None:
             raise _Unfollowable(f"mark {event.mark} ends and was not begun")
         self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
-
-
-def _check_64_bits(*numbers: int) -> None:
-    """For what becomes a column's only later, when its line is no longer known."""
-    if not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
-        raise OverflowError
 
 
 def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
@@ -395,6 +387,5 @@ def _timed(
     wait: Int64 | None = None,
     label: Int64 | None = None,
 ) -> Timed:
-    gap = None if event.gap is None else _column(event.gap, event.dur)
-    dur = np.array(event.dur, np.int64)
+    gap, dur = interval_columns(event)
     return Timed(event.compute, thread, plan, event.t, gap, dur, wait, label)

@@ -77,13 +77,13 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (again(s.SessionEnd), "session_end: stands after session_end (line"),
     (change(s.SessionEnd, dropped=3), "session_end: 3 events were dropped"),
     (change(s.SessionEnd, dropped_ops=3), "session_end: 3 ops were dropped"),
-    (change(s.SessionEnd, decode_ns=-1), "session_end: `decode_ns` is negative (-1)"),
+    (change(s.SessionEnd, decode_ns=-1), "session_end: Expected `int` >= 0 - at `decode_ns`"),
     (change(s.SessionEnd, bytes=5), "session_end: `bytes` is 5, "),
     (change(s.SessionEnd, events={}), "session_end: `events` has 0 "),
     (change(s.SessionEnd, t=lambda t: t - 10**5), "session_end: `t` is "),
     (change(s.Context, t=5), "context: `t` is "),
     (again(s.Model), "model: model 0 was given before"),
-    (change(s.Model, dur=-1), "model: `dur` is negative"),
+    (change(s.Model, dur=-1), "model: Expected `int` >= 0 - at `dur`"),
     (again(s.Tensor), "tensor: tensor 0 of model 0 was given before"),
     (change(s.Tensor, model=9), "tensor: model 9 was never given"),
     (change(s.Tensor, tensor=10**9), "tensor: tensor 1000000000 of a model of"),
@@ -101,9 +101,10 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (in_nodes(src=first([N_NODES])), f"graph: node 0 reads node {N_NODES}"),
     (in_nodes(src=first([-999])), "graph: node 0 reads leaf 998"),
     (in_nodes(buffer=first(7)), "graph: node 0 is in buffer 7"),
-    (in_nodes(layer=first(-2)), "graph: node 0 has layer -2"),
-    (in_nodes(exec=first(2)), "graph: node 0 has `exec` 2"),
-    (in_nodes(bytes=first(-8)), "graph: node 0 has -8 bytes"),
+    (in_nodes(layer=first(-2)), "graph: Expected `int` >= -1 - at `nodes.layer[0]`"),
+    (in_nodes(exec=first(2)), "graph: Expected `int` <= 1 - at `nodes.exec[0]`"),
+    (in_nodes(bytes=first(-8)), "graph: Expected `int` >= 0 - at `nodes.bytes[0]`"),
+    (in_nodes(ne=first([1] * 5)), "graph: Expected `array` of length <= 4 - at `nodes.ne[0]`"),
     (in_nodes(ne=first([])), "graph: node 0 has shape []"),
     (again(s.Plan), "plan: plan 0 was given before"),
     (change(s.Plan, graph=9), "plan: graph 9 was never given"),
@@ -117,7 +118,7 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (again(s.StepEnd), "step_end: step 0 was ended before"),
     (change(s.StepEnd, t=10**12 + 10**6 + 9), "step_end: step 0 ends"),
     (change(s.StepEnd, prepare=10**9), "step_end: `prepare`, `readback` and `recorder` take"),
-    (change(s.StepEnd, readback=-1), "step_end: `readback` is negative (-1)"),
+    (change(s.StepEnd, readback=-1), "step_end: Expected `int` >= 0 - at `readback`"),
     (change(s.StepEnd, n_ubatch=9), "step_end: `n_ubatch` is 9, the step has"),
     (change(s.StepEnd, n_reused=9), "step_end: `n_reused` is 9"),
     (again(s.Compute), "compute: compute 0 was given before"),
@@ -125,7 +126,8 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (change(s.Compute, step=99), "compute: step 99 never began"),
     (change(s.Compute, reused=True), "compute: `reused` is True, graph 0 was not computed"),
     (change(s.Compute, build=10**9), "compute: its stages take"),
-    (change(s.Compute, dur=-1), "compute: `dur` is negative (-1)"),
+    (change(s.Compute, dur=-1), "compute: Expected `int` >= 0 - at `dur`"),
+    (change(s.Compute, t=2**62), "compute: Expected `int` <= 4611686018427387903 - at `t`"),
     (change(s.Compute, t=lambda t: t - 10**6), "compute: begins"),
     (change(s.Layers, compute=99), "layers: compute 99 was never given"),
     (again(s.Layers), "layers: the layers of compute 0 were given before"),
@@ -137,7 +139,8 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (again(s.Ops), "ops: thread 0 of compute 0 was given before"),
     (change(s.Ops, dur=lambda dur: dur[1:]), "ops: column `wait` has"),
     (change(s.Ops, dur=[1], gap=None, wait=None), f"ops: 1 kernels, plan 0 has {N_KERNELS}"),
-    (change(s.Ops, dur=first(-5)), "ops: `dur[0]` is negative (-5)"),
+    (change(s.Ops, dur=first(-5)), "ops: Expected `int` >= 0 - at `dur[0]`"),
+    (change(s.Ops, dur=first(2**53)), "ops: Expected `int` <= 9007199254740991 - at `dur[0]`"),
     (change(s.Ops, dur=first(10**9)), "ops: ends "),
     (change(s.Ops, t=lambda t: t - 10**5), "ops: begins "),
     (change(s.Ops, gap=lambda _: [7] * N_KERNELS), "ops: `gap[0]` is 7"),
@@ -244,7 +247,7 @@ def test_splits_and_sync(path):
         "splits: split 4, the graph has 1"
     ]
     assert added(path, s.Splits(**right, split=[0], dur=[10**9]))[0].startswith("splits: ends ")
-    assert added(path, s.Sync(t=T, ctx=0, dur=-1)) == ["sync: `dur` is negative (-1)"]
+    assert added(path, s.Sync(t=T, ctx=0, dur=-1)) == ["sync: Expected `int` >= 0 - at `dur`"]
     assert added(path, s.Sync(t=T, ctx=9, dur=1)) == ["sync: context 9 was never given"]
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import read_events
-from llamacpp_instr.schema import Event, Mark, Model, Note, SessionStart, StepBegin, StepEnd
+from llamacpp_instr.schema import (
+    LATEST,
+    Event,
+    Mark,
+    Model,
+    Note,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+)
 
 SAMPLES = Path(__file__).parent / "fixtures" / "dialects"
 
@@ -109,3 +119,36 @@ def test_a_wrong_line_is_named(bad, why, tmp_path):
     path.write_text(START + bad + "\n")
     with pytest.raises(LogError, match=f":2: flat-type: {why}"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"timestamp": "0001-01-01T00:00:00Z"}, "a timestamp before 1970 or after 2116"),
+        ({"timestamp": "9999-12-31T23:59:59Z"}, "a timestamp before 1970 or after 2116"),
+    ],
+)
+def test_times_beyond_the_schemas_are_refused_at_their_line(line, reason, tmp_path):
+    start = {"event": "session_start", "timestamp": "2025-01-01T00:00:00Z"}
+    lines = [start, {"event": "other", **line}]
+    path = tmp_path / "a.log"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LogError, match=f":2: flat-event: {reason}"):
+        read(path)
+
+
+def test_durations_end_where_the_schemas_times_do(tmp_path):
+    stamp = {"timestamp": "2025-01-01T00:00:00Z"}
+    lines = [{"event": "session_start", **stamp}]
+    for _ in range(600):
+        lines.append({"event": "step_begin", "step_name": "a", **stamp})
+        lines.append({"event": "step_end", "step_name": "a", "duration_ms": 9.0e9, **stamp})
+    path = tmp_path / "a.log"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LogError, match=r":\d+: flat-event: 146 years after the log's begin"):
+        read(path)
+    reader = read_events(path, lenient=True)
+    times = [event.t for _, event in reader]
+    assert times == sorted(times)
+    assert times[-1] <= LATEST
+    assert reader.end.skipped > 0

@@ -207,7 +207,10 @@ def test_a_damaged_line_is_named_or_left_out(events, data, tmp_path_factory) -> 
     assert written.left_out <= len(lines) - 2
 
 
-@pytest.mark.parametrize("change", [{"t": -5}, {"dur": [-1]}, {"dur": [2**70]}, {"dur": [2**50]}])
+LONG = {"layer": [0, 1] * 150, "dur": [s.MOST] * 300}
+
+
+@pytest.mark.parametrize("change", [{"t": -5}, {"dur": [-1]}, {"dur": [2**70]}, LONG])
 def test_impossible_times_are_wrong_input(change, tmp_path) -> None:
     events = make_log(Random(3).randint, n_contexts=1, level="minimal")
     layers = next(i for i, event in enumerate(events) if isinstance(event, s.Layers))

@@ -107,12 +107,31 @@ def test_what_cannot_be_followed_is_an_error_with_its_line(left_out, reason, tmp
         load(tmp_path, events)
 
 
-def test_a_number_beyond_64_bits_is_an_error_with_its_line(tmp_path):
-    ops = of(EVENTS, s.Ops)[0]
-    at = EVENTS.index(ops)
-    wrong = s.Ops(t=ops.t, compute=ops.compute, plan=ops.plan, dur=[2**70] * len(ops.dur))
-    with pytest.raises(LogError, match=f":{at + 1}: ops: a number beyond 64 bits"):
+@pytest.mark.parametrize(
+    ("dur", "reason"),
+    [
+        ([s.MOST + 1], r"Expected `int` <= 9007199254740991 - at `dur\[0\]`"),
+        ([-1], r"Expected `int` >= 0 - at `dur\[0\]`"),
+        ([s.MOST] * 300, "an impossible time"),
+    ],
+)
+def test_times_that_nothing_can_have_taken_are_an_error_with_their_line(dur, reason, tmp_path):
+    compute = of(EVENTS, s.Compute)[0]
+    at = EVENTS.index(compute) + 1
+    wrong = s.Layers(t=compute.t, compute=0, layer=[*range(len(dur))], dur=dur)
+    with pytest.raises(LogError, match=f":{at + 1}: layers: {reason}"):
         load(tmp_path, [*EVENTS[:at], wrong])
+
+
+def test_the_latest_and_longest_times_are_still_of_64_bits(tmp_path):
+    compute = of(EVENTS, s.Compute)[0]
+    at = EVENTS.index(compute) + 1
+    n = 255
+    most = {"dur": [s.MOST] * n, "gap": [s.MOST] * n}
+    layers = s.Layers(t=s.LATEST, compute=0, layer=[*range(n)], **most)
+    (timed,) = load(tmp_path, [*EVENTS[:at], layers]).layers
+    assert timed.end[-1] == s.LATEST + 2 * n * s.MOST
+    assert (timed.begin[1:] > timed.begin[:-1]).all()
 
 
 @given(events=logs() | unclosed_logs())

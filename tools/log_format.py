@@ -72,7 +72,11 @@ def _table(struct: StructDoc) -> list[str]:
 _PARTS = [struct.name for struct in all_structs() if not struct.event]
 _TYPES = {
     "Int32Words": "list of int32",
+    "Shape": "list of int",
+    "Int32": "int32",
+    "Truth": "0 or 1",
     "Ns": "int (ns)",
+    "TotalNs": "int (ns)",
     "Time": "int (ns)",
     "Bytes": "int (bytes)",
 }
@@ -92,7 +96,7 @@ def _type(field: Field) -> str:
     text = re.sub(r"dict\[str, (.*)\]", r"object of \1", text).replace(" | ", " or ")
     for name, plain in _TYPES.items():
         text = re.sub(rf"\b{name}\b", plain, text)
-    text = re.sub(r"\b(Count|Ref)\b", "int", text)
+    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number)\b", "int", text)
     text = re.sub(r"\bstr\b", "string", text).replace("Any", "any")
     return re.sub(
         rf"\b({'|'.join(_PARTS)})\b", lambda part: f"[{part[1]}](#{part[1].lower()})", text

@@ -9,6 +9,7 @@ import orjson
 from numpy.typing import NDArray
 
 from converters.timeline import PlanTimeline, Selection
+from llamacpp_instr.columns import interval_columns
 from llamacpp_instr.schema import Layers, Ops
 
 Int64 = NDArray[np.int64]
@@ -16,12 +17,6 @@ Int64 = NDArray[np.int64]
 PER_CONTEXT = 10_000
 """a track's number is its context's, from 1, times this, plus its own within the context"""
 SEPARATOR = b",\n"
-LONGEST = 1 << 44
-"""ns; no kernel takes five hours"""
-
-
-class WrongTimes(ValueError):
-    """Times that no clock can have measured."""
 
 
 class Template:
@@ -73,16 +68,9 @@ def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
 
 
 def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
-    """Begin and end of every kernel or layer."""
-    dur = np.array(event.dur, np.int64)
-    gap = np.array(event.gap if event.gap is not None else [0] * len(dur), np.int64)
-    if len(gap) != len(dur):
-        raise WrongTimes("its columns are not of one length")
-    if any(
-        column.size and not 0 <= column.min() <= column.max() < LONGEST for column in (dur, gap)
-    ):
-        raise WrongTimes("an impossible time")
-    end = event.t + np.cumsum(gap + dur)
+    """Begin and end of every kernel or layer. Raises WrongTimes."""
+    gap, dur = interval_columns(event)
+    end = event.t + np.cumsum(dur if gap is None else gap + dur)
     return end - dur, end
 
 

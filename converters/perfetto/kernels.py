@@ -21,7 +21,8 @@ from converters.perfetto.template import (
     thread_template,
 )
 from converters.timeline import PlanTimeline, Selection, plan_timeline
-from llamacpp_instr.schema import Graph, Layers, Ops, Plan, Splits
+from llamacpp_instr.columns import interval_columns
+from llamacpp_instr.schema import Graph, Layers, Ops, Plan
 
 Int64 = NDArray[np.int64]
 
@@ -29,12 +30,6 @@ BATCH = 4096
 """kernels of one plan and thread that are filled in at once"""
 TEMPLATES = 64
 """templates that are kept; a changed graph makes the older ones useless"""
-_LONGEST = 44
-"""bits of the longest time of one kernel, five hours: so sums cannot overflow"""
-
-
-class WrongTimes(ValueError):
-    """Times that no clock can have measured."""
 
 
 @dataclass
@@ -126,13 +121,10 @@ class KernelSlices:
         return batch
 
     def _add(self, batch: _Batch, event: Ops | Layers, wait: list[int] | None, tail: int) -> None:
-        dur = _column(event.dur)
-        gap = None if event.gap is None else _column(event.gap)
-        if not 0 <= event.t < 1 << 62 or not 0 <= tail < 1 << _LONGEST:
-            raise WrongTimes
+        gap, dur = interval_columns(event)
         if not batch.template.size:
             return
-        batch.columns.append((gap, dur, None if wait is None else _column(wait)))
+        batch.columns.append((gap, dur, None if wait is None else np.array(wait, np.int64)))
         batch.t.append(event.t)
         batch.tail.append(tail)
         batch.n += 1
@@ -156,19 +148,3 @@ class KernelSlices:
         self._write(batch.template.fill(times, first))
         batch.n = 0
         batch.columns, batch.t, batch.tail = [], [], []
-
-
-def check_times(event: Ops | Layers | Splits) -> None:
-    """Raises WrongTimes for what cannot be intervals of one compute."""
-    for times in (event.dur, event.gap or ()):
-        if times and (min(times) < 0 or max(times) >> _LONGEST):
-            raise WrongTimes
-
-
-def _column(values: list[int]) -> Int64:
-    """Raises WrongTimes or OverflowError for what cannot be times of kernels."""
-    column = np.array(values, np.int64)
-    # one test for both: a negative number has its highest bits set
-    if column.size and int(np.bitwise_or.reduce(column)) >> _LONGEST:
-        raise WrongTimes
-    return column

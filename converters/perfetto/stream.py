@@ -11,11 +11,12 @@ import msgspec
 
 from converters.perfetto.forms import Forms
 from converters.perfetto.graphs import Graphs, Unfollowable
-from converters.perfetto.kernels import KernelSlices, WrongTimes, check_times
+from converters.perfetto.kernels import KernelSlices
 from converters.perfetto.packets import Packets, Value, first_packet
 from converters.perfetto.steps import KEPT, OpenStep, StepSlices
 from converters.perfetto.tracks import Tracks
-from converters.timeline import Selection, check_64_bits, remember
+from converters.timeline import Selection, remember
+from llamacpp_instr.columns import WrongTimes, interval_columns
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.log import LogReader
 from llamacpp_instr.schema import (
@@ -41,11 +42,6 @@ from llamacpp_instr.schema import (
     Token,
     event_name,
 )
-
-_LATEST = 1 << 62
-_LASTING = frozenset({Model, Compute, Sync, Token})
-"""events that have one duration"""
-_KEPT = (StepBegin, Token, Mark, Model)
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ class _Writer:
     def run(self) -> Written:
         events = iter(self._reader)
         line, first = next(events, (0, None))
-        if not isinstance(first, SessionStart) or not 0 <= first.t < _LATEST:
+        if not isinstance(first, SessionStart):
             raise LogError("its session_start is damaged", self._reader.path, 1)
         left_out = 0
         self._start(first)
@@ -141,13 +137,14 @@ class _Writer:
             if take is None:
                 continue
             try:
-                self._check_time(event)
+                if event.t > self._latest:
+                    self._latest = event.t
                 take(event)
             except (Unfollowable, WrongTimes, OverflowError) as error:
                 if self._options.lenient:
                     left_out += 1
                     continue
-                reason = str(error) if isinstance(error, Unfollowable) else "an impossible time"
+                reason = str(error) or "sizes that no tensor has"
                 raise LogError(f"{event_name(event)}: {reason}", self._reader.path, line) from None
         self._finish(first)
         return Written(self._bytes, left_out)
@@ -163,15 +160,6 @@ class _Writer:
     def _new_flows(self, n: int) -> int:
         self._n_flows += n
         return self._n_flows - n + 1
-
-    def _check_time(self, event: Any) -> None:
-        t = event.t
-        if not 0 <= t < _LATEST or (type(event) in _LASTING and not 0 <= event.dur < _LATEST):
-            raise WrongTimes
-        if isinstance(event, _KEPT):
-            check_64_bits(event)
-        if t > self._latest:
-            self._latest = t
 
     def _home(self, ctx: int) -> int:
         _follow("context", ctx, self._contexts)
@@ -296,8 +284,6 @@ class _Writer:
         self._graphs.use(compute.graph)
         home = self._home(compute.ctx)
         start = compute.t + compute.start
-        if compute.start < 0 or start + compute.dur >= _LATEST:
-            raise WrongTimes
         self._latest = max(self._latest, start + compute.dur)
         self._flush_layers(compute.ctx)
         remember(self._computes, compute.compute, compute, KEPT)
@@ -307,7 +293,7 @@ class _Writer:
     def _take_layers(self, layers: Layers) -> None:
         compute = self._computed(layers.compute)
         _equal(layers.layer, layers.gap, beside=layers.dur)
-        check_times(layers)  # now, as long as the line is known
+        interval_columns(layers)  # now, as long as the line is known
         self._layers[compute.ctx] = layers
 
     def _flush_layers(self, ctx: int) -> None:
@@ -343,7 +329,7 @@ class _Writer:
     def _splits(self, splits: Splits) -> None:
         compute = self._computed(splits.compute)
         _equal(splits.split, splits.gap, splits.asynchronous, beside=splits.dur)
-        check_times(splits)
+        interval_columns(splits)
         known = self._graphs.use(compute.graph).splits
         if any(split >= len(known) for split in splits.split):
             raise Unfollowable(f"a split that graph {compute.graph} does not have")

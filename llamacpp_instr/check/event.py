@@ -1,4 +1,4 @@
-"""What one event must fulfil by itself: equal columns, signs, ranges, sums.
+"""What one event must fulfil by itself beyond the schema: equal columns, order, sums.
 
 Invariant: a function here sees one event and nothing else; what events say of each other is
 `check`'s business. Messages have no place in front: the caller knows file and line.
@@ -16,7 +16,6 @@ from llamacpp_instr.schema import (
     Graph,
     Kv,
     Layers,
-    Model,
     Nodes,
     Ops,
     Plan,
@@ -24,7 +23,6 @@ from llamacpp_instr.schema import (
     Split,
     Splits,
     StepEnd,
-    Sync,
     TensorStats,
     Token,
 )
@@ -49,31 +47,16 @@ def _equal_lengths(columns: dict[str, Sequence[object] | int | None]) -> Iterato
             yield f"column `{name}` has {length} entries, `{expected_name}` has {expected}"
 
 
-def _no_negative(**values: int | list[int] | None) -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, list):
-            if value and min(value) < 0:
-                at = next(i for i, entry in enumerate(value) if entry < 0)
-                yield f"`{name}[{at}]` is negative ({value[at]})"
-        elif value is not None and value < 0:
-            yield f"`{name}` is negative ({value})"
-
-
 def _gap(gap: list[int] | None) -> Iterator[str]:
     if gap and gap[0] != 0:
         yield f"`gap[0]` is {gap[0]}: the first interval begins at `t`"
 
 
 def _session_end(event: SessionEnd) -> Iterator[str]:
-    yield from _no_negative(decode_ns=event.decode_ns, overhead_ns=event.overhead_ns)
     if event.dropped:
         yield f"{event.dropped} events were dropped: the log is not complete"
     if event.dropped_ops:
         yield f"{event.dropped_ops} ops were dropped: a thread's buffer had no room"
-
-
-def _model(event: Model) -> Iterator[str]:
-    return _no_negative(dur=event.dur)
 
 
 def _graph(event: Graph) -> Iterator[str]:
@@ -102,14 +85,8 @@ def _nodes(nodes: Nodes, n_leafs: int, n_buffers: int) -> Iterator[str]:
                 yield f"node {i} reads {what}, the graph has {n_nodes} nodes, {n_leafs} leafs"
         if not -1 <= nodes.buffer[i] < n_buffers:
             yield f"node {i} is in buffer {nodes.buffer[i]}, the graph has {n_buffers}"
-        if nodes.layer[i] < -1:
-            yield f"node {i} has layer {nodes.layer[i]}"
-        if nodes.exec[i] not in (0, 1):
-            yield f"node {i} has `exec` {nodes.exec[i]}"
-        if nodes.bytes[i] < 0:
-            yield f"node {i} has {nodes.bytes[i]} bytes"
-        if not 1 <= len(nodes.ne[i]) <= 4 or min(nodes.ne[i]) < 0:
-            yield f"node {i} has shape {nodes.ne[i]}"
+        if not nodes.ne[i]:
+            yield f"node {i} has shape []"
 
 
 def _splits_of_graph(splits: list[Split], n_nodes: int) -> Iterator[str]:
@@ -135,26 +112,19 @@ def _plan(event: Plan) -> Iterator[str]:
 
 
 def _step_end(event: StepEnd) -> Iterator[str]:
-    spans = {"prepare": event.prepare, "readback": event.readback, "recorder": event.recorder}
-    yield from _no_negative(**spans)
     if event.n_reused > event.n_ubatch:
         yield f"`n_reused` is {event.n_reused}, more than `n_ubatch` ({event.n_ubatch})"
 
 
 def _compute(event: Compute) -> Iterator[str]:
-    stages = {"apply": event.apply, "build": event.build, "alloc": event.alloc}
-    stages["inputs"] = event.inputs
-    yield from _no_negative(**stages, start=event.start, dur=event.dur)
-    if sum(stages.values()) > event.start:
-        yield f"its stages take {sum(stages.values())} ns, the compute starts at {event.start}"
+    stages = event.apply + event.build + event.alloc + event.inputs
+    if stages > event.start:
+        yield f"its stages take {stages} ns, the compute starts at {event.start}"
 
 
 def _layers(event: Layers) -> Iterator[str]:
     yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "layer": event.layer})
-    yield from _no_negative(dur=event.dur, gap=event.gap)
     yield from _gap(event.gap)
-    if event.layer and min(event.layer) < -1:
-        yield f"layer {min(event.layer)}"
     for i, (one, next_one) in enumerate(zip(event.layer, event.layer[1:], strict=False)):
         if one == next_one:
             yield f"runs {i} and {i + 1} are of one layer ({one})"
@@ -162,7 +132,6 @@ def _layers(event: Layers) -> Iterator[str]:
 
 def _ops(event: Ops) -> Iterator[str]:
     yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "wait": event.wait})
-    yield from _no_negative(dur=event.dur, gap=event.gap, wait=event.wait, tail=event.tail)
     yield from _gap(event.gap)
     for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
         if wait > dur:
@@ -172,26 +141,18 @@ def _ops(event: Ops) -> Iterator[str]:
 def _splits(event: Splits) -> Iterator[str]:
     columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
     yield from _equal_lengths({"dur": event.dur, **columns})
-    yield from _no_negative(dur=event.dur, gap=event.gap)
     yield from _gap(event.gap)
-    if not {0, 1}.issuperset(event.asynchronous):
-        yield "column `asynchronous` has something other than 0 and 1"
-
-
-def _sync(event: Sync) -> Iterator[str]:
-    return _no_negative(dur=event.dur)
 
 
 def _kv(event: Kv) -> Iterator[str]:
     if event.used > event.size:
         yield f"{event.used} cells are used of {event.size}"
     for cell in event.cells or ():
-        if not 0 <= cell < event.size:
+        if cell >= event.size:
             yield f"cell {cell} of {event.size}"
 
 
 def _token(event: Token) -> Iterator[str]:
-    yield from _no_negative(dur=event.dur)
     if event.p is not None and not 0 <= event.p <= 1:
         yield f"probability {event.p}"
     if event.hex is not None:
@@ -222,7 +183,6 @@ def _tensor_stats(event: TensorStats) -> Iterator[str]:
 
 _RULES: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     SessionEnd: _session_end,
-    Model: _model,
     Graph: _graph,
     Plan: _plan,
     StepEnd: _step_end,
@@ -230,7 +190,6 @@ _RULES: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     Layers: _layers,
     Ops: _ops,
     Splits: _splits,
-    Sync: _sync,
     Kv: _kv,
     Token: _token,
     TensorStats: _tensor_stats,
