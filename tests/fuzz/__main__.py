@@ -1,7 +1,8 @@
-"""`make fuzz`: every surface after the other, FUZZ_SECONDS each; one line of figures for each.
+"""`make fuzz`: every surface after the other, FUZZ_SECONDS each; a table of what was tried.
 
-Exit code 1 when something was found; the inputs are then in out/fuzz/findings. What was learnt is
-kept in out/fuzz/corpus and begun with the next time.
+Each row comes when its surface is done, sums and findings at the end. Exit code 1 when something
+was found; the inputs are then in out/fuzz/findings. What was learnt is kept in out/fuzz/corpus and
+begun with the next time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fuzz.targets import SURFACES
 
@@ -19,18 +21,41 @@ COMMITTED = Path(__file__).parent / "corpus"
 OUT = ROOT / "out" / "fuzz"
 
 
+class Row(NamedTuple):
+    """What was tried on one surface."""
+
+    surface: str
+    executions: int
+    seconds: int
+    edges: int
+    """of our code that ran"""
+    features: int
+    """libFuzzer's: edges, and how often each ran"""
+    findings: list[str]
+
+
 def main(names: list[str], seconds: int) -> int:
     wrong = [name for name in names if name not in SURFACES]
     if wrong:
         print(f"no surface {wrong[0]}; there are {', '.join(SURFACES)}", file=sys.stderr)
         return 2
-    print(f"{'surface':<15}{'executions':>11}{'seconds':>9}{'coverage':>15}  findings")
-    found = [fuzz(name, seconds) for name in names or SURFACES]
-    return int(any(found))
+    print(_line("surface", "executions", "seconds", "edges", "features", "findings"), flush=True)
+    rows = []
+    for name in names or SURFACES:
+        rows.append(row := fuzz(name, seconds))
+        _print_row(row)
+    findings = [finding for row in rows for finding in row.findings]
+    executions, spent = (
+        sum(getattr(row, key) for row in rows) for key in ("executions", "seconds")
+    )
+    print(_line(f"{len(rows)} surfaces", f"{executions:,}", f"{spent:,}", "", "", len(findings)))
+    for finding in findings:
+        print(finding)
+    return int(bool(findings))
 
 
-def fuzz(surface: str, seconds: int) -> int:
-    """Fuzz one surface, print its figures; how much was found."""
+def fuzz(surface: str, seconds: int) -> Row:
+    """Fuzz one surface in a process of its own."""
     kind = _kind(surface)
     learnt = OUT / "corpus" / surface
     learnt.mkdir(parents=True, exist_ok=True)
@@ -46,14 +71,26 @@ def fuzz(surface: str, seconds: int) -> int:
     if done.returncode or not ended:
         places.append(f"the fuzzer ended with {done.returncode}; see out/fuzz/{surface}.txt")
     took = re.search(r"^Done \d+ runs in (\d+) second", done.stderr, re.MULTILINE)
-    covered = [int(n) for n in re.findall(r" cov: (\d+) ", done.stderr)] or [0]
-    growth = f"{covered[0]} -> {covered[-1]}"
-    runs = int(ended[1]) if ended else 0
-    print(f"{surface:<15}{runs:>11,}{took[1] if took else '?':>9}{growth:>15}  {len(places)}")
-    for place in places:
-        print(f"    {place}")
-    sys.stdout.flush()
-    return len(places)
+    covered = re.findall(r" cov: (\d+) ft: (\d+) ", done.stderr) or [("0", "0")]
+    edges, features = covered[-1]
+    return Row(
+        surface,
+        int(ended[1]) if ended else 0,
+        int(took[1]) if took else 0,
+        int(edges),
+        int(features),
+        places,
+    )
+
+
+def _print_row(row: Row) -> None:
+    numbers = (f"{n:,}" for n in (row.executions, row.seconds, row.edges, row.features))
+    print(_line(row.surface, *numbers, len(row.findings)), flush=True)
+
+
+def _line(surface: str, *figures: str | int) -> str:
+    executions, seconds, edges, features, findings = figures
+    return f"{surface:<15}{executions:>12}{seconds:>9}{edges:>8}{features:>10}{findings:>10}"
 
 
 def _kind(surface: str) -> str:

@@ -16,7 +16,8 @@ Mutate = Callable[[bytes, int], bytes]
 
 NUMBERS: tuple[int | float, ...] = (
     0, 1, -1, 2, 7, 31, 32, 255, 256, 65535, 2**20, 10**9, 2**31 - 1, 2**31, -(2**31), 2**32,
-    2**40, 10**15, 2**52, 2**53 + 1, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, 10**30,
+    2**40, 10**15, 2**52, 2**53 - 1, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, -(2**63),
+    2**64 - 1, 2**64, 10**30,
     0.5, -0.0, 1e-300, 1e300, 1.7976931348623157e308,
 )  # fmt: skip
 TEXTS = (
@@ -82,7 +83,11 @@ def _other(value: Any, random: Random) -> Any:
             return [*value[:i], value[i], *value[i:]]
         if how < 0.20:
             return []
+        if how < 0.23:
+            return value * random.choice((2, 3, 20, 300))
         if how < 0.26:
+            return [_other(value[i], random)] * len(value)
+        if how < 0.32:
             j = random.randrange(len(value))
             return [*value[:i], value[j], *value[i + 1 :]]
         return [*value[:i], _other(value[i], random), *value[i + 1 :]]
