@@ -100,7 +100,7 @@ class LogReader:
         self._cut = False
         self._file = _open(path, self.path)
         self._size = _size(self._file)
-        self._chunks = _decompressed(self._file)
+        self._chunks = _decompressed(self._file, self.path)
         self._blocks = self._line_blocks()
         self._first = next(self._blocks, b"")
         self.dialect = self._identify()
@@ -302,7 +302,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BAD_STREAM: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
 
 
-def _decompressed(file: BinaryIO) -> Iterator[bytes]:
+def _decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
     """The file's content in chunks of at most CHUNK bytes; EOFError when gzip ends too early."""
     magic = b""
     while len(magic) < len(_ZSTD) and (more := file.read(len(_ZSTD) - len(magic))):
@@ -312,7 +312,7 @@ def _decompressed(file: BinaryIO) -> Iterator[bytes]:
     if magic.startswith(_GZIP):
         read = gzip.GzipFile(fileobj=source).read1
     elif magic.startswith(_ZSTD):
-        read = _zstd_read(source)
+        read = _zstd_read(source, shown)
     try:
         while chunk := read(CHUNK):
             yield chunk
@@ -321,8 +321,12 @@ def _decompressed(file: BinaryIO) -> Iterator[bytes]:
             file.close()
 
 
-def _zstd_read(source: BinaryIO) -> Callable[[int], bytes]:
-    import zstandard  # 20 ms that a plain log need not wait for
+def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
+    try:
+        import zstandard  # 20 ms that a plain log need not wait for
+    except ImportError:
+        reason = "compressed with zstd, which needs zstandard: pip install zstandard"
+        raise LogError(reason, shown) from None
 
     stream = zstandard.ZstdDecompressor().stream_reader(source, CHUNK, read_across_frames=True)
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 import pytest
+import zstandard
 from click.testing import CliRunner, Result
 
 from llamacpp_instr import __version__, cli
 from llamacpp_instr.errors import BuildError, LogError
 
-LOG = Path(__file__).parent / "fixtures" / "demo-verbose.log"
+SAMPLE = Path(__file__).parent / "fixtures" / "demo-verbose.log"
 
 
 def instr(*args: str) -> Result:
@@ -171,7 +172,7 @@ def test_closed_standard_streams_are_empty_ones(
     args: list[str], said: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """As some services and `>&-` start a program; also no file may get the number of one."""
-    shutil.copyfile(LOG, tmp_path / "session.log")
+    shutil.copyfile(SAMPLE, tmp_path / "session.log")
     for closed in ("<&- >&-", "<&- >&- 2>&-"):
         done = subprocess.run(
             ["sh", "-c", f'"$0" "$@" {closed}', sys.executable, "-m", "llamacpp_instr", *args],
@@ -231,3 +232,26 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat LOG", "cat LOG --expand", "check LOG", "compare LOG LOG", "diff LOG LOG",
+        "report LOG", "stats LOG", "summary LOG", "to-parquet LOG -o OUT",
+        "to-parquet LOG --csv -o OUT", "to-perfetto LOG -o OUT", "to-perfetto LOG --lenient -o OUT",
+        "to-perfetto LOG --format json -o OUT", "view LOG --no-browser",
+    ],
+)  # fmt: skip
+def test_a_zstd_log_without_zstandard_names_what_to_install(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "session.log.zst"
+    log.write_bytes(zstandard.compress(SAMPLE.read_bytes()))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    names = {"LOG": str(log), "OUT": str(tmp_path / "out")}
+    result = instr(*(names.get(word, word) for word in command.split()))
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = f"{log}: compressed with zstd, which needs zstandard: pip install zstandard"
+    assert result.stderr == f"Error: {said}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [log.name]
