@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.noise import Blocks, cut_blocks
-from llamacpp_instr.counted import counted_steps
+from llamacpp_instr.counted import counted_steps, steps_inside
 from llamacpp_instr.session import Session, Table
 
 Float64 = NDArray[np.float64]
@@ -103,10 +103,9 @@ class StepTimes:
 def _runs(session: Session, steps: Table) -> NDArray[np.int64]:
     """The run of every step: runs are the marks `run 1`, `run 2`, ..."""
     run = np.zeros(len(steps), np.int64)
-    marks = session.marks
-    names = marks["name"].tolist()
-    for i, begin in enumerate(marks["begin"].tolist()):
-        if (found := re.fullmatch(r"run (\d+)", str(names[i]))) is not None:
-            end = marks["end"][i] if marks["end"][i] >= 0 else np.iinfo(np.int64).max
-            run[(steps["begin"] >= begin) & (steps["begin"] < end)] = int(found[1])
+    order = np.argsort(steps["begin"], kind="stable")
+    inside = steps_inside(session.marks, steps["begin"][order])
+    for name, first, end in zip(session.marks["name"].tolist(), *inside, strict=True):
+        if (found := re.fullmatch(r"run (\d{1,9})", name)) is not None:
+            run[order[first:end]] = int(found[1])
     return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
 from converters.op_words import describe
@@ -84,6 +85,9 @@ class Selection:
         return chosen and self.has_layer(op.layer)
 
 
+_LATE = 16
+
+
 class Lanes:
     """Spans that overlap, each in a lane where it does not.
 
@@ -94,14 +98,26 @@ class Lanes:
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, int]] = {}
         """lane and begin of those that have not ended"""
-        self._free_from: dict[int, int] = {}
+        self._free: list[int] = []
+        """lanes that nothing is open in, a heap"""
+        self._free_from: list[int] = []
+        """of every lane"""
 
     def begin(self, key: int, t: int) -> int:
-        """The lane of the span `key` that begins at `t`."""
-        used = {lane for lane, _ in self.open.values()}
-        lane = 0
-        while lane in used or self._free_from.get(lane, t) > t:
-            lane += 1
+        """The lane of the span `key` that begins at `t`: the first of the free ones that were free
+        then, of the first few, so that many told late take no longer; else a new one."""
+        late: list[int] = []
+        lane = len(self._free_from)
+        while self._free and len(late) < _LATE:
+            first = heappop(self._free)
+            if self._free_from[first] <= t:
+                lane = first
+                break
+            late.append(first)
+        for other in late:
+            heappush(self._free, other)
+        if lane == len(self._free_from):
+            self._free_from.append(t)
         self.open[key] = lane, t
         return lane
 
@@ -109,6 +125,7 @@ class Lanes:
         """The lane and the begin of the span that ends at `t`. Raises KeyError for none."""
         lane, begin = self.open.pop(key)
         self._free_from[lane] = max(begin, t)
+        heappush(self._free, lane)
         return lane, begin
 
 

@@ -6,8 +6,11 @@ Invariant: what is left out is said, in whole sentences, and nothing else is lef
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.session import Session, Table
+
+Int64 = NDArray[np.int64]
 
 PHASES = ("prefill", "decode", "encode")
 """the labels of steps, in the order in which they are shown"""
@@ -46,10 +49,23 @@ def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
     return {compute: label[step] for compute, step in pairs if step in label}
 
 
-def _in_warm_up(session: Session) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _in_warm_up(session: Session) -> NDArray[np.bool_]:
     steps, marks = session.steps, session.marks
+    order = np.argsort(steps["begin"], kind="stable")
+    first, end = steps_inside(marks.rows(marks["name"] == WARM_UP), steps["begin"][order])
+    # +1 where a mark's steps begin, -1 behind them: how many marks a step is in
+    marked = np.zeros(len(steps) + 1, np.int64)
+    np.add.at(marked, first, 1)
+    np.add.at(marked, end, -1)
     inside = np.zeros(len(steps), np.bool_)
-    for i in np.flatnonzero(marks["name"] == WARM_UP):
-        end = marks["end"][i] if marks["end"][i] >= 0 else np.iinfo(np.int64).max
-        inside |= (steps["begin"] >= marks["begin"][i]) & (steps["begin"] < end)
+    inside[order] = np.cumsum(marked)[:-1] > 0
     return inside
+
+
+def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
+    """Of each mark, the first of the steps that begin in it and the one behind the last, as places
+    in `begins`, which is sorted."""
+    first = np.searchsorted(begins, marks["begin"])
+    end = np.searchsorted(begins, marks["end"])
+    end[marks["end"] < 0] = len(begins)  # an open one
+    return first.tolist(), np.maximum(first, end).tolist()

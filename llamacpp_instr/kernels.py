@@ -51,7 +51,13 @@ def plan_problem(plan: Plan, graph: Graph) -> str | None:
         return "columns `node` and `n` are not of one length"
     if graph.nodes is None:
         return f"graph {plan.graph} was given without its nodes"
-    if any(first + n > graph.n_nodes for first, n in zip(plan.node, counts, strict=True)):
+    free = 0
+    for first, n in zip(plan.node, counts, strict=True):
+        # else a plan could hold every node in every kernel
+        if first < free or n < 1:
+            return f"node {first} stands twice or out of order"
+        free = first + n
+    if free > graph.n_nodes:
         return f"a kernel's nodes go beyond the graph's {graph.n_nodes}"
     return None
 

@@ -217,6 +217,17 @@ def test_what_is_left_open_in_a_closed_log_is_named_where_it_began(path):
     assert (begin + 1, "step_begin: step 0 is never ended") in found
 
 
+def test_a_step_that_begins_among_open_ones_is_one_finding(path):
+    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin))
+    more = [msgspec.structs.replace(begin, t=T + i, step=500 + i) for i in range(3)]
+    found = added(path, *more)
+    steps = [text for text in found if text.startswith("step_begin: begins while")]
+    assert steps == [
+        "step_begin: begins while step 500 of context 0 is open",
+        "step_begin: begins while step 501 of context 0 is open",
+    ]
+
+
 def test_tensor_stats(path):
     graph = next(e for e in EVENTS if isinstance(e, s.Graph))
     assert graph.nodes

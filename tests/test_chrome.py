@@ -242,3 +242,13 @@ def test_marks_told_late_have_a_lane_of_their_own() -> None:
     assert lanes.begin(2, 300) == 0
     assert lanes.end(1, 250) == (1, 100)
     assert lanes.end(2, 400) == (0, 300)
+
+
+def test_marks_that_are_all_told_late_still_have_lanes_of_their_own() -> None:
+    lanes = Lanes()
+    for mark in range(100):
+        assert lanes.begin(mark, mark) == mark
+    for mark in range(100):
+        lanes.end(mark, 1000)
+    assert [lanes.begin(mark, 500) for mark in range(5)] == [100, 101, 102, 103, 104]
+    assert lanes.begin(5, 1000) == 0

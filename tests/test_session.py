@@ -8,10 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llamacpp_instr import schema as s
+from llamacpp_instr.counted import steps_inside
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.session import load_parts, load_session
+from llamacpp_instr.session import Table, load_parts, load_session
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 
@@ -121,6 +123,28 @@ def test_times_that_nothing_can_have_taken_are_an_error_with_their_line(dur, rea
     wrong = s.Layers(t=compute.t, compute=0, layer=[*range(len(dur))], dur=dur)
     with pytest.raises(LogError, match=f":{at + 1}: layers: {reason}"):
         load(tmp_path, [*EVENTS[:at], wrong])
+
+
+@pytest.mark.parametrize(("node", "n"), [([0, 0], None), ([0, 1], [2, 1]), ([0, 1], [0, 1])])
+def test_a_plan_whose_kernels_share_nodes_is_an_error(node, n, tmp_path):
+    plan = of(EVENTS, s.Plan)[0]
+    at = EVENTS.index(plan)
+    wrong = s.Plan(t=plan.t, plan=0, graph=plan.graph, node=node, n=n)
+    with pytest.raises(LogError, match=f":{at + 1}: plan: node [01] stands twice or out of order"):
+        load(tmp_path, [*EVENTS[:at], wrong])
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_the_steps_inside_marks_are_those_that_begin_in_them(data):
+    time = st.integers(0, 20)
+    begins = np.array(sorted(data.draw(st.lists(time))), np.int64)
+    spans = data.draw(st.lists(st.tuples(time, time | st.just(-1))))
+    columns = {"begin": [b for b, _ in spans], "end": [e for _, e in spans]}
+    marks = Table({name: np.array(column, np.int64) for name, column in columns.items()})
+    for (begin, end), first, behind in zip(spans, *steps_inside(marks, begins), strict=True):
+        inside = [t for t in begins.tolist() if t >= begin and (end < 0 or t < end)]
+        assert begins[first:behind].tolist() == inside
 
 
 def test_the_latest_and_longest_times_are_still_of_64_bits(tmp_path):

@@ -136,8 +136,12 @@ def _base_name(node: str, leafs: Iterable[str]) -> str:
 
 
 def _root(parent: dict[Role, Role], role: Role) -> Role:
+    passed = []
     while (above := parent.setdefault(role, role)) != role:
+        passed.append(role)
         role = above
+    # straight to the root the next time: a chain is gone up once
+    parent.update(dict.fromkeys(passed, role))
     return role
 
 

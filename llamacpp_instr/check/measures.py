@@ -55,9 +55,13 @@ class Measures:
         self._facts = facts
         self._steps = Numbers()
         self._open: dict[int, _Step] = {}
+        self._running: dict[int, int] = {}
+        """by context: the step that began last"""
         self._computes = Numbers()
         self._latest: dict[int, _Compute] = {}
         """by context"""
+        self._by_number: dict[int, _Compute] = {}
+        """the same, by compute"""
         self._step_end: dict[int, int] = {}
         """by context: when its latest step ended"""
         self._n_tokens: dict[int, int] = {}
@@ -92,9 +96,10 @@ class Measures:
         yield from self._facts.unknown_context(event.ctx)
         if not self._steps.give(event.step):
             yield f"step {event.step} was given before"
-        for other in self._open.values():
-            if other.event.ctx == event.ctx:
-                yield f"begins while step {other.event.step} of context {event.ctx} is open"
+        running = self._running.get(event.ctx)
+        if running in self._open:
+            yield f"begins while step {running} of context {event.ctx} is open"
+        self._running[event.ctx] = event.step
         ended = self._step_end.get(event.ctx, event.t)
         if event.t < ended:
             yield f"begins {ended - event.t} ns before the context's previous step ended"
@@ -141,7 +146,9 @@ class Measures:
         if previous and event.t < _end(previous.event):
             late = _end(previous.event) - event.t
             yield f"begins {late} ns before the context's previous compute ended"
-        self._latest[event.ctx] = _Compute(event)
+        if previous and self._by_number.get(previous.event.compute) is previous:
+            del self._by_number[previous.event.compute]
+        self._latest[event.ctx] = self._by_number[event.compute] = _Compute(event)
         if event.step != -1:
             yield from self._compute_in_step(event)
 
@@ -163,10 +170,8 @@ class Measures:
         self, compute: int, t: int, gap: list[int] | None, dur: list[int]
     ) -> tuple[_Compute | None, list[str]]:
         """The latest compute that columns belong to, and whether they lie inside it."""
-        for latest in self._latest.values():
-            if latest.event.compute == compute:
-                break
-        else:
+        latest = self._by_number.get(compute)
+        if latest is None:
             over = compute in self._computes
             return None, [f"compute {compute} {'is over' if over else 'was never given'}"]
         slack = 0 if self._facts.clock == "monotonic" else COUNTER_SLACK
