@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
 from converters.op_words import describe
-from llamacpp_instr.kernels import plan_kernels
+from llamacpp_instr.kernels import node_backends, plan_kernels
 from llamacpp_instr.ops import Block, bytes_written, op_params
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -150,16 +150,17 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     ops: list[OpSlice] = []
     kernel_of: dict[int, int] = {}
     layers = kernels.layer.tolist()
+    facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
     n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
     for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
         inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
         kernel_of.update(dict.fromkeys(range(first, first + count), i))
         name = "+".join(nodes.op[node] for node in inside)
-        args = _args(graph, nodes, inside, kernels.block[i], n_flops[i], n_bytes[i])
+        args = _args(facts, inside, kernels.block[i], n_flops[i], n_bytes[i])
         ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
-    edges = _edges(nodes, plan, counts, kernel_of)
+    edges = _edges(facts, plan, counts, kernel_of)
     return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
 
 
@@ -177,9 +178,21 @@ def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
     return runs
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """A graph with what is worked out once for all of its nodes."""
+
+    graph: Graph
+    nodes: Nodes
+    real: list[int]
+    """of each node, the node or leaf that it is a view of; itself when it is none"""
+    backends: list[str | None]
+
+
 def _args(
-    graph: Graph, nodes: Nodes, inside: list[int], block: Block, n_flops: int, n_bytes: int
+    facts: _Facts, inside: list[int], block: Block, n_flops: int, n_bytes: int
 ) -> dict[str, Value]:
+    graph, nodes = facts.graph, facts.nodes
     first, last = inside[0], inside[-1]
     weights = [
         leaf
@@ -188,7 +201,7 @@ def _args(
         if s < 0 and (leaf := graph.leafs[-1 - s]).tensor >= 0
     ]
     said = [
-        describe(nodes.op[node], nodes.name[node], _leafs(graph, nodes, node), nodes.layer[node])
+        describe(nodes.op[node], nodes.name[node], _leafs(facts, node), nodes.layer[node])
         for node in inside
     ]
     args: dict[str, Value] = {
@@ -220,9 +233,8 @@ def _args(
         args["flops"] = n_flops
     if len(inside) > 1:
         args["fused_with"] = ", ".join(f"{nodes.op[n]} {nodes.name[n]}" for n in inside[1:])
-    for split in graph.splits:
-        if split.start <= first < split.end:
-            args["backend"] = split.backend
+    if (backend := facts.backends[first]) is not None:
+        args["backend"] = backend
     if 0 <= nodes.buffer[last] < len(graph.buffers):
         args["buffer"] = graph.buffers[nodes.buffer[last]]
     return args
@@ -244,34 +256,35 @@ def _tensor(graph: Graph, nodes: Nodes, source: int) -> str:
     return f"{nodes.name[source]} {_shaped(nodes.type[source], nodes.ne[source])}"
 
 
-def _leafs(graph: Graph, nodes: Nodes, node: int) -> list[str]:
+def _leafs(facts: _Facts, node: int) -> list[str]:
     """Names of the leafs that a node reads, through views too."""
     names: list[str] = []
-    for source in nodes.src[node]:
-        real = _look_through(nodes, source)
+    for source in facts.nodes.src[node]:
+        real = facts.real[source] if source >= 0 else source
         if real < 0:
-            names.append(graph.leafs[-1 - real].name)
+            names.append(facts.graph.leafs[-1 - real].name)
     return names
 
 
-def _look_through(nodes: Nodes, source: int) -> int:
-    """The node or leaf that a view is a view of."""
-    while source >= 0 and not nodes.exec[source] and nodes.src[source]:
-        below = nodes.src[source][0]
-        if below >= source:  # no graph of ggml's: a view comes after what it shows
-            break
-        source = below
-    return source
+def _look_through(nodes: Nodes) -> list[int]:
+    """Of each node, the node or leaf that it is a view of."""
+    real: list[int] = []
+    for node, sources in enumerate(nodes.src):
+        below = node if nodes.exec[node] or not sources else sources[0]
+        # where a view does not come after what it shows, it is no graph of ggml's
+        real.append(below if below < 0 else real[below] if below < node else node)
+    return real
 
 
 def _edges(
-    nodes: Nodes, plan: Plan, counts: list[int], kernel_of: dict[int, int]
+    facts: _Facts, plan: Plan, counts: list[int], kernel_of: dict[int, int]
 ) -> list[tuple[int, int]]:
     edges: dict[tuple[int, int], None] = {}
     for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
         for node in range(first, first + count):
-            for source in nodes.src[node]:
-                producer = kernel_of.get(_look_through(nodes, source), i)
+            for source in facts.nodes.src[node]:
+                real = facts.real[source] if source >= 0 else source
+                producer = kernel_of.get(real, i)
                 if producer < i:
                     edges[producer, i] = None
     return list(edges)

@@ -31,7 +31,7 @@ class Kernels:
 
 
 def graph_problem(graph: Graph) -> str | None:
-    """Why a graph cannot be followed, None when it can: its columns and its sources."""
+    """Why a graph cannot be followed, None when it can: its columns, sources and splits."""
     nodes = graph.nodes
     for name in nodes.__struct_fields__ if nodes else ():
         column = getattr(nodes, name)
@@ -41,6 +41,14 @@ def graph_problem(graph: Graph) -> str | None:
         for source in sources:
             if not -len(graph.leafs) <= source < graph.n_nodes:
                 return f"a node reads {source}, which the graph does not have"
+    at = 0
+    for split in graph.splits:
+        # else every node could be in every split
+        if split.start < at or split.end < split.start:
+            return f"split {split.start}..{split.end} overlaps the one before it"
+        at = split.end
+    if at > graph.n_nodes:
+        return f"a split goes beyond the graph's {graph.n_nodes} nodes"
     return None
 
 
@@ -80,6 +88,14 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
     layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
     return Kernels(label, [blocks[node] for node in plan.node], layer, n_flops, n_bytes)
+
+
+def node_backends(graph: Graph) -> list[str | None]:
+    """The backend of every node, by the graph's splits; None for a node in none."""
+    backends: list[str | None] = [None] * graph.n_nodes
+    for split in graph.splits:
+        backends[split.start : split.end] = [split.backend] * (split.end - split.start)
+    return backends
 
 
 def _label(graph: Graph, nodes: Nodes, node: int) -> str:

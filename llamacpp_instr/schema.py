@@ -41,7 +41,13 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Layer = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Truth = Annotated[int, Meta(ge=0, le=1)]
 Shape = Annotated[list[Count], Meta(max_length=4)]
-Int32Words = list[Int32]
+Sources = Annotated[list[Int32], Meta(max_length=64)]
+"""ggml has 10 at most"""
+Strides = Annotated[list[Bytes], Meta(max_length=4)]
+Int32Words = Annotated[list[Int32], Meta(max_length=64)]
+"""ggml has 16"""
+Name = Annotated[str, Meta(max_length=1000)]
+"""of a tensor, an op or a type: ggml has 63 bytes"""
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -190,8 +196,8 @@ class Tensor(Event, kw_only=True):
     model: Ref
     tensor: Ref
     """counts from 0 within the model"""
-    name: str
-    type: str
+    name: Name
+    type: Name
     """ggml's name of the storage type"""
     ne: Shape
     """ggml's order: the row's length first"""
@@ -245,11 +251,11 @@ class Memory(Event, kw_only=True):
 class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A tensor that a graph reads and does not compute: a weight, an input, a cache."""
 
-    name: str
-    type: str
+    name: Name
+    type: Name
     ne: Shape
     bytes: Bytes
-    buffer: str = ""
+    buffer: Name = ""
     tensor: OptionalRef = -1
     """the weight's number, -1 when it is none"""
 
@@ -261,21 +267,21 @@ class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """first node"""
     end: Count
     """one past the last node"""
-    backend: str
+    backend: Name
 
 
 class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The nodes of a graph as columns; node i is the i-th entry of each."""
 
-    name: list[str]
+    name: list[Name]
     """not unique in a graph"""
-    op: list[str]
+    op: list[Name]
     layer: list[Layer]
-    type: list[str]
+    type: list[Name]
     ne: list[Shape]
     """ggml's order, trailing ones left out"""
     bytes: list[Bytes]
-    src: list[list[Int32]]
+    src: list[Sources]
     """n >= 0 is node n, n < 0 is leaf -1-n"""
     buffer: list[OptionalRef]
     """index into the graph's `buffers`, -1 for none"""
@@ -283,7 +289,7 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """the op's parameters as ggml keeps them, trailing zeros left out"""
     exec: list[Truth]
     """1 when a kernel runs for it; views and nodes without the compute flag have 0"""
-    nb: list[list[Bytes]] | None = None
+    nb: list[Strides] | None = None
     """strides in bytes (verbose)"""
 
 
@@ -302,7 +308,7 @@ class Graph(Event, kw_only=True):
     n_exec: Count
     """nodes for which a kernel runs"""
     splits: list[Split]
-    buffers: list[str] = []
+    buffers: list[Name] = []
     leafs: list[Leaf] = []
     nodes: Nodes | None = None
     """absent at `minimal`"""

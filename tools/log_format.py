@@ -73,6 +73,9 @@ _PARTS = [struct.name for struct in all_structs() if not struct.event]
 _TYPES = {
     "Int32Words": "list of int32",
     "Shape": "list of int",
+    "Sources": "list of int32",
+    "Strides": "list of int (bytes)",
+    "Name": "string",
     "Int32": "int32",
     "Truth": "0 or 1",
     "Ns": "int (ns)",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from converters.table.cells import Int64, Words, joined
 from llamacpp_instr import ops as knowledge
-from llamacpp_instr.kernels import node_work, weight_read
+from llamacpp_instr.kernels import node_backends, node_work, weight_read
 from llamacpp_instr.schema import Graph, Nodes
 from llamacpp_instr.session import Session, Timed
 
@@ -97,9 +97,6 @@ def node_columns(graph: Graph) -> dict[str, list[Any]]:
     """The rows of a graph's nodes, by the names in NODE_COLUMNS; it must have its nodes."""
     nodes, n = _nodes_of(graph), graph.n_nodes
     leafs = [leaf.name for leaf in graph.leafs]
-    backend: list[str | None] = [None] * n
-    for split in graph.splits:
-        backend[split.start : split.end] = [split.backend] * len(backend[split.start : split.end])
     work = [node_work(graph, i) for i in range(n)]
     weights = [weight_read(graph, [i]) for i in range(n)]
     return {
@@ -115,7 +112,7 @@ def node_columns(graph: Graph) -> dict[str, list[Any]]:
         "executed": [bool(runs) for runs in nodes.exec],
         "flops": [n_flops for n_flops, _ in work],
         "bytes_moved": [n_bytes for _, n_bytes in work],
-        "backend": backend,
+        "backend": node_backends(graph),
         "buffer": [graph.buffers[i] if 0 <= i < len(graph.buffers) else None for i in nodes.buffer],
         "weight": [name for name, _ in weights],
         "weight_type": [type_ for _, type_ in weights],
