@@ -34,7 +34,7 @@ from llamacpp_instr.schema import (
 )
 
 CHUNK = 1 << 18
-MAX_LINE = 256 << 20
+MAX_LINE = 64 << 20
 """bytes; the longest line of a real log, a graph's at verbose, has a few million"""
 
 

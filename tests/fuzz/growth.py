@@ -1,6 +1,6 @@
 """Inputs that are long in one respect: twice the size may not take much more than twice the time.
 
-    python -m tests.fuzz.growth [SURFACE...]      most of a quarter of an hour, by the CPU's clock
+    python -m tests.fuzz.growth [SURFACE...]      minutes for each, by the CPU's clock
 
 Fuzzers' inputs are small, so what grows with the square of something looks quick there. Prints a
 line for each surface and respect whose CPU time grows faster; exit code 1 when there is one.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from tests.fuzz.guard import workspace
 from tests.fuzz.targets import SURFACES
 from tests.made_log import encode, make_log
 
-WORTH = 0.5
+WORTH = 0.4
 """CPU seconds; below, noise decides"""
-MOST = 2.9
+MOST = 2.8
 """times the CPU time that twice the size may take"""
-LONGEST = 60.0
-"""CPU seconds, at which growing ends"""
+LARGEST = 30_000
+"""of one thing, where growing ends"""
 
 
 def _log() -> list[s.Event]:
@@ -259,6 +260,71 @@ LOGS: dict[str, Callable[[int], list[s.Event]]] = {
 }
 
 
+def _logs(make: Callable[[int], list[s.Event]]) -> Callable[[int], bytes]:
+    return lambda n: encode(make(n))
+
+
+# --- models ---
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def _entry(key: str, type_: int, value: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", type_) + value
+
+
+def _model(entries: list[bytes], names: list[str]) -> bytes:
+    """A model of these metadata entries and of tensors of one block of Q8_0 each."""
+    entries = [_entry("general.architecture", 8, _text("llama")), *entries]
+    infos = [_text(name) + struct.pack("<IQIQ", 1, 32, 8, 64 * i) for i, name in enumerate(names)]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(names), len(entries))
+    header = head + b"".join(entries) + b"".join(infos)
+    return header + bytes(-len(header) % 32 + 64 * len(names))
+
+
+_NAMES = ("attn_q", "attn_k", "ffn_up", "ffn_down")
+
+
+def _arrays(n: int) -> bytes:
+    item = struct.pack("<IQ", 4, 2) + bytes(8)
+    return _model([_entry(f"a.{i}", 9, item) for i in range(n)], ["token_embd.weight"])
+
+
+def _vocabulary(n: int) -> bytes:
+    tokens = struct.pack("<IQ", 8, n) + b"".join(_text(f"t{i}") for i in range(n))
+    scores = struct.pack("<IQ", 6, n) + bytes(4 * n)
+    entries = [
+        _entry("tokenizer.ggml.tokens", 9, tokens), _entry("tokenizer.ggml.scores", 9, scores),
+        _entry("tokenizer.ggml.model", 8, _text("llama")),
+    ]  # fmt: skip
+    return _model(entries, ["token_embd.weight"])
+
+
+MODELS: dict[str, Callable[[int], bytes]] = {
+    "tensors of a layer each": lambda n: _model([], [f"blk.{i}.ffn_up.weight" for i in range(n)]),
+    "tensors of few layers": lambda n: _model(
+        [], [f"blk.{i % 4}.{_NAMES[i // 4 % 4]}{i}.weight" for i in range(n)]
+    ),
+    "tensors outside of layers": lambda n: _model([], [f"t{i}.weight" for i in range(n)]),
+    "tensors of one name": lambda n: _model([], [f"blk.0.{i}" for i in range(n)]),
+    "metadata": lambda n: _model([_entry(f"k.{i}", 4, bytes(4)) for i in range(n)], ["a.weight"]),
+    "texts": lambda n: _model(
+        [_entry(f"k.{i}", 8, _text("<b>" * 40)) for i in range(n)], ["a.weight"]
+    ),
+    "arrays": _arrays,
+    "tokens": _vocabulary,
+    "letters of a text": lambda n: _model([_entry("k", 8, _text("<" * 100 * n))], ["a.weight"]),
+}
+
+INPUTS: dict[str, dict[str, Callable[[int], bytes]]] = {
+    "log": {respect: _logs(make) for respect, make in LOGS.items()},
+    "gguf": MODELS,
+    "imatrix": {},
+}
+
+
 def measure(surface: str, path: Path) -> float:
     """CPU seconds of one surface."""
     target = importlib.import_module(f"tests.fuzz.targets.{surface}")
@@ -270,30 +336,26 @@ def measure(surface: str, path: Path) -> float:
 
 def main(surfaces: list[str]) -> int:
     found = 0
-    of_logs = [
-        name
-        for name in surfaces or SURFACES
-        if importlib.import_module(f"tests.fuzz.targets.{name}").KIND == "log"
-    ]
     with workspace() as directory:
         path = directory / "input"
-        for respect, make in LOGS.items():
-            for surface in of_logs:
-                n, took, before = 250, 0.0, 0.0
-                while took < WORTH * 4 and n < 64_000:
-                    n *= 2
-                    path.write_bytes(encode(make(n)))
-                    before, took = took, measure(surface, path)
-                    if took > LONGEST:
-                        break
-                size = path.stat().st_size
-                if took > WORTH * 4 and before > WORTH / 2 and took > MOST * before:
+        for surface in surfaces or SURFACES:
+            kind = importlib.import_module(f"tests.fuzz.targets.{surface}").KIND
+            for respect, make in INPUTS[kind].items():
+                n, before = 500, 0.0
+                while before < WORTH and n < LARGEST:
+                    n *= 4 if before < WORTH / 8 else 2
+                    path.write_bytes(make(n))
+                    before = measure(surface, path)
+                path.write_bytes(make(2 * n))
+                took = measure(surface, path)
+                if took > MOST * max(before, WORTH):
                     found += 1
-                    print(f"{surface}: {n} {respect}: {size:,} bytes, {before:.1f} -> {took:.1f} s")
-                    sys.stdout.flush()
-                elif took > 1e-5 * size + 1:
-                    print(f"  slow: {surface}: {n} {respect}: {size:,} bytes, {took:.1f} s")
-                    sys.stdout.flush()
+                    size = path.stat().st_size
+                    print(
+                        f"{surface}: {2 * n:,} {respect}, {size:,} bytes:"
+                        f" {before:.1f} s became {took:.1f} s",
+                        flush=True,
+                    )
     return int(bool(found))
 
 

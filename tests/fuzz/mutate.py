@@ -31,7 +31,7 @@ TEXTS = (
 
 def mutate_log(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes:
     """A log with one line, or one value in a line, that is another one."""
-    if data[:2] == b"\x1f\x8b" or random.random() < 0.3:
+    if data[:2] in (b"\x1f\x8b", b"\x28\xb5") or random.random() < 0.3:  # gzip, zstd
         return mutate(data, most)
     lines = data.split(b"\n")
     for _ in range(random.choice((1, 1, 1, 2, 4))):

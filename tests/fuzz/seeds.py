@@ -14,6 +14,7 @@ from random import Random
 import gguf
 import msgspec
 import numpy as np
+import zstandard
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.ggml_types import TYPES
@@ -42,6 +43,7 @@ def write_logs(directory: Path) -> None:
     every = (FIXTURES / "every-event.log").read_bytes()
     (directory / "seed-every-event.log").write_bytes(every)
     (directory / "seed-every-event.log.gz").write_bytes(gzip.compress(every, mtime=0))
+    (directory / "seed-every-event.log.zst").write_bytes(zstandard.compress(every))
     for path in (FIXTURES / "dialects").glob("*.log"):
         (directory / f"seed-{path.name}").write_bytes(path.read_bytes())
 
