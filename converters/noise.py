@@ -37,6 +37,8 @@ MIN_BLOCKS = 5
 """below which nothing is said of the noise"""
 DRAWS = 400
 """the standard error is then known to 1 / sqrt(2 * 400) = 3.5 %"""
+KEPT = 50_000
+"""samples of which draws are kept, at DRAWS numbers each: rows mostly lack the same ones"""
 PROCESS = 0.02
 """standard deviation of log(median) from one process to the next; with 0.01, 3 of 12 pairs of
 equal sessions on a shared machine of 2 cores seemed to differ in their steps"""
@@ -89,17 +91,23 @@ def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
     there are at least three runs.
     """
     block, stratum = np.zeros(len(run), np.int64), np.zeros(len(run), np.int64)
-    runs = np.unique(run)
+    runs = _groups(run)
     each = max(1, n_blocks // max(1, len(runs)))
     n = 0
-    for one in runs:
-        inside = np.flatnonzero(run == one)
+    for inside in runs:
         parts = min(each, len(inside))
         part = np.arange(len(inside)) * parts // len(inside)
         block[inside] = n + part
         stratum[inside] = part if len(runs) >= 3 else 0
         n += parts
     return Blocks(block, stratum)
+
+
+def _groups(names: Int64) -> list[Int64]:
+    """Of each name, in their order, the places where it stands."""
+    order = np.argsort(names, kind="stable")
+    _, first = np.unique(names[order], return_index=True)
+    return np.split(order, first[1:]) if len(names) else []
 
 
 def join_blocks(runs: Sequence[Int64]) -> Blocks:
@@ -122,6 +130,8 @@ def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) ->
             continue
         key = present.tobytes()
         if key not in known:
+            if len(known) * len(row) > KEPT:
+                known.clear()
             known[key] = _draw(blocks.block[present], blocks.stratum[present])
         draws, n_blocks, freedom, scale = known[key]
         value = float(np.median(values))
@@ -192,9 +202,8 @@ def _draw(block: Int64, stratum: Int64) -> tuple[Int64, int, int, float]:
     (n - 1) / n of what it estimates (Efron and Tibshirani, An Introduction to the Bootstrap,
     1993, section 6.4), n being the blocks that one is drawn from.
     """
-    names, first = np.unique(block, return_index=True)
-    members = [np.flatnonzero(block == name) for name in names]
-    strata = [np.flatnonzero(stratum[first] == one) for one in np.unique(stratum)]
+    members = _groups(block)
+    strata = _groups(stratum[[of[0] for of in members]])
     random = np.random.default_rng(1)
     chosen = np.hstack([of[random.integers(0, len(of), (DRAWS, len(of)))] for of in strata])
     draws = np.array(
