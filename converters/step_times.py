@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 
 from converters.noise import Blocks, cut_blocks
 from llamacpp_instr.counted import counted_steps, steps_inside
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.session import Session, Table
 
 Float64 = NDArray[np.float64]
+
+FEW_CELLS = 10_000_000
+MOST_EMPTY = 50
+"""cells of a table for each that is filled; a step mostly runs all there is"""
 
 
 class StepTimes:
@@ -69,14 +74,18 @@ class StepTimes:
             if ops.thread == 0 and ops.compute in self.column:
                 taken[ops.plan][0].append(self.column[ops.compute])
                 taken[ops.plan][1].append(ops.dur)
+        self._check_cells(n_units, sum(d.size for _, durs in taken.values() for d in durs))
         total: Float64 = np.zeros((len(self.steps), n_units))
         present = np.zeros((len(self.steps), n_units), np.bool_)
         for plan, (columns, durs) in taken.items():
-            unit = of_kernel[plan]
-            into = np.zeros((len(unit), n_units))
-            into[np.arange(len(unit)), unit] = 1
-            np.add.at(total, columns, np.array(durs, np.float64) @ into)
-            present[np.array(columns)[:, None], np.unique(unit)] = True
+            if not len(of_kernel[plan]):
+                continue
+            order = np.argsort(of_kernel[plan], kind="stable")
+            units, first = np.unique(of_kernel[plan][order], return_index=True)
+            sums = np.add.reduceat(np.array(durs, np.float64)[:, order], first, axis=1)
+            places = np.array(columns)[:, None], units
+            np.add.at(total, places, sums)
+            present[places] = True
         total[~present] = np.nan
         return np.transpose(total)
 
@@ -89,15 +98,28 @@ class StepTimes:
         return total
 
     def by_layer(self) -> dict[Hashable, Float64]:
+        ran = [of for of in self.session.layers if of.compute in self.column]
+        labels = [of.label for of in ran if of.label is not None]
+        every = np.concatenate([np.zeros(0, np.int64), *labels])
+        self._check_cells(len(np.unique(every)), len(every))
         found: dict[Hashable, Float64] = {}
-        for layers in self.session.layers:
-            at = self.column.get(layers.compute)
-            if at is None or layers.label is None:
+        for layers in ran:
+            at = self.column[layers.compute]
+            if layers.label is None:
                 continue
             for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
                 row = found.setdefault(layer, np.full(len(self.steps), np.nan))
                 row[at] = dur + (0.0 if math.isnan(row[at]) else row[at])
         return found
+
+    def _check_cells(self, n_rows: int, n_measured: int) -> None:
+        """UsageError when a table of all steps would be nearly empty: a log could ask for any
+        amount of memory with few measurements."""
+        if n_rows * len(self.steps) > FEW_CELLS + MOST_EMPTY * n_measured:
+            raise UsageError(
+                f"{self.session.path}: its {len(self.steps):,} steps have hardly anything of"
+                f" {n_rows:,} parts in common that could be compared"
+            )
 
 
 def _runs(session: Session, steps: Table) -> NDArray[np.int64]:

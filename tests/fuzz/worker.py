@@ -1,7 +1,8 @@
 """Fuzzes one surface with atheris, in a process of its own: `python -m tests.fuzz.worker`.
 
 A finding does not end the run: its input is kept, one for each place in our code that it came
-from. A hang or a crash does end it; libFuzzer keeps that input.
+from. A hang is one, by the CPU's clock: a machine may be busy, or the run stopped for a while. A
+crash, or a hang in somebody else's C, does end it; libFuzzer keeps that input.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,6 +19,8 @@ from random import Random
 import atheris  # type: ignore[import-not-found]
 
 MAX_LENGTH = 1 << 16
+HANG = 60.0
+"""CPU seconds"""
 
 
 def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
@@ -29,13 +33,21 @@ def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
     findings.mkdir(parents=True, exist_ok=True)
     known: set[str] = set()
 
+    def hangs(_number: int, _frame: object) -> None:
+        raise guard.Finding(f"still running after {HANG:.0f} s of CPU time")
+
+    signal.signal(signal.SIGPROF, hangs)
+
     with guard.workspace() as directory:
 
         def one_input(data: bytes) -> None:
+            signal.setitimer(signal.ITIMER_PROF, HANG)
             try:
                 guard.try_input(target.attempt, data, directory)
             except Exception as error:
                 _keep(error, data)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
 
         def _keep(error: Exception, data: bytes) -> None:
             place = _place(error)
@@ -57,7 +69,8 @@ def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
             f"-max_total_time={seconds}",
             f"-max_len={MAX_LENGTH}",
             "-len_control=0",
-            "-timeout=60",
+            "-timeout=1200",
+            "-report_slow_units=1200",
             "-rss_limit_mb=3072",
             f"-artifact_prefix={findings}/{surface}-",
             "-print_final_stats=1",
