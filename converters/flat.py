@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.kernels import graph_problem, plan_problem
 from llamacpp_instr.log import LogReader
 from llamacpp_instr.schema import (
     EVENTS,
@@ -149,12 +150,15 @@ class _Flat:
             yield msgspec.to_builtins(event)
 
     def _graph(self, event: Graph, _step: int) -> Iterator[FlatLine]:
+        if graph_problem(event):
+            raise ValueError
         self._graphs[event.graph] = event
         return iter(())
 
     def _plan(self, event: Plan, _step: int) -> Iterator[FlatLine]:
-        nodes = self._graphs[event.graph].nodes
-        if nodes is None:
+        graph = self._graphs[event.graph]
+        nodes = graph.nodes
+        if nodes is None or plan_problem(event, graph):
             raise ValueError
         counts = event.n or [1] * len(event.node)
         insides = [

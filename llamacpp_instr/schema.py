@@ -40,6 +40,8 @@ OptionalRef = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Layer = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Truth = Annotated[int, Meta(ge=0, le=1)]
+Fused = Annotated[int, Meta(ge=1, le=1000)]
+"""nodes of one kernel: ggml fuses some dozens"""
 Shape = Annotated[list[Count], Meta(max_length=4)]
 Sources = Annotated[list[Int32], Meta(max_length=64)]
 """ggml has 10 at most"""
@@ -321,7 +323,7 @@ class Plan(Event, kw_only=True):
     graph: Ref
     node: list[Count]
     """first node that the kernel computes"""
-    n: list[Count] | None = None
+    n: list[Fused] | None = None
     """how many nodes it computes; more than one when fused. Absent: all one"""
 
 

@@ -106,6 +106,15 @@ def test_what_cannot_be_resolved_is_named(log):
         run(log, "--expand")
 
 
+def test_a_plan_with_a_node_in_every_kernel_is_not_expanded(log):
+    plan = next(event for event in EVENTS if isinstance(event, s.Plan))
+    at = EVENTS.index(plan)
+    plan = s.Plan(t=plan.t, plan=plan.plan, graph=plan.graph, node=[0] * len(plan.node))
+    log.write_bytes(encode([*EVENTS[:at], plan]))
+    with pytest.raises(LogError, match=f":{at + 1}: plan: refers to what was never given"):
+        run(log, "--expand")
+
+
 def test_it_writes_a_file_and_overwrites_none_unless_told_to(log, tmp_path):
     out = tmp_path / "out.ndjson"
     run(log, "-o", out)

@@ -125,7 +125,7 @@ def test_times_that_nothing_can_have_taken_are_an_error_with_their_line(dur, rea
         load(tmp_path, [*EVENTS[:at], wrong])
 
 
-@pytest.mark.parametrize(("node", "n"), [([0, 0], None), ([0, 1], [2, 1]), ([0, 1], [0, 1])])
+@pytest.mark.parametrize(("node", "n"), [([0, 0], None), ([0, 1], [2, 1]), ([1, 0], None)])
 def test_a_plan_whose_kernels_share_nodes_is_an_error(node, n, tmp_path):
     plan = of(EVENTS, s.Plan)[0]
     at = EVENTS.index(plan)

@@ -99,7 +99,7 @@ def _type(field: Field) -> str:
     text = re.sub(r"dict\[str, (.*)\]", r"object of \1", text).replace(" | ", " or ")
     for name, plain in _TYPES.items():
         text = re.sub(rf"\b{name}\b", plain, text)
-    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number)\b", "int", text)
+    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number|Fused)\b", "int", text)
     text = re.sub(r"\bstr\b", "string", text).replace("Any", "any")
     return re.sub(
         rf"\b({'|'.join(_PARTS)})\b", lambda part: f"[{part[1]}](#{part[1].lower()})", text

@@ -154,6 +154,10 @@ def layers_template(
     template = Template(len(timeline.ops))
     chosen = [selection.has_op(op) for op in timeline.ops]
     edges = [e for e in timeline.edges if chosen[e[0]] and chosen[e[1]]] if flows else []
+    edges_at: dict[int, list[tuple[int, bool]]] = {}
+    for number, (producer, reader) in enumerate(edges):
+        edges_at.setdefault(producer, []).append((number, True))
+        edges_at.setdefault(reader, []).append((number, False))
     opens: dict[int, list[bytes]] = {}
     closes: dict[int, int] = {}
     for runs, category in ((timeline.layers, "layer"), (timeline.blocks, "block")):
@@ -166,7 +170,7 @@ def layers_template(
         for body in opens.get(i, ()):
             template.add(template.begin_of(i), body)
         if chosen[i]:
-            _add_op(template, packets, i, op, track, edges)
+            _add_op(template, packets, i, op, track, edges_at.get(i, []))
             template.add(template.end_of(i), closing(track))
         for _ in range(closes.get(i, 0)):
             template.add(template.end_of(i), closing(track))
@@ -193,16 +197,16 @@ def _add_op(
     i: int,
     op: OpSlice,
     track: int,
-    edges: list[tuple[int, int]],
+    edges: list[tuple[int, bool]],
 ) -> None:
+    """`edges` are those that begin (True) or end at the op, by their numbers."""
     body = packets.opening(track, op.name, op.block, colour=op.block)
     body += packets.args(op.args, keep=True)
     # what is to be filled stands at the end, each value the last bytes of its field
     flows, rates = list[tuple[int, int]](), list[tuple[int, int]]()
-    for edge, ends in enumerate(edges):
-        if i in ends:
-            body += flow_from(0) if i == ends[0] else flow_to(0)
-            flows.append((len(body), edge))
+    for edge, begins in edges:
+        body += flow_from(0) if begins else flow_to(0)
+        flows.append((len(body), edge))
     for name, work in (("GB/s", op.bytes), ("GFLOP/s", op.flops)):
         if work:
             body += packets.arg(name, 0.0)

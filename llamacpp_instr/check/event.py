@@ -101,8 +101,6 @@ def _splits_of_graph(splits: list[Split], n_nodes: int) -> Iterator[str]:
 
 def _plan(event: Plan) -> Iterator[str]:
     yield from _equal_lengths({"node": event.node, "n": event.n})
-    if event.n and min(event.n) < 1:
-        yield "column `n` has a kernel that computes no node"
     free = 0
     for node, n in zip(event.node, event.n or [1] * len(event.node), strict=False):
         if node < free:

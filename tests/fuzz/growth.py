@@ -145,6 +145,7 @@ def _with_graph(nodes: s.Nodes, plan: s.Plan, splits: list[s.Split]) -> list[s.E
         n_exec=sum(nodes.exec), splits=splits, nodes=nodes,
         leafs=[s.Leaf(name="blk.0.attn_q.weight", type="f32", ne=[1], bytes=4, tensor=0)],
     )  # fmt: skip
+    plan.t = graph.t
     events += [graph, plan]
     events += _more(compute, 1, graph=lambda _: 900, compute=lambda _: 900, step=lambda _: -1)
     events += _more(
