@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.cli import main
-from tests.fuzz import guard
+from llamacpp_instr.log import read_events
+from llamacpp_instr.model_file import load_model_file
+from tests.fuzz import growth, guard
 from tests.fuzz.guard import CONTROL, Finding, try_input
 from tests.fuzz.targets import SURFACES
 
@@ -63,6 +65,24 @@ def test_no_command_steers_the_terminal(
     assert left.value.code in (0, 1, 2)
     assert said.out + said.err
     assert not CONTROL.search(said.out + said.err)
+
+
+# --- inputs that are long in one respect ---
+
+
+@pytest.mark.parametrize("respect", growth.INPUTS["log"])
+def test_long_logs_are_logs(respect: str, tmp_path: Path) -> None:
+    path = tmp_path / "long.log"
+    path.write_bytes(growth.INPUTS["log"][respect](20))
+    assert sum(1 for _ in read_events(path)) > 20
+
+
+@pytest.mark.parametrize("respect", growth.INPUTS["gguf"])
+def test_long_models_are_models(respect: str, tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    path.write_bytes(growth.INPUTS["gguf"][respect](20))
+    model = load_model_file(path)
+    assert model.weights
 
 
 # --- the guard itself ---

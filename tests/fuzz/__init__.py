@@ -5,5 +5,6 @@ corpus      inputs by kind, seeds and every input that once found something;
 targets     one module a surface: KIND says which corpus, `attempt` does what a command does
 guard       what a finding is
 mutate      changes an input where it means something: a value in a line, a field of a header
+growth      inputs that are long in one respect, and what their double takes
 seeds       writes the seeds of the corpus anew
 """

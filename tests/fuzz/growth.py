@@ -195,16 +195,18 @@ def _splits(n: int) -> list[s.Event]:
 
 
 def _name(text: str) -> Callable[[int], list[s.Event]]:
-    """One long name, wherever a name stands."""
+    """One long name where anything may be a name, and as long a one as a tensor may have."""
 
     def make(n: int) -> list[s.Event]:
         events = _log()
         long = (text * (100 * n // len(text) + 1))[: 100 * n]
         for event in events:
             if isinstance(event, s.Graph) and event.nodes is not None:
-                event.nodes.name[3] = event.leafs[0].name = long
+                event.nodes.name[3] = event.leafs[0].name = long[:1000]
             elif isinstance(event, s.Tensor) and event.tensor < 3:
-                event.name = long
+                event.name = long[:1000]
+            elif isinstance(event, s.Model):
+                event.name = event.path = long
         t = events[-1].t
         return [*events, s.Mark(t=t, mark=0, name=long, phase="instant")]
 
