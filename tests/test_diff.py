@@ -272,3 +272,16 @@ def test_wrong_input_is_one_line(tmp_path, instr: Instr):
     assert_refused(instr("diff", a, a, "-o", a), "--force")
     minimal = [e for e in log if not isinstance(e, (s.Ops, s.Plan))]
     assert_refused(instr("diff", a, write(tmp_path / "m.log", minimal), "--by", "op"), "detailed")
+
+
+def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("converters.step_times.FEW_CELLS", 100)
+    monkeypatch.setattr("converters.step_times.MOST_EMPTY", 5)
+    log = steady_log(1)
+    at = next(i for i, event in enumerate(log) if isinstance(event, s.Layers))
+    assert compute_diff(*[load_session(write(tmp_path / "a.log", log))] * 2, "layer").reports
+    many = list(range(1000))
+    log[at] = msgspec.structs.replace(log[at], layer=many, dur=[1] * len(many))
+    session = load_session(write(tmp_path / "b.log", log))
+    with pytest.raises(UsageError, match="steps have hardly anything of 1,000 parts in common"):
+        compute_diff(session, session, "layer")
