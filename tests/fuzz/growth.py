@@ -171,10 +171,10 @@ def _views(n: int) -> list[s.Event]:
 
 
 def _fused(n: int) -> list[s.Event]:
-    """A kernel of all nodes."""
-    return _with_graph(
-        _wide(n, "ADD", lambda i: [i - 1][: i > 0], lambda _: 1), _plan([0], [n]), []
-    )
+    """Kernels of as many nodes as a kernel may have."""
+    nodes = _wide(n, "ADD", lambda i: [i - 1][: i > 0], lambda _: 1)
+    first = [*range(0, n, 1000)]
+    return _with_graph(nodes, _plan(first, [min(1000, n - i) for i in first]), [])
 
 
 def _overlapping(n: int) -> list[s.Event]:
@@ -184,8 +184,8 @@ def _overlapping(n: int) -> list[s.Event]:
 
 
 def _sources(n: int) -> list[s.Event]:
-    """A node that reads as many leafs."""
-    return _with_graph(_wide(2, "ADD", lambda _: [-1] * n, lambda _: 1), _plan([0, 1]), [])
+    """Nodes that read as many leafs as a node may."""
+    return _with_graph(_wide(n, "ADD", lambda _: [-1] * 64, lambda _: 1), _plan([*range(n)]), [])
 
 
 def _splits(n: int) -> list[s.Event]:
@@ -250,9 +250,9 @@ LOGS: dict[str, Callable[[int], list[s.Event]]] = {
     "tensors": _tensors,
     "graphs": _graphs,
     "views of views": _views,
-    "nodes of a kernel": _fused,
+    "nodes of large kernels": _fused,
     "kernels of the same nodes": _overlapping,
-    "sources of a node": _sources,
+    "nodes with many sources": _sources,
     "splits": _splits,
     "computes": _computes,
     "tokens": _tokens,
