@@ -252,3 +252,15 @@ def test_marks_that_are_all_told_late_still_have_lanes_of_their_own() -> None:
         lanes.end(mark, 1000)
     assert [lanes.begin(mark, 500) for mark in range(5)] == [100, 101, 102, 103, 104]
     assert lanes.begin(5, 1000) == 0
+
+
+def test_a_model_that_was_loaded_before_the_session_opened_is_drawn_from_there(tmp_path) -> None:
+    # as instr exec records it: the library opens the session by itself, inside the loading
+    events = make_log(Random(3).randint, n_contexts=1, level="minimal")
+    start, model = events[0], next(event for event in events if isinstance(event, s.Model))
+    model.t, model.dur = start.t - 300, 1000
+    trace = convert(tmp_path / "a.log", encode(events))
+    (load,) = [event for event in trace if event["name"] == "load"]
+    assert (load["ts"], load["dur"]) == (start.t, 700)
+    assert load["args"]["ns_before_session"] == 300
+    nested(trace)

@@ -140,7 +140,8 @@ class _Writer:
             if take is None:
                 continue
             try:
-                if event.t < first.t:
+                # a model may be loaded before the library can open the session by itself
+                if event.t < first.t and not isinstance(event, Model):
                     raise _Unfollowable("an impossible time")
                 self._latest = max(self._latest, event.t)
                 take(event)
@@ -211,7 +212,11 @@ class _Writer:
         if self._whole:
             args = {"model": model.name or model.path.rsplit("/", 1)[-1], "arch": model.arch,
                     "ftype": model.ftype, "params": model.params, "bytes": model.bytes}  # fmt: skip
-            self._slice(self._on(0, "steps"), "load", model.t, model.t + model.dur, "model", args)
+            begin, end = max(model.t, self._start), max(model.t + model.dur, self._start)
+            if begin > model.t:
+                # no time of the trace is negative: some tools leave such events out
+                args["ns_before_session"] = begin - model.t
+            self._slice(self._on(0, "steps"), "load", begin, end, "model", args)
 
     def _memory(self, memory: Memory) -> None:
         for use in memory.buffers if self._whole else ():
