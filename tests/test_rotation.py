@@ -140,6 +140,43 @@ def test_an_open_mark_goes_on_in_the_next_part(
     assert [mark.mark for mark in marks if mark.name == "the end"] == [1, 1]
 
 
+# Only one of two contexts decodes when the log rotates; then the other one's cache is cleared.
+IDLE_CONTEXT = """
+import ctypes, sys
+import llama_cpp.llama_cpp as api
+
+api.llama_backend_init()
+model = api.llama_model_load_from_file(sys.argv[1].encode(), api.llama_model_default_params())
+params = api.llama_context_default_params()
+params.n_ctx, params.n_threads = 256, 1
+busy, idle = (api.llama_init_from_model(model, params) for _ in range(2))
+token = (ctypes.c_int32 * 1)(7)
+for step in range(1500):
+    if step % 200 == 0:
+        api.llama_memory_clear(api.llama_get_memory(busy), False)
+    context = idle if step < 3 else busy
+    assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+api.llama_memory_clear(api.llama_get_memory(idle), False)
+"""
+
+
+def test_what_is_asked_of_an_idle_context_is_in_the_part_that_is_open(
+    instr: Instr, demo_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "idle.py").write_text(IDLE_CONTEXT)
+    command = [sys.executable, "idle.py", str(demo_model)]
+    assert instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command).returncode == 0
+    parts = parts_of(tmp_path / "it.log")
+    assert len(parts) == 2
+    assert list(check_log(parts[1])) == []
+    [context] = [
+        event.ctx for event in events_of(parts[1]) if isinstance(event, Kv) and event.op == "clear"
+    ][-1:]
+    began = [event.ctx for event in events_of(parts[1]) if isinstance(event, StepBegin)]
+    assert context not in began
+    assert began
+
+
 def test_where_no_part_can_be_made_the_log_goes_on(
     instr: Instr, command: list[str], tmp_path: Path
 ) -> None:

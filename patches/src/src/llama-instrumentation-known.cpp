@@ -7,7 +7,6 @@
 #include "llama-context.h"
 #include "llama-model.h"
 
-#include <algorithm>
 #include <map>
 
 namespace llama_instr {
@@ -60,19 +59,24 @@ context_state * session::find_by_memory(llama_memory_t mem) {
             return entry.second.get();
         }
     }
-    for (const llama_context * ctx : followed) {
-        if (ctx->get_memory() == mem) {
-            return &context_locked(ctx);
+    for (const auto & entry : followed) {
+        if (entry.first->get_memory() == mem) {
+            return &context_locked(entry.first);
         }
     }
     return nullptr;
+}
+
+void session::add_cache(context_state & state, const cache_state & cache) {
+    std::lock_guard<std::mutex> lock(mutex);
+    state.caches.push_back(cache);
 }
 
 void session::follow(session & previous) {
     std::lock_guard<std::mutex> lock(previous.mutex);
     followed = previous.followed;
     for (const auto & entry : previous.contexts) {
-        followed.push_back(entry.first);
+        followed[entry.first] = entry.second->caches;
     }
 }
 
@@ -85,8 +89,12 @@ context_state & session::context_locked(const llama_context * ctx) {
     auto & slot = contexts[ctx];
     if (!slot) {
         const int model_id = model_locked(&ctx->get_model()).id;
-        followed.erase(std::remove(followed.begin(), followed.end(), ctx), followed.end());
         slot = std::make_unique<context_state>();
+        const auto known = followed.find(ctx);
+        if (known != followed.end()) {
+            slot->caches = std::move(known->second);
+            followed.erase(known);
+        }
         slot->ctx = ctx;
         slot->id  = next_ctx++;
         slot->sink.use_counter = ggml_instr_has_counter();
@@ -112,7 +120,7 @@ void session::forget(const llama_context * ctx) {
     log.flush();  // its records point at the context's plans
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
-    followed.erase(std::remove(followed.begin(), followed.end(), ctx), followed.end());
+    followed.erase(ctx);
 }
 
 void session::forget(const llama_model * model) {
@@ -158,8 +166,13 @@ void write_hparams(json_line & line, const llama_model & model) {
     line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
     line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff()).kv("n_swa", hp.n_swa);
     line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
-    line.kv("rope_freq_base", hp.rope_freq_base_train);
-    line.kv("norm_rms_eps", hp.f_norm_rms_eps);
+    const auto number = [&line](const char * key, float v) {
+        if (std::isfinite(v)) {  // a file may claim anything; JSON has no infinity
+            line.kv_dynamic(key, v);
+        }
+    };
+    number("rope_freq_base", hp.rope_freq_base_train);
+    number("norm_rms_eps", hp.f_norm_rms_eps);
     line.close_object();
 }
 

@@ -34,7 +34,7 @@ cell_counts count_cells(const cache_state & cache) {
 }
 
 // the cache's number in the context; a cache is met when it is first applied
-size_t cache_index(context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
+size_t cache_index(session & s, context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
     for (size_t i = 0; i < state.caches.size(); i++) {
         if (state.caches[i].cache == cache) {
             return i;
@@ -44,7 +44,7 @@ size_t cache_index(context_state & state, const void * cache, bool recurrent, co
     for (const auto & entry : mem->memory_breakdown()) {
         bytes += entry.second;
     }
-    state.caches.push_back({ cache, recurrent, bytes });
+    s.add_cache(state, { cache, recurrent, bytes });
     return state.caches.size() - 1;
 }
 
@@ -74,7 +74,7 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
     }
     recorder_clock recorder(t);
     session &    s      = *t.step.s;
-    const size_t index  = cache_index(*t.step.state, kv, false, kv);
+    const size_t index  = cache_index(*t.step.s, *t.step.state, kv, false, kv);
     kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ggml_instr_clock_ns());
     if (cells) {
         record.n_kv = n_kv;
@@ -97,7 +97,7 @@ void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
         return;
     }
     recorder_clock recorder(t);
-    const size_t index  = cache_index(*t.step.state, mem, true, mem);
+    const size_t index  = cache_index(*t.step.s, *t.step.state, mem, true, mem);
     kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", ggml_instr_clock_ns());
     record.n_kv = mem->n;
     t.step.s->add(record);

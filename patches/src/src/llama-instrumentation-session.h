@@ -143,7 +143,9 @@ class session {
     void forget(const llama_context * ctx);
     void forget(const llama_model * model);
     context_state * find_by_memory(llama_memory_t mem);
-    // the contexts that this part's predecessor knew are this one's to find as well
+    // only the thread that uses the context adds to its caches
+    void add_cache(context_state & state, const cache_state & cache);
+    // the contexts that this part's predecessor knew are this one's to find as well, with their caches
     void follow(session & previous);
 
     bool is_full() const {
@@ -172,7 +174,7 @@ class session {
     int next_model = 0;
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
-    std::vector<const llama_context *> followed;  // not met yet
+    std::unordered_map<const llama_context *, std::vector<cache_state>> followed;  // not met yet
 
     std::atomic<int>  steps { 0 };
     std::atomic<bool> told_failure { false };
