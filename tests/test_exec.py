@@ -61,6 +61,30 @@ def test_a_program_is_recorded_unchanged(
     assert (events[-1]["event"], events[-1]["reason"]) == ("session_end", "exit")
 
 
+# the last lines are formatted when the thread that decoded has lost its thread-locals
+LEAVES_AT_ONCE = """
+import ctypes, sys
+import llama_cpp.llama_cpp as api
+api.llama_backend_init()
+model = api.llama_model_load_from_file(sys.argv[1].encode(), api.llama_model_default_params())
+context = api.llama_init_from_model(model, api.llama_context_default_params())
+token = (ctypes.c_int32 * 1)(7)
+for _ in range(150):
+    assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+"""
+
+
+def test_a_program_that_frees_nothing_ends_as_it_would(
+    instr: Instr, demo_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES_AT_ONCE)
+    done = instr("exec", "--log", "it.log", "--", sys.executable, "leaves.py", demo_model)
+    assert done.returncode == 0, done.stderr
+    events = read_events(tmp_path / "it.log")
+    assert events[-1]["reason"] == "exit"
+    assert len([event for event in events if event["event"] == "step_end"]) == 150
+
+
 @pytest.mark.usefixtures("application")
 def test_eight_processes_write_eight_logs(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
     done = instr("exec", "--log", "e-%p.log", "--", sys.executable, "eight.py", demo_model)

@@ -69,19 +69,13 @@ const plan_state & plan_of(session & s, graph_state & graph, int32_t thread, con
 
 // intervals as a begin and two columns: the gap before each (none before the first), and its duration
 struct intervals {
-    uint64_t begin_ns = 0;
-    std::vector<uint64_t> gap, dur;
-    uint64_t any_gap = 0;
+    uint64_t   begin_ns = 0;
+    uint64_t * gap;
+    uint64_t * dur;
+    uint64_t   any_gap = 0;
 
-    // room for `n`; what was added before is forgotten
-    void reset(size_t n) {
-        if (gap.size() < n) {
-            gap.resize(n);
-            dur.resize(n);
-        }
-        count   = 0;
-        any_gap = 0;
-    }
+    // `columns` has room for twice `n` numbers
+    intervals(uint64_t * columns, size_t n) : gap(columns), dur(columns + n) {}
 
     void add(uint64_t begin, uint64_t end) {
         if (count == 0) {
@@ -164,20 +158,17 @@ struct alignas(8) kernels_record {
         const T *    gap  = with_gap ? dur + n : nullptr;
         const T *    wait = with_wait ? dur + (with_gap ? 2 : 1) * n : nullptr;
         const tick_scale scale(times.begin, times.end);
-        thread_local std::vector<uint64_t> ends;
-        thread_local intervals spans;
-        if (ends.size() < n) {
-            ends.resize(n);
-        }
-        spans.reset(n);
+        uint64_t * const numbers = lines.scratch(5 * n);
+        uint64_t * const ends    = numbers + 2 * n;
+        intervals spans(numbers, n);
         const uint64_t first = scale.since_begin(begin);
         if (scale.is_short(scale.since_begin(last))) {
-            to_intervals<uint64_t>(scale, first, n, gap, dur, spans, ends.data());
+            to_intervals<uint64_t>(scale, first, n, gap, dur, spans, ends);
         } else {
-            to_intervals<tick_scale::wide>(scale, first, n, gap, dur, spans, ends.data());
+            to_intervals<tick_scale::wide>(scale, first, n, gap, dur, spans, ends);
         }
         if (thread == 0) {
-            format_layers(spans, ends, lines);
+            format_layers(spans, ends, intervals(ends + n, n), lines);
         }
         if (with_ops) {
             format_ops(spans, wait, scale, lines);
@@ -185,10 +176,8 @@ struct alignas(8) kernels_record {
     }
 
     // the gaps inside a run belong to it
-    void format_layers(const intervals & ops, const std::vector<uint64_t> & ends, log_lines & lines) const {
+    void format_layers(const intervals & ops, const uint64_t * ends, intervals spans, log_lines & lines) const {
         const auto & runs = plan->runs;
-        thread_local intervals spans;
-        spans.reset(runs.size());
         for (const auto & run : runs) {
             const uint64_t end_of_first = times.begin.ns + ends[(size_t) run.first];
             spans.add(end_of_first - ops.dur[(size_t) run.first], times.begin.ns + ends[(size_t) run.last]);
@@ -290,8 +279,8 @@ void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_i
 }
 
 void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
-    intervals spans;
-    spans.reset((size_t) sink.n_splits);
+    std::vector<uint64_t> columns(2 * (size_t) sink.n_splits);
+    intervals spans(columns.data(), (size_t) sink.n_splits);
     for (int32_t i = 0; i < sink.n_splits; i++) {
         spans.add(scale.ns(sink.splits[i].begin), scale.ns(sink.splits[i].end));
     }

@@ -36,11 +36,23 @@ class log_lines {
         return line.begin_next(event, t);
     }
 
+    // Room for `n` numbers, until the next call. Not a thread's own: at the end of the process its thread-locals
+    // are gone before the last lines are formatted.
+    uint64_t * scratch(size_t n) {
+        if (numbers.size() < n) {
+            numbers.resize(n);
+        }
+        return numbers.data();
+    }
+
     json_line line;
     std::vector<event_count> counts;
 
     event_count & count_of(const char * event);
     event_count & count_of(const char * event, size_t length);
+
+  private:
+    std::vector<uint64_t> numbers;
 };
 
 class log_file {

@@ -38,10 +38,10 @@ global_state & global() {
     return *state;
 }
 
-thread_local std::string last_error;
+thread_local char last_error[1024];  // not a string: it outlives the thread-locals that have to be destroyed
 
 int fail(int code, const std::string & text) {
-    last_error = text;
+    snprintf(last_error, sizeof(last_error), "%s", text.c_str());
     return -code;
 }
 
@@ -166,7 +166,7 @@ void open_from_environment() {
         status = open_at(other);
     }
     if (status != 0) {
-        fprintf(stderr, "llama-instr: nothing is recorded: %s\n", last_error.c_str());
+        fprintf(stderr, "llama-instr: nothing is recorded: %s\n", last_error);
         if (stop) {
             _exit(74);  // EX_IOERR of sysexits.h
         }
@@ -366,7 +366,7 @@ void session::tell_failure() {
 using namespace llama_instr;
 
 const char * llama_instr_error(void) {
-    return last_error.c_str();
+    return last_error;
 }
 
 int32_t llama_instr_begin(const char * path, const char * level, const char * args, const char * stats, int32_t flags) {
