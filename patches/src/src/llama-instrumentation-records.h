@@ -47,14 +47,14 @@ struct alignas(8) step_end_record {
 };
 
 struct alignas(8) compute_record {
-    moment   step_begin;  // that of the compute outside of a step
+    moment   before;      // the ubatch, in the step; the compute's begin outside of one
     moment   begin, end;  // of the compute
     uint64_t ubatch, apply, build, alloc, inputs;  // ticks
     int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
     bool     is_update, encoder, reused;
 
     void format(std::string_view, log_lines & lines) const {
-        const tick_scale scale(step_begin, begin);
+        const tick_scale scale(before, begin);
         const uint64_t t = is_update ? begin.ns : scale.ns(ubatch);
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);

@@ -36,6 +36,7 @@ struct step_state {
     int      depth = 0;
     int      id    = -1;   // -1 until the batch is known
     moment   begin          = {};
+    moment   before         = {};  // the last moment before the next ubatch: the begin, or the end of a compute
     uint64_t spent_at_begin = 0;
     span_clock clock;
     uint64_t prepare  = 0;

@@ -22,8 +22,16 @@ struct moment {
     uint64_t ticks;
 
     static moment now() {
-        const uint64_t ns = ggml_instr_clock_ns();
-        return { ns, ticks_now() };
+        // what is put between the two, another process or an interrupt, would bend every line through them
+        constexpr uint64_t longest = 1000;
+        for (int attempt = 0;; attempt++) {
+            const uint64_t before = ticks_now();
+            const uint64_t ns     = ggml_instr_clock_ns();
+            const uint64_t took   = ticks_now() - before;
+            if (took <= longest || attempt == 3) {
+                return { ns, before + took / 2 };
+            }
+        }
     }
 };
 

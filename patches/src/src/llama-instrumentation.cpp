@@ -53,6 +53,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     step   = step_state();
     step.depth = 1;
     step.begin          = now;
+    step.before         = now;
     step.spent_at_begin = spent;
     step.clock.start(now.ticks, spent);
     step.state = &s->of(ctx);
@@ -275,7 +276,7 @@ void llama_instr_compute::finish() {
     }
 
     compute_record record = {};
-    record.step_begin = step.depth > 0 ? step.begin : c.times.begin;
+    record.before    = step.depth > 0 ? step.before : c.times.begin;
     record.begin     = c.times.begin;
     record.end       = c.times.end;
     record.ubatch    = ub.begin;
@@ -293,6 +294,7 @@ void llama_instr_compute::finish() {
     record.is_update = c.is_update;
     record.encoder   = ub.encoder;
     record.reused    = !c.is_update && ub.reused;
+    step.before = c.times.end;
     c.s->add(record);
     for (const auto & entry : c.lines_after) {
         c.s->log.write(entry.first, entry.second);
