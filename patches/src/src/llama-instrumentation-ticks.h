@@ -48,7 +48,7 @@ struct tick_scale {
 
     tick_scale(const moment & begin, const moment & end) : begin_ns(begin.ns), begin_ticks(begin.ticks) {
         if (end.ticks > begin.ticks && end.ns > begin.ns) {
-            ns_per_tick = (uint64_t) ((double) (end.ns - begin.ns) * 4294967296.0 / (double) (end.ticks - begin.ticks) + 0.5);
+            ns_per_tick = (uint64_t) ((double) (end.ns - begin.ns) * 4294967296.0 / (double) (end.ticks - begin.ticks));
         }
     }
 
