@@ -35,9 +35,8 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest lint native sanitize image image-test load fuzz release pictures
-.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test fuzz release pictures
-.PHONY: quantization bench ui-kit clean
+.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test load fuzz release
+.PHONY: pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
