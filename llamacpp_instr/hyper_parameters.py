@@ -1,8 +1,8 @@
-"""Refuses hyper-parameters on which llama.cpp would end the process instead of failing.
+"""Refuses hyper-parameters on which llama.cpp would end the process, or take any memory.
 
 The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which hold
-for every architecture. What an architecture asserts besides is not known here: `memory_plan`
-loads a model in a process of its own.
+for every architecture, and the bounds of `MOST`. What an architecture asserts besides is not known
+here: `memory_plan` loads a model in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ MAX_LAYERS = 512
 """LLAMA_MAX_LAYERS"""
 MAX_EXPERTS = 1024
 """LLAMA_MAX_EXPERTS"""
+MOST = {
+    # a context is padded to whole blocks of positions; models have blocks of some hundred
+    "attention.indexer.block_size": 1 << 16,
+    # the values of an output for each token of a batch; models have some thousand
+    "embedding_length_out": 1 << 16,
+    # the state of each layer has so many vectors; no RWKV has more than two
+    "token_shift_count": 2,
+}
+"""Numbers that llama.cpp takes memory for, and that no tensor's shape bounds."""
 
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # these take one expert for none
@@ -67,6 +76,9 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
             # some architectures assert it; in others the kernel never ends
             if f"{arch}.{key}" in header.metadata:
                 check(key, number(key) > 0, "not more than 0")
+
+    for key, most in MOST.items():
+        check(key, number(key) <= most, f"more than {most}")
 
     scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear")
     if scaling not in _ROPE_SCALINGS:

@@ -20,7 +20,7 @@ from .gguf_header import read_array
 from .interrupt import Interrupt
 from .last_words import last_words
 from .llama_log import LlamaLog, captured
-from .memory_plan import plan_memory
+from .memory_plan import check_memory
 from .model_file import ModelFile
 from .sampling import Sampling
 
@@ -94,8 +94,7 @@ def compare_outputs(
     """
     check_comparison(files, options)
     for file in files:
-        # what llama.cpp ends the process on ends one of its own first
-        plan_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))

@@ -16,14 +16,42 @@ from dataclasses import replace
 from typing import Any
 
 from .engine import ContextOptions
-from .errors import InstrError
+from .errors import InstrError, UsageError
 from .last_words import without_directories
-from .memory import MemoryBreakdown
+from .machine_memory import machine_memory
+from .memory import MAPPED, MemoryBreakdown
 from .memory_dry_run import LoadError, dry_run, dry_run_again
 from .model_file import ModelFile
 
-MAX_BYTES = 4 << 30
+MAX_BYTES = 2 << 30
 """that the child may take for itself"""
+
+
+def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> None:
+    """Raise `UsageError` for a model that must not be loaded into this process: one that llama.cpp
+    fails on or ends the process on, or with a context that this machine's memory cannot hold.
+
+    A few numbers in a file of some kilobytes can ask for any amount of memory, and llama.cpp takes
+    what they ask for. Raises `NativeError` without the patched library.
+    """
+    plan = plan_memory(model, options, mmap)
+    # a mapped file may be larger than memory, and other devices have their own
+    held = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
+    needed, there = sum(use.n_bytes for use in held), machine_memory()
+    if there is not None and needed > there:
+        parts = ", ".join(
+            f"{kind} {_gb(n_bytes)}"
+            for kind in ("weights", "cache", "compute")
+            if (n_bytes := sum(use.n_bytes for use in held if use.kind == kind))
+        )
+        raise UsageError(
+            f"{model.path} needs {_gb(needed)} of memory ({parts}), this machine has {_gb(there)}; "
+            "a smaller --ctx needs less"
+        )
+
+
+def _gb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:,.1f} GB"
 
 
 def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:

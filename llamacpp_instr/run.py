@@ -21,6 +21,8 @@ from .generate import check_prompt, embed, generate
 from .interrupt import Interrupt
 from .last_words import last_words
 from .llama_log import captured
+from .memory_plan import check_memory
+from .model_file import load_model_file
 from .models import resolve_model
 from .output import check_not_input
 from .recording import OnLogError, Session, record
@@ -86,6 +88,7 @@ def run(
     interrupt = Interrupt()
     with interrupt.watching(), interrupt.deferred():
         native.load()  # a module that is interrupted while it is imported blames something else
+    check_memory(load_model_file(path), options.context, options.mmap)
     with interrupt.watching(), captured(interrupt) as llama_log:
         session = record(
             options.log,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import UsageError
-from .memory_plan import plan_memory
+from .memory_plan import check_memory
 from .model_file import ModelFile, load_model_file
 from .output import check_output
 from .quantization import parse_file_type
@@ -63,8 +63,8 @@ def run_trials(
         notice(f"quantizing {source.path.name} to {', '.join(models)}")
         quantizer.write_all(plans, list(models.values()), force=options.force)
     for trial in trials:
-        # what llama.cpp ends the process on ends one of its own first
-        plan_memory(load_model_file(trial.model), options.context)
+        # each is tried before the first is run
+        check_memory(load_model_file(trial.model), options.context)
     for i in range(rounds):
         notice(f"round {i + 1} of {rounds}: {', '.join(trial.name for trial in trials)}")
         for trial in trials:

@@ -50,6 +50,9 @@ def rewritten(path: Path, key: str, value: int | str) -> Path:
         ("llama.expert_group_count", 2, "no experts"),
         ("llama.rope.dimension_count", 0, "not more than 0"),
         ("llama.rope.dimension_count_swa", 0, "not more than 0"),
+        ("llama.attention.indexer.block_size", 65537, "more than 65536"),
+        ("llama.embedding_length_out", 2**31, "more than 65536"),
+        ("llama.token_shift_count", 3, "more than 2"),
         ("llama.rope.scaling.type", "sideways", "'sideways', which llama.cpp does not know"),
     ],
 )

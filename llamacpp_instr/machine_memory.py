@@ -1,0 +1,43 @@
+"""How much memory this machine can give to a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LIMITS = (
+    "/sys/fs/cgroup/memory.max",  # version 2
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",  # version 1
+)
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory and swap, or of this container's share of memory if that is less; None where
+    the system does not tell.
+
+    A container sees its share at the root of the control groups' file system:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+    """
+    try:
+        installed = _total(Path("/proc/meminfo").read_text())
+    except OSError:  # not Linux
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+    return min([installed, *(limit for name in _LIMITS if (limit := _limit(Path(name))))])
+
+
+def _total(meminfo: str) -> int:
+    """Bytes of memory and swap that Linux speaks of."""
+    lines = dict(line.split(":", 1) for line in meminfo.splitlines())
+    # always in units of 1024 bytes, whatever it calls them
+    return sum(int(lines[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
+
+
+def _limit(path: Path) -> int | None:
+    """Of a control group; None where there is none, or no such group."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max": no limit
+        return None
