@@ -1,4 +1,4 @@
-"""Refuses hyper-parameters on which llama.cpp would end the process, or take any memory.
+"""Refuses hyper-parameters on which llama.cpp would end the process, or take any memory or time.
 
 The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which hold
 for every architecture, and the bounds of `MOST`. What an architecture asserts besides is not known
@@ -21,10 +21,12 @@ MOST = {
     "attention.indexer.block_size": 1 << 16,
     # the values of an output for each token of a batch; models have some thousand
     "embedding_length_out": 1 << 16,
+    # a kernel repeats itself so often; models say some twenty
+    "hyper_connection.sinkhorn_iterations": 1 << 10,
     # the state of each layer has so many vectors; no RWKV has more than two
     "token_shift_count": 2,
 }
-"""Numbers that llama.cpp takes memory for, and that no tensor's shape bounds."""
+"""Numbers that llama.cpp takes memory or time for, and that no tensor's shape bounds."""
 
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # these take one expert for none

@@ -1,12 +1,13 @@
-"""Makes every number in a model's metadata large, and sees that no memory is taken for it.
+"""Makes every number in a model's metadata large, and sees that it takes no memory and no time.
 
     python -m tests.claims [--quick] [NAME ...]     models that upstream's test writes; all of them
 
 Each number of 32 bits, and each array of them, is set to each of `VALUES` in a copy of the model;
 every other key that llama.cpp knows is added. What `check_memory` lets pass is loaded and computes
 a prompt, once for text and once for embeddings. Whatever happens, the process may not come to hold
-`MOST` more than with the model as it was. Each case has a process of its own, forked from one that
-has the library: so it runs where there is `fork` only. Exit status 1 names findings.
+`MOST` more than with the model as it was, or to need `SECONDS`. Each case has a process of its own,
+forked from one that has the library: so it runs where there is `fork` only. Exit status 1 names
+findings.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ def rewritten(path: Path, key: str, value: int | str) -> Path:
         ("llama.rope.dimension_count_swa", 0, "not more than 0"),
         ("llama.attention.indexer.block_size", 65537, "more than 65536"),
         ("llama.embedding_length_out", 2**31, "more than 65536"),
+        ("llama.hyper_connection.sinkhorn_iterations", 1025, "more than 1024"),
         ("llama.token_shift_count", 3, "more than 2"),
         ("llama.rope.scaling.type", "sideways", "'sideways', which llama.cpp does not know"),
     ],
