@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from types import TracebackType
 
 from .engine import Context
 from .errors import UsageError
@@ -65,12 +64,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.handle:
             self.api.llama_sampler_free(self.handle)
             self.handle = None
