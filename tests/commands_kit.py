@@ -58,6 +58,13 @@ def blocks_of(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 
+def one_line(page: str, beginning: str) -> Line:
+    """The line of a page that is or begins so: for a test that runs it, whatever else it says."""
+    found = [line for line in lines_of(ROOT / page) if line.text.startswith(beginning)]
+    (line,) = [line for line in found if line.text == beginning] or found
+    return line
+
+
 def lines_of(page: Path) -> list[Line]:
     """All lines of a page's blocks of shell, in order."""
     blocks = blocks_of(page, "sh")
@@ -88,6 +95,18 @@ class Place:
         for command in line.words():
             self._lay(command)
         return self.run_script(line.text)
+
+    def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Begin what does not end by itself, in a process group as a terminal makes one; what it
+        prints goes to a file."""
+        for command in line.words():
+            self._lay(command)
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                ["bash", "-c", line.text],
+                cwd=self.directory, env=self._environment | variables, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
 
     def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -127,20 +146,28 @@ os.kill(int(sys.argv[2]), signal.SIGINT)
 """
 
 
+def write_browser(directory: Path) -> Path:
+    """A program for BROWSER: it looks at the page and presses Ctrl-C where it was opened."""
+    look, browser = directory / "look.py", directory / "browser"
+    look.write_text(_LOOK, encoding="utf-8")
+    browser.write_text(f'#!/bin/sh\n"{sys.executable}" "{look}" "$1" $PPID &\n', encoding="utf-8")
+    browser.chmod(0o755)
+    return browser
+
+
 def _programs(stock: Path) -> Path:
     """A directory with `instr` and `python` as an active environment has them, and a browser."""
     directory = stock / "bin"
     if not directory.is_dir():
         directory.mkdir()
-        look = stock / "look.py"
-        look.write_text(_LOOK, encoding="utf-8")
+        write_browser(directory)
         cases = "\n".join(f'"{name}"*) set -- "$@" {less};;' for name, less in _LESS.items())
         python = f'exec "{sys.executable}" "$@"'
         scripts = {
             "instr": f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"',
             "python": python,
             "python3": python,
-            "browser": f'"{sys.executable}" "{look}" "$1" $PPID &',
+            "uvicorn": f'exec "{sys.executable}" -m uvicorn "$@"',
         }
         for name, script in scripts.items():
             program = directory / name
