@@ -6,6 +6,7 @@
 # make lint-native  the recorder's C and C++: llama.cpp's own warnings and clang-tidy, which it installs
 # make audit      known vulnerabilities of what is installed here; 1 too where nothing could be asked
 # make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+# make test-docs  what README and docs let a newcomer do, in a fresh clone; needs an index; a quarter of an hour
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
 # make load       llama_cpp.server, recorded, with clients for LOAD_MINUTES (10); a table of what came of it
@@ -35,8 +36,8 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test load fuzz release
-.PHONY: pictures quantization bench ui-kit clean
+.PHONY: demo view test test-oldest test-docs lint lint-native audit native sanitize image image-test load fuzz
+.PHONY: release pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -70,6 +71,9 @@ $(AUDIT)/bin/pip-audit:
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
 	$(OLDEST)/bin/python -m pytest $(TESTS)
+
+test-docs: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1
 
 release: $(INSTALLED)
 	$(BIN)/python -m tools.release $(if $(NATIVE),--native)

@@ -1,0 +1,128 @@
+"""Somebody with this machine, an empty home and a fresh clone, who types what a page says.
+
+What takes the machine's time only once stays: the build cache, ccache, the settings and the caches
+of pip and npm. Nothing of the environment that runs the tests is lent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llamacpp_instr.build_cache import cache_dir
+from tests.commands_kit import Line, write_browser
+from tests.native_kit import ROOT
+
+SECONDS = 3600
+"""for one line: the longest compiles llama.cpp where ccache has nothing"""
+
+_OURS = ("PYTHON", "PYTEST", "LLAMA", "MAKE", "MFLAGS", "VIRTUAL_ENV", "TESTS", "CCACHE_BASEDIR")
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """Runs lines in `directory`, the clone; `home` and what lies beside are gone in the end."""
+
+    place: Path
+    environment: dict[str, str]
+    ran: list[Line] = field(default_factory=list)
+
+    @property
+    def directory(self) -> Path:
+        return self.place / "clone"
+
+    def clone(self, name: str) -> Newcomer:
+        """The same person with another fresh clone, below `name`."""
+        place = self.place / name
+        place.mkdir()
+        _clone(place / "clone")
+        return Newcomer(place, self.environment, self.ran)
+
+    def within(self, environment: Path) -> Newcomer:
+        """The same person in an active environment of Python."""
+        path = f"{environment / 'bin'}{os.pathsep}{self.environment['PATH']}"
+        return Newcomer(self.place, {**self.environment, "PATH": path}, self.ran)
+
+    def run(
+        self, *lines: Line, put: dict[str, str] | None = None, more: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Lines in one shell, one after the other until one fails, with placeholders replaced;
+        `more` is put to the end. Standard error is within the output."""
+        script = "\n".join(line.text for line in lines) + more
+        for placeholder, value in (put or {}).items():
+            assert placeholder in script
+            script = script.replace(placeholder, value)
+        self.ran.extend(lines)
+        return self.type(script, **variables)
+
+    def type(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """What no page says."""
+        return subprocess.run(
+            ["bash", "-ec", script],
+            cwd=self.directory, env=self.environment | variables, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS,
+        )  # fmt: skip
+
+    def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Begin what does not end by itself, as `commands_kit.Place` does."""
+        self.ran.append(line)
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                ["bash", "-c", line.text],
+                cwd=self.directory, env=self.environment | variables, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
+
+
+@contextmanager
+def newcomer() -> Iterator[Newcomer]:
+    """One with a clone of what is committed here; several GB may come to lie beside it."""
+    with tempfile.TemporaryDirectory(prefix="newcomer-", ignore_cleanup_errors=True) as name:
+        place = Path(name).resolve()
+        home = place / "home"
+        home.mkdir()
+        _clone(place / "clone")
+        theirs = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
+        environment = {
+            **theirs,
+            **_settings_of_the_machine(),
+            "HOME": str(home),
+            "LLAMACPP_INSTR_CACHE": str(cache_dir()),
+            "BROWSER": str(write_browser(place)),
+            # what is compiled in one newcomer's place need not be in the next one's
+            "CCACHE_BASEDIR": str(place),
+            "CCACHE_NOHASHDIR": "1",
+        }
+        yield Newcomer(place, environment)
+
+
+def _clone(directory: Path) -> None:
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(directory)], check=True)
+
+
+def _settings_of_the_machine() -> dict[str, str]:
+    """Variables for what programs would look for in the real home."""
+    home = Path.home()
+    found = {"PIP_CACHE_DIR": _said([sys.executable, "-m", "pip", "cache", "dir"])}
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    for settings in (home / ".pip" / "pip.conf", config / "pip" / "pip.conf"):
+        if settings.is_file() and "PIP_CONFIG_FILE" not in os.environ:
+            found["PIP_CONFIG_FILE"] = str(settings)
+    if (home / ".npmrc").is_file():
+        found["npm_config_userconfig"] = str(home / ".npmrc")
+    if shutil.which("npm"):
+        found["npm_config_cache"] = str(home / ".npm")
+    if shutil.which("ccache"):
+        found["CCACHE_DIR"] = _said(["ccache", "--get-config", "cache_dir"])
+    return found
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,296 @@
+"""What the pages let a newcomer do beyond what `make test` runs: install, train, move upstream.
+
+Not part of `make test`: `make test-docs` runs it in a quarter of an hour, most of which goes to pip
+(PyTorch alone is several GB) and, the first time, to the compiler. It needs an index, git, make,
+cmake and ninja. Every line is taken from its page and run by bash in a fresh clone of what is
+committed, with an empty home; tests/test_docs.py counts on the lines of `RUNS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from llamacpp_instr.upstream import patches_dir, read_upstream
+from tests.commands_kit import Line, one_line
+from tests.native_kit import DEMO, ROOT
+from tests.newcomer.newcomer import Newcomer, newcomer
+from tests.test_docs_servers import LLAMA, serving
+
+RUNS: list[Line] = []
+"""what nobody else runs"""
+
+
+def take(page: str, beginning: str) -> Line:
+    RUNS.append(one_line(page, beginning))
+    return RUNS[-1]
+
+
+README, UPSTREAM, MODEL = "README.md", "docs/upstream.md", "docs/demo-model.md"
+
+MAKE_DEMO = take(README, "make demo")
+MAKE_VIEW = take(README, "make view")
+MAKE_TEST = take(README, "make test")
+MAKE_RELEASE = take(README, "make release")
+MAKE_OLDEST = take(README, "make test-oldest")
+VENV, BUILD = one_line(README, "python3 -m venv "), one_line(README, "instr build")
+INSTALL = take(README, "pip install -e .")
+INSTALL_SERVER = take(README, 'pip install "llama-cpp-python[server]"')
+
+INSTALL_TORCH = take(MODEL, "python -m pip install torch")
+CHECK = take(MODEL, "python -m tools.check_demo_model ")
+TRAIN = take(MODEL, "python -m tools.train_demo_model ")
+
+EDIT = take(UPSTREAM, "python -m tools.patches edit ")
+GO_THERE = take(UPSTREAM, "cd /tmp/edit/")
+SHOW = take(UPSTREAM, "git am --show-current-patch")
+DIFF = take(UPSTREAM, "git diff old-pristine pristine -- FILE")
+CONTINUE = take(UPSTREAM, "git add FILE && git am --continue")
+CONFIGURE = take(UPSTREAM, "cmake -G Ninja ")
+COMPILE = take(UPSTREAM, "cmake --build ")
+RECORD = take(UPSTREAM, "PYTHONPATH=/tmp/edit ")
+CHECK_LOG = take(UPSTREAM, "instr check /tmp/edit.log")
+
+SMALL = "tests/test_recording.py"
+"""a file of tests for the lines that would run them all; it records"""
+
+
+@pytest.fixture(scope="module")
+def me() -> Iterator[Newcomer]:
+    with newcomer() as somebody:
+        yield somebody
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def made(me: Newcomer) -> dict[Line, Done]:
+    """The clone once `make demo` and `make test` have run there."""
+    return {
+        MAKE_DEMO: me.run(MAKE_DEMO),
+        MAKE_TEST: me.run(MAKE_TEST, PYTEST_ADDOPTS=SMALL),
+    }
+
+
+def assert_well(done: Done) -> None:
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "Traceback" not in done.stdout
+
+
+# --- README.md ---
+
+
+def test_make_demo_records_and_writes_the_trace(me: Newcomer, made: dict[Line, Done]) -> None:
+    assert_well(made[MAKE_DEMO])
+    assert {path.name for path in (me.directory / "out").iterdir()} == {"demo.log", "demo.pftrace"}
+    assert_well(me.type(".venv/bin/instr check out/demo.log"))
+
+
+@pytest.mark.usefixtures("made")
+def test_make_view_opens_it(me: Newcomer) -> None:
+    done = me.run(MAKE_VIEW)
+    assert_well(done)
+    assert "http://127.0.0.1:" in done.stdout
+
+
+def test_make_test_runs_the_suite_in_the_same_environment(made: dict[Line, Done]) -> None:
+    assert_well(made[MAKE_TEST])
+    assert re.search(r"^=+ \d+ passed", made[MAKE_TEST].stdout, re.M)
+
+
+@pytest.mark.usefixtures("made")
+def test_make_release_makes_sdist_and_wheel(me: Newcomer) -> None:
+    assert_well(me.run(MAKE_RELEASE))
+    made_files = sorted(path.suffix for path in (me.directory / "dist").iterdir())
+    assert made_files == [".gz", ".whl"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="no wheels of the oldest versions")
+@pytest.mark.usefixtures("made")
+def test_make_test_oldest_runs_the_suite_with_them(me: Newcomer) -> None:
+    done = me.run(MAKE_OLDEST, TESTS=SMALL)
+    assert_well(done)
+    assert re.search(r"^=+ \d+ passed", done.stdout, re.M)
+    asked = me.type(".venv-oldest/bin/python -m pip list --format=json --disable-pip-version-check")
+    installed = {p["name"].lower(): p["version"] for p in json.loads(asked.stdout)}
+    named = (me.directory / ".venv-oldest" / "constraints.txt").read_text().split()
+    oldest = dict(name.split("==") for name in named)
+    assert {name: Version(installed[name]) for name in oldest} == {
+        name: Version(version) for name, version in oldest.items()
+    }
+
+
+def test_the_instrumented_build_stays_when_the_server_is_installed(me: Newcomer) -> None:
+    """Into an empty environment, line by line; and the server of the next line is recorded."""
+    own = me.clone("use-it")
+    assert_well(own.run(VENV, INSTALL, BUILD))
+    active = own.within(own.directory / ".venv")
+    before = where_llama_cpp_is_from(active)
+    assert before["version"] == read_upstream(patches_dir()).wheel_version
+    assert_well(active.run(INSTALL_SERVER))
+    assert where_llama_cpp_is_from(active) == before
+    shutil.copyfile(DEMO, active.directory / "model.gguf")
+    with serving(LLAMA, active, "PORT") as server:
+        story = json.dumps({"prompt": "Once upon a time", "max_tokens": 12})
+        assert json.loads(server.ask("POST", "/v1/completions", story))["choices"][0]["text"]
+        assert server.press_ctrl_c() == 0
+    assert_well(active.type("instr check server.log"))
+
+
+def where_llama_cpp_is_from(somebody: Newcomer) -> dict[str, str]:
+    """The distribution that `import llama_cpp` gives."""
+    done = somebody.type("""python - <<'END'
+import importlib.metadata, json, llama_cpp
+found = importlib.metadata.distribution("llama-cpp-python")
+print(json.dumps({"version": found.version, "imported": llama_cpp.__file__,
+                  "from": found.read_text("direct_url.json")}))
+END""")
+    assert_well(done)
+    said: dict[str, str] = json.loads(done.stdout)
+    return said
+
+
+# --- docs/demo-model.md ---
+
+
+@pytest.fixture(scope="module")
+def torch(me: Newcomer) -> tuple[Newcomer, Done]:
+    """In an environment of its own, and what pip said."""
+    own = me.clone("torch")
+    assert_well(own.type("python3 -m venv ../environment"))
+    active = own.within(own.place / "environment")
+    return active, active.run(INSTALL_TORCH)
+
+
+def test_the_demo_model_is_trained_with_these_three_alone(torch: tuple[Newcomer, Done]) -> None:
+    """For 12 of the 2,200 steps; without llama_cpp it says what it leaves out."""
+    somebody, installed = torch
+    assert_well(installed)
+    written = somebody.directory / "llamacpp_instr" / "data" / "demo.gguf"
+    before = written.read_bytes()
+    done = somebody.run(TRAIN, more=" --steps 12")
+    assert_well(done)
+    assert "the comparison with llama.cpp was left out" in done.stdout
+    after = written.read_bytes()
+    assert after != before
+    assert len(after) == len(before)
+    assert_well(somebody.type("git checkout --quiet ."))
+
+
+def test_the_demo_model_is_as_good_as_its_page_says(torch: tuple[Newcomer, Done]) -> None:
+    somebody, _ = torch
+    assert_well(somebody.run(INSTALL, BUILD))
+    done = somebody.run(CHECK)
+    assert_well(done)
+    page, said = (ROOT / MODEL).read_text(encoding="utf-8"), done.stdout
+    assert "llama.cpp: warnings while loading: none\n" in said
+    assert "llama.cpp: texts tokenized otherwise: 0 of 514 []\n" in said
+
+    losses = re.findall(r"^\|.*\| \**(\d\.\d{4})\** \| \**(\d+\.\d{3})\** \|$", page, re.M)
+    printed = re.findall(r"(\d\.\d{4})  perplexity (\d+\.\d{3})$", said, re.M)
+    assert len(losses) == 4
+    assert numbers(printed) == pytest.approx(numbers(losses), abs=0.0015)
+
+    words = re.findall(r"^\|.*\| (\d\.\d{3}) \| (\d[\d,]*) \|$", page, re.M)
+    printed = re.findall(r"(\d\.\d{4})  over (\d+)$", said, re.M)
+    assert len(words) == 7
+    assert sorted(numbers(printed)) == pytest.approx(sorted(numbers(words)), abs=0.0015)
+
+    loss = re.search(r"a loss of (\d\.\d{4}) over 100 of the stories; PyTorch's is (\d\.\d+)", page)
+    theirs = re.search(r"loss over 100 of the stories: (\d\.\d{4}), PyTorch's: (\d\.\d{4})", said)
+    assert loss
+    assert theirs
+    assert numbers([theirs.groups()]) == pytest.approx(numbers([loss.groups()]), abs=0.0015)
+    difference = re.search(r"largest difference of a logit over 20 stories: (\S+)", said)
+    assert difference
+    assert float(difference[1]) < 0.02
+
+
+def numbers(rows: list[tuple[str, ...]]) -> list[float]:
+    return [float(text.replace(",", "")) for row in rows for text in row]
+
+
+# --- docs/upstream.md ---
+
+
+@pytest.mark.usefixtures("made")
+def test_the_series_is_carried_to_the_release_of_the_proof(me: Newcomer) -> None:
+    """Conflict by conflict, of which each is resolved to what upstream has."""
+    page = (ROOT / UPSTREAM).read_text(encoding="utf-8")
+    version = re.search(r"`edit --onto ([\d.]+)`", page)
+    rows = re.findall(r"^\| `(0\d+)` \| (`src/.*?) \| (\d+) \|", page, re.M)
+    assert version
+    assert rows
+    tree = me.place / "edit"
+    active = me.within(me.directory / ".venv")
+    paths = {"/tmp/edit": str(tree)}
+    assert_well(active.run(EDIT, put={**paths, "VERSION": version[1]}))
+
+    llama, found = tree / "vendor" / "llama.cpp", []
+    while (llama / ".git" / "rebase-apply").exists():
+        number = int((llama / ".git" / "rebase-apply" / "next").read_text())
+        asked = me.type(f"git -C {llama} diff --name-only --diff-filter=U")
+        files = asked.stdout.split()
+        assert files, f"patch {number} does not stop at a conflict"
+        assert_well(active.run(GO_THERE, SHOW, put=paths))
+        for file in files:
+            assert_well(active.run(GO_THERE, DIFF, put={**paths, "FILE": file}))
+        conflicts = sum(take_upstreams(llama / file) for file in files)
+        found.append((f"{number:04}", ", ".join(f"`{file}`" for file in files), str(conflicts)))
+        done = active.run(GO_THERE, CONTINUE, put={**paths, "FILE": " ".join(files)})
+        # the next conflict is what git leaves with
+        assert done.returncode == 0 or (llama / ".git" / "rebase-apply").exists(), done.stdout
+        assert len(found) <= len(rows), found
+    assert found == rows
+    for command in in_a_sentence(page, "## 2."):
+        assert_well(active.run(GO_THERE, put=paths, more=f"\n{command}"))
+
+
+def take_upstreams(file: Path) -> int:
+    """Resolve a file's conflicts; how many there were."""
+    conflict = r"(?ms)^<{7} .*?\n(.*?)^\|{7} .*?^={7}\n.*?^>{7} .*?\n"
+    text, n = re.subn(conflict, r"\1", file.read_text(encoding="utf-8"))
+    file.write_text(text, encoding="utf-8")
+    return n
+
+
+def in_a_sentence(page: str, heading: str) -> list[str]:
+    """What a section of a page lets one type without a block of its own."""
+    section = page.partition(f"\n{heading}")[2].partition("\n## ")[0]
+    found = re.findall(r"`((?:git (?:diff|range-diff)|ls) [^`]+)`", section)
+    assert len(found) >= 4
+    return [command.replace("\n", " ") for command in found]
+
+
+@pytest.mark.usefixtures("made")
+def test_a_tree_is_compiled_and_records_without_being_installed(me: Newcomer) -> None:
+    """That of the pin itself: the series applies, and nothing is left to be edited."""
+    tree = me.place / "pinned"
+    active = me.within(me.directory / ".venv")
+    paths = {"/tmp/edit": str(tree)}
+    pin = read_upstream(patches_dir())
+    done = active.run(EDIT, put={**paths, "VERSION": pin.version})
+    assert_well(done)
+    assert "every patch applies" in done.stdout
+    for line in (CONFIGURE, COMPILE, RECORD, CHECK_LOG):
+        done = active.run(line, put=paths)
+        assert_well(done)
+    start = json.loads(Path(f"{tree}.log").read_text(encoding="utf-8").splitlines()[0])
+    assert start["producer"]["commit"] == pin.commit
+    assert_well(active.type(f"python -m tools.patches export {tree}"))
+    assert active.type("git status --short patches").stdout == ""
+
+
+def test_nothing_is_left_out(me: Newcomer) -> None:
+    """What `RUNS` names was run; so only of the whole file, and after it."""
+    left = [line.text for line in RUNS if line not in me.ran]
+    assert left == []
