@@ -15,35 +15,30 @@ import pytest
 
 from llamacpp_instr.build_cache import cache_dir
 from llamacpp_instr.upstream import patches_dir, read_upstream
-from tests import tiny_models
+from tests import test_docs_servers, tiny_models
 from tests.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.native_kit import DEMO, ROOT
+from tests.newcomer import suite
 
 LINES = [line for page in PAGES for line in lines_of(page)]
 BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, line.block))]
 
-NOT_RUN = {
-    r"make ": "is what runs the tests; demo, image and release are CI's; or it takes an hour",
-    r"(python -m )?pip ": "needs an index; `make` does the same",
-    r"docker ": "needs an engine; `make image-test` runs the commands in the image",
-    r"instr exec .* llama_cpp\.server ": "serves until Ctrl-C: tests/test_server_load.py",
-    r"instr exec .* uvicorn ": "needs a server of the reader's own",
-    r"python -m tools\.(check|train)_demo_model": "needs PyTorch: tests/test_demo_model.py",
-    r"python -m tools\.patches edit .* --onto ": "needs an index: tests/test_patches_carry.py",
-    r"(cd /tmp/edit|git |cmake |PYTHONPATH=/tmp/edit|instr check /tmp/edit)":
-        "is about that other release, or builds it: minutes",
-}  # fmt: skip
-"""what a line begins with -> why it is not run; tests/test_docs_parsed.py looks at it"""
+OTHERS = {
+    "make test": test_docs_servers.RUNS,
+    "make test-docs": suite.RUNS,
+    "make image-test": [line for line in LINES if re.match("docker |make image$", line.text)],
+}
+"""who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
 
 # run as one script, by a test of its own
 PATCHES = "patches/README.md"
 
 
-def reason(line: Line) -> str | None:
-    """Why a line is not run."""
+def runner(line: Line) -> str | None:
+    """Who else runs a line; None where it is run here."""
     if line.text.startswith("instr build") and not sdist_at_hand():
-        return "needs an index: the sdist is not in the cache"
-    return next((why for what, why in NOT_RUN.items() if re.match(what, line.text)), None)
+        return "make test-docs"
+    return next((who for who, lines in OTHERS.items() if line in lines), None)
 
 
 def sdist_at_hand() -> bool:
@@ -89,9 +84,9 @@ RUNNABLE = [
     run
     for block in BLOCKS
     for run in ([[line] for line in block] if block[0].page == EXAMPLES else [block])
-    if not all(map(reason, run))
+    if not all(map(runner, run))
     and run[0].page != PATCHES
-    and not (run[0].page == EXAMPLES and any(text.startswith(run[0].text) for text in ELSEWHERE))
+    and not (run[0].page == EXAMPLES and run[0].text in ELSEWHERE)
 ]
 
 
@@ -101,7 +96,7 @@ def test_the_commands_of_a_block_work_one_after_the_other(
 ) -> None:
     place = Place(tmp_path / "place", stock, environment)
     for line in block:
-        if reason(line):
+        if runner(line):
             continue
         if line.page != "README.md" and line.text in README:
             continue  # it works
@@ -164,10 +159,13 @@ def test_q4_k_against_q8_0_begins_with_one_file(
     assert place.laid == ["model-F16.gguf"]
 
 
-def test_what_is_not_run_is_there() -> None:
-    """A reason that no line needs any more goes away."""
-    idle = [what for what in NOT_RUN if not any(re.match(what, line.text) for line in LINES)]
-    assert idle == []
+def test_every_line_is_run_by_somebody() -> None:
+    """By this file, or by one of the others; a new line is tried here unless another takes it."""
+    run = {line.text for block in RUNNABLE for line in block if not runner(line)}
+    run |= {line.text for line in LINES if line.page == PATCHES}
+    run |= {line.text for lines in OTHERS.values() for line in lines}
+    assert [line for line in LINES if line.text not in run] == []
+    assert all(OTHERS.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

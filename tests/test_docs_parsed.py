@@ -1,6 +1,6 @@
 """What README and docs name, run or not: its commands, options, targets, files and extras exist.
 
-What can be run is run by tests/test_docs.py; what cannot is at least looked at here.
+Here they are looked at; tests/test_docs.py runs them, or says which suite does.
 """
 
 from __future__ import annotations
@@ -92,6 +92,14 @@ def test_every_line_is_shell(page: Path) -> None:
     script = "\n".join(line.text for line in lines_of(page))
     done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_shell_stands_in_blocks_that_are_run(page: Path) -> None:
+    """Under another name, or indented, no test would see the lines."""
+    fences = re.findall(r"^(.*?```|~~~)(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
+    assert {before for before, _ in fences} <= {"```"}
+    assert {language for _, language in fences} <= {"sh", "python", "text", "json", ""}
 
 
 def test_commands_within_sentences_exist_with_their_options() -> None:
