@@ -61,8 +61,9 @@ def blocks_of(page: Path, language: str) -> list[str]:
 def one_line(page: str, beginning: str) -> Line:
     """The line of a page that is or begins so: for a test that runs it, whatever else it says."""
     found = [line for line in lines_of(ROOT / page) if line.text.startswith(beginning)]
-    (line,) = [line for line in found if line.text == beginning] or found
-    return line
+    found = [line for line in found if line.text == beginning] or found
+    assert len(found) == 1, f"{page}: {len(found)} lines begin with {beginning!r}"
+    return found[0]
 
 
 def lines_of(page: Path) -> list[Line]:

@@ -74,9 +74,10 @@ Done = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def made(me: Newcomer) -> dict[Line, Done]:
-    """The clone once `make demo` and `make test` have run there."""
+    """The clone once the page's first three lines have run there, each as the first of its kind."""
     return {
         MAKE_DEMO: me.run(MAKE_DEMO),
+        MAKE_VIEW: me.run(MAKE_VIEW),
         MAKE_TEST: me.run(MAKE_TEST, PYTEST_ADDOPTS=SMALL),
     }
 
@@ -95,11 +96,10 @@ def test_make_demo_records_and_writes_the_trace(me: Newcomer, made: dict[Line, D
     assert_well(me.type(".venv/bin/instr check out/demo.log"))
 
 
-@pytest.mark.usefixtures("made")
-def test_make_view_opens_it(me: Newcomer) -> None:
-    done = me.run(MAKE_VIEW)
-    assert_well(done)
-    assert "http://127.0.0.1:" in done.stdout
+def test_make_view_opens_it(made: dict[Line, Done]) -> None:
+    """The browser looks at it, and then presses Ctrl-C."""
+    assert_well(made[MAKE_VIEW])
+    assert "http://127.0.0.1:" in made[MAKE_VIEW].stdout
 
 
 def test_make_test_runs_the_suite_in_the_same_environment(made: dict[Line, Done]) -> None:
