@@ -9,6 +9,7 @@
 # make test-docs  what README and docs let a newcomer do, in a fresh clone; needs an index; a quarter of an hour
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
+# make docker-test  the docker lines of README and docs, on a Docker engine of its own (Debian, as root; minutes)
 # make load       llama_cpp.server, recorded, with clients for LOAD_MINUTES (10); a table of what came of it
 # make fuzz       every reader under a fuzzer, FUZZ_SECONDS each (60); needs atheris, which it installs
 # make test-oldest  the suite with the oldest versions that pyproject.toml allows; TESTS names some
@@ -37,6 +38,7 @@ UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test test-oldest test-docs lint lint-native audit native sanitize image image-test load fuzz
+.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test docker-test load fuzz
 .PHONY: release pictures quantization bench ui-kit clean
 
 demo: native
@@ -96,6 +98,11 @@ image-test: $(TEST_INSTALLED) $(UI_KIT)
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
+
+# docker builds it again: buildah only makes what stands for the base image. The engine keeps its layers
+docker-test: $(TEST_INSTALLED)
+	BUILD_IMAGE_STANDINS=1 tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
+	    $(BIN)/python -m pytest tests/image/engine_suite.py
 
 load: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES)

@@ -6,6 +6,7 @@
 #
 # COMMAND is run when the image is built: with IMAGE set to TAG, and CONTAINERS_STORAGE_CONF and
 # BUILDAH_ISOLATION such that its `buildah from`, `run` and `inspect` find it. Its status is ours.
+# BUILD_IMAGE_MOUNTS tells it how this machine reaches its package registries: SOURCE:TARGET:ro, a line each.
 #
 # Each base image named in a FROM line is replaced by a stand-in made here, once, and cached:
 #   debian:SUITE[-slim]               debootstrap (minbase) plus the official image's apt and dpkg settings
@@ -21,6 +22,7 @@
 #   BUILD_IMAGE_CACHE      where images are stored (default: build_image in the user's cache folder);
 #                          to forget them all, remove that folder
 #   BUILD_IMAGE_FRESH=1    make the stand-ins again
+#   BUILD_IMAGE_STANDINS=1 make only the stand-ins: COMMAND is the one that builds
 #   BUILD_IMAGE_ISOLATION  chroot (default), or oci where an OCI runtime works
 #   BUILD_IMAGE_FLAGS      more flags for buildah build, such as --build-arg X=Y
 #   DEBIAN_MIRROR          mirror for debootstrap (default: the one in this machine's apt sources)
@@ -244,11 +246,15 @@ for image in ${images[@]+"${images[@]}"}; do
 done
 
 # ---- build, then try it -------------------------------------------------------------------------
-say "building $tag ($driver, $isolation)"
-# shellcheck disable=SC2086
-build "$tag" "$dockerfile" "$context" --layers ${BUILD_IMAGE_FLAGS:-} >&2 || die "the build failed"
-say "built $tag: $(buildah images --format '{{.Size}}' "$tag" | head -1)"
+if [ "${BUILD_IMAGE_STANDINS:-0}" != 1 ]; then
+  say "building $tag ($driver, $isolation)"
+  # shellcheck disable=SC2086
+  build "$tag" "$dockerfile" "$context" --layers ${BUILD_IMAGE_FLAGS:-} >&2 || die "the build failed"
+  say "built $tag: $(buildah images --format '{{.Size}}' "$tag" | head -1)"
+fi
 
+BUILD_IMAGE_MOUNTS=$(printf '%s\n' "${mounts[@]}" | grep -vx -e -v)
+export BUILD_IMAGE_MOUNTS BUILD_IMAGE_CACHE=$cache
 rc=0; IMAGE=$tag BUILDAH_ISOLATION=$isolation "$@" </dev/null || rc=$?
 say "exit status $rc"
 exit $rc

@@ -41,7 +41,7 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Bytes of all layers, unpacked; what `docker images` says."""
+        """Bytes of all layers as archives; Docker counts their files alone, 2 % less."""
         listed = json.loads(buildah("images", "--json", self.name))
         # buildah words it: "345 MB"
         number, unit = listed[0]["size"].split()

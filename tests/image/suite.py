@@ -27,7 +27,7 @@ from tests.ui_kit import look, need_ui
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 AIM = 350_000_000
-"""bytes of all layers, unpacked"""
+"""bytes of all layers, uncompressed"""
 
 NOBODY = "54321:54322"
 """ids that neither the image nor this machine has a name for"""

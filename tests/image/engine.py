@@ -1,0 +1,157 @@
+"""A Docker engine of the test's own: started in its own folder, stopped with all that it made.
+
+It shares nothing with an engine that this machine may have: another socket, store, bridge and
+namespace of containerd. Root only.
+
+Its containers are on a bridge with a way out, as those of any engine are, so that `docker build`
+needs no word about the network. Docker would make bridge and rules by itself, but does not take
+them away again; here they are made and removed by hand.
+
+How this machine reaches its package registries is no part of a Dockerfile, and Docker's builder can
+mount nothing. So `access` lets the engine's runtime (runtime.py) mount it, for as long as it is
+built: what other containers see is the image alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+BRIDGE, ADDRESS, NETWORK = "instr-test0", "10.213.0.1/24", "10.213.0.0/24"
+WAY_OUT = ["POSTROUTING", "-s", NETWORK, "!", "-o", BRIDGE, "-j", "MASQUERADE"]
+NAMESPACE = "llamacpp-instr-test"
+
+SECONDS = 60
+"""to start, and to stop"""
+
+
+class Engine:
+    """A running `dockerd`. The images and layers in `data` are there the next time."""
+
+    def __init__(self, data: Path, folder: Path) -> None:
+        self._folder, self._mounts = folder, folder / "mounts.json"
+        self.host = f"unix://{folder / 'docker.sock'}"
+        runtime = folder / "runtime"
+        words = [sys.executable, str(Path(__file__).parent / "runtime.py"), str(self._mounts)]
+        runtime.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        runtime.chmod(0o755)
+        self._mounts.write_text("[]")
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    # a suite that is killed leaves no engine
+                    *("setpriv", "--pdeathsig", "TERM", "dockerd"),
+                    *("--data-root", data, "--exec-root", folder / "exec"),
+                    *("--pidfile", folder / "pid", "--host", self.host),
+                    *("--bridge", BRIDGE, "--mtu", mtu()),
+                    *("--iptables=false", "--ip6tables=false"),
+                    *("--containerd-namespace", NAMESPACE),
+                    *("--containerd-plugins-namespace", f"{NAMESPACE}-plugins"),
+                    *("--add-runtime", f"test={runtime}", "--default-runtime", "test"),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + SECONDS
+        asked = ["docker", "-H", self.host, "version"]
+        while subprocess.run(asked, capture_output=True).returncode != 0:
+            if self._process.poll() is not None or time.monotonic() > until:
+                self._end()
+                raise RuntimeError(f"dockerd does not start:\n{self._log.read_text()[-3000:]}")
+            time.sleep(0.2)
+
+    def let_in(self, uid: int, gid: int) -> None:
+        """Someone else may use the engine too, as a member of the group `docker` may."""
+        os.chown(self.host.removeprefix("unix://"), uid, gid)
+
+    def docker(self, *arguments: str) -> str:
+        """What `docker` prints."""
+        done = subprocess.run(
+            ["docker", "-H", self.host, *arguments], capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    @contextlib.contextmanager
+    def access(self, mounts: Sequence[str]) -> Iterator[None]:
+        """Every container started meanwhile has these: `source:target` or `source:target:ro`."""
+        self._mounts.write_text(json.dumps([mount.split(":") for mount in mounts]))
+        try:
+            yield
+        finally:
+            self._mounts.write_text("[]")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            containers = self.docker("ps", "--all", "--quiet").split()
+            if containers:
+                self.docker("rm", "--force", *containers)
+        self._end()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=SECONDS)
+
+
+@contextlib.contextmanager
+def running(data: Path) -> Iterator[Engine]:
+    """An engine with its network, and nothing of both afterwards but `data`."""
+    data.mkdir(parents=True, exist_ok=True)
+    # a path of a socket is short; and the folder is one that others may enter
+    folder = Path(tempfile.mkdtemp(prefix="engine-"))
+    folder.chmod(0o755)
+    remove_network()
+    engine = None
+    try:
+        make_network()
+        engine = Engine(data, folder)
+        yield engine
+    finally:
+        try:
+            if engine is not None:
+                engine.stop()
+        finally:
+            remove_network()
+            unmount(folder)
+            shutil.rmtree(folder)
+
+
+def make_network() -> None:
+    for words in (
+        ["ip", "link", "add", BRIDGE, "type", "bridge"],
+        ["ip", "address", "add", ADDRESS, "dev", BRIDGE],
+        ["ip", "link", "set", BRIDGE, "up"],
+        ["iptables", "-t", "nat", "-A", *WAY_OUT],
+    ):
+        subprocess.run(words, check=True)
+
+
+def remove_network() -> None:
+    """Also what a killed suite has left."""
+    for words in (["iptables", "-t", "nat", "-D", *WAY_OUT], ["ip", "link", "delete", BRIDGE]):
+        subprocess.run(words, capture_output=True)
+
+
+def unmount(folder: Path) -> None:
+    """dockerd leaves a mount for the host's network in its folder."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in sorted(mounts, reverse=True):
+        if mount.startswith(f"{folder}/"):
+            subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def mtu() -> str:
+    """The packets that the way out takes; a larger one would not come through every network."""
+    route = json.loads(subprocess.check_output(["ip", "-json", "route", "show", "default"]))
+    device = route[0]["dev"] if route else "lo"
+    return str(min(1500, int(Path(f"/sys/class/net/{device}/mtu").read_text())))
