@@ -15,6 +15,7 @@ built: what other containers see is the image alone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -91,11 +92,14 @@ class Engine:
         finally:
             self._mounts.write_text("[]")
 
+    def remove_containers(self) -> None:
+        containers = self.docker("ps", "--all", "--quiet").split()
+        if containers:
+            self.docker("rm", "--force", *containers)
+
     def stop(self) -> None:
         if self._process.poll() is None:
-            containers = self.docker("ps", "--all", "--quiet").split()
-            if containers:
-                self.docker("rm", "--force", *containers)
+            self.remove_containers()
         self._end()
 
     def _end(self) -> None:
@@ -105,25 +109,23 @@ class Engine:
 
 @contextlib.contextmanager
 def running(data: Path) -> Iterator[Engine]:
-    """An engine with its network, and nothing of both afterwards but `data`."""
+    """An engine with its network, and nothing of both afterwards but `data`. One at a time."""
     data.mkdir(parents=True, exist_ok=True)
-    # a path of a socket is short; and the folder is one that others may enter
-    folder = Path(tempfile.mkdtemp(prefix="engine-"))
-    folder.chmod(0o755)
-    remove_network()
-    engine = None
-    try:
+    with contextlib.ExitStack() as after:
+        lock = after.enter_context((Path(tempfile.gettempdir()) / f"{BRIDGE}.lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # a path of a socket is short; and the folder is one that others may enter
+        folder = Path(tempfile.mkdtemp(prefix="engine-"))
+        folder.chmod(0o755)
+        after.callback(shutil.rmtree, folder)
+        after.callback(unmount, folder)
+        remove_network()
+        after.callback(remove_network)
         make_network()
         engine = Engine(data, folder)
+        after.callback(engine.stop)
+        engine.remove_containers()  # of a suite that was killed
         yield engine
-    finally:
-        try:
-            if engine is not None:
-                engine.stop()
-        finally:
-            remove_network()
-            unmount(folder)
-            shutil.rmtree(folder)
 
 
 def make_network() -> None:

@@ -42,7 +42,13 @@ class Reader:
             os.chown(path, UID, GID, follow_symlinks=False)
         dropped = ("DOCKER_", "COMPOSE_", "INSTR_", "MAKE", "MFLAGS", "ENGINE", "IMAGE")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-        self._environment = {**kept, "HOME": str(self._home), "DOCKER_HOST": host}
+        self._environment = {
+            **kept,
+            "HOME": str(self._home),
+            "DOCKER_HOST": host,
+            # BuildKit, where a client has it, runs no step with the engine's runtime
+            "DOCKER_BUILDKIT": "0",
+        }
 
     def type(self, lines: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
         """What comes of lines without a terminal."""
