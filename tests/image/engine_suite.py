@@ -232,6 +232,15 @@ def test_a_folder_that_was_not_made_is_roots(reader: Reader) -> None:
     assert (folder.st_uid, folder.st_gid) == (0, 0)
 
 
+def test_a_context_that_the_container_cannot_hold_is_refused(reader: Reader) -> None:
+    """One line, and not the end that the kernel makes of what takes more than its share."""
+    line = RECORD.format(options="--rm --memory 256m", prompt='"The cat"', more="-n 1")
+    assert reader.type([line]).returncode == 0
+    done = reader.type([f"{line} --ctx 1000000 --force"])
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "this machine has 0.3 GB" in done.stderr
+
+
 def test_no_command_needs_a_network(reader: Reader) -> None:
     line = RECORD.format(options="--rm --network none", prompt='"The cat"', more="-n 1")
     assert reader.type([line]).returncode == 0
