@@ -37,9 +37,8 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest test-docs lint lint-native audit native sanitize image image-test load fuzz
-.PHONY: demo view test test-oldest lint lint-native audit native sanitize image image-test docker-test load fuzz
-.PHONY: release pictures quantization bench ui-kit clean
+.PHONY: demo view test test-oldest test-docs lint lint-native audit native sanitize image image-test docker-test
+.PHONY: load fuzz release pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out

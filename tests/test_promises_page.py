@@ -15,6 +15,7 @@ from tests import (
     test_perfetto_sql,
     test_view,
 )
+from tests.image import engine_lines
 from tests.native_kit import ROOT, random_models
 
 PAGE = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
@@ -50,7 +51,14 @@ def test_runs_and_kills() -> None:
 def test_architectures() -> None:
     n = len(list(random_models().glob("*.gguf")))
     assert f"{n} architectures" in row("test_every_architecture")
+    assert f"{n} architectures" in row("test_claims")
     assert f"{n} of {n} architectures" in README
+
+
+def test_docker_lines() -> None:
+    run = [line for line in engine_lines.docker_lines() if engine_lines.reason(line) is None]
+    left = len(engine_lines.docker_lines()) - len(run)
+    assert f"{len(run)} lines; the {left} for GPUs" in row("make docker-test")
 
 
 def test_inputs() -> None:
