@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from . import native
 from .engine import ContextOptions
 from .errors import InstrError, UsageError
 from .last_words import without_directories
@@ -24,7 +26,7 @@ from .memory_dry_run import LoadError, dry_run, dry_run_again
 from .model_file import ModelFile
 
 MAX_BYTES = 2 << 30
-"""that the child may take for itself"""
+"""that the child may take for a dry run"""
 
 
 def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> None:
@@ -82,9 +84,10 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
 def answer() -> None:
     """The child's side: from a question on standard input to an answer on standard output."""
     function, arguments = pickle.load(sys.stdin.buffer)
-    _limit_memory()
     result: MemoryBreakdown | InstrError
     try:
+        native.load()  # numpy takes memory for each processor of the machine: no file's claim
+        _limit_memory()
         result = function(*arguments)
     except InstrError as error:
         result = error
@@ -97,9 +100,13 @@ def _limit_memory() -> None:
         import resource
     except ImportError:  # not on this operating system
         return
+    try:
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:  # not Linux
+        held = 0
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or most > MAX_BYTES:
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most))
+    if most == resource.RLIM_INFINITY or most > held + MAX_BYTES:
+        resource.setrlimit(resource.RLIMIT_DATA, (held + MAX_BYTES, most))
 
 
 def _in_a_child(
