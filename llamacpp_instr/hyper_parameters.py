@@ -29,6 +29,11 @@ MOST = {
 """Numbers that llama.cpp takes memory or time for, and that no tensor's shape bounds."""
 
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# these have multi-head latent attention: src/models/*.cpp with LLM_KV_ATTENTION_KEY_LENGTH_MLA
+_LATENT = {
+    "bailingmoe3", "deepseek2", "deepseek2-ocr", "deepseek32", "dots3note", "glm-dsa", "glm5-next",
+    "hy_v4", "kimi-k3", "kimi-linear", "mistral4",
+}  # fmt: skip
 # these take one expert for none
 _DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
 
@@ -73,7 +78,7 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
         check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")
 
     # with multi-head latent attention a part of a head is rotated, and it may have none
-    if f"{arch}.attention.key_length_mla" not in header.metadata:
+    if arch not in _LATENT or not number("attention.key_length_mla"):
         for key in ("rope.dimension_count", "rope.dimension_count_swa"):
             # some architectures assert it; in others the kernel never ends
             if f"{arch}.{key}" in header.metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -63,6 +64,19 @@ def test_a_hostile_value_is_named(
     path = rewritten(tmp_path / "hostile.gguf", key, value)
     assert_refused(instr("run", path, "-p", "a", "-n", "1"), "llama.", words)
     assert not (tmp_path / "session.log").exists()
+
+
+@pytest.mark.parametrize("key", ["rope.dimension_count", "rope.dimension_count_swa"])
+def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str) -> None:
+    """A kernel does not end otherwise, whatever a file says of attention that it does not have."""
+    path = tmp_path / "hostile.gguf"
+    data = bytearray((random_models() / "gemma3-dense.gguf").read_bytes())
+    for name, value in ((key, 0), ("attention.key_length_mla", 192)):
+        at = data.index(f"gemma3.{name}".encode() + struct.pack("<I", gguf.GGUFValueType.UINT32))
+        struct.pack_into("<I", data, at + len(f"gemma3.{name}") + 4, value)
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=rf"gemma3\.{key} is 0, not more than 0"):
+        check_hyper_parameters(path, read_header(path))
 
 
 def test_every_architecture_that_upstream_writes_passes() -> None:
