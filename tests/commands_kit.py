@@ -78,6 +78,18 @@ def lines_of(page: Path) -> list[Line]:
     ]
 
 
+def start(
+    line: Line, directory: Path, environment: dict[str, str], output: Path
+) -> subprocess.Popen[bytes]:
+    """Begin a line in a process group as a terminal makes one; what it prints goes to a file."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            ["bash", "-c", line.text],
+            cwd=directory, env=environment, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+
+
 class Place:
     """A directory in which lines of one block are run, by a real shell."""
 
@@ -98,16 +110,10 @@ class Place:
         return self.run_script(line.text)
 
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Begin what does not end by itself, in a process group as a terminal makes one; what it
-        prints goes to a file."""
+        """Begin what does not end by itself."""
         for command in line.words():
             self._lay(command)
-        with output.open("wb") as file:
-            return subprocess.Popen(
-                ["bash", "-c", line.text],
-                cwd=self.directory, env=self._environment | variables, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True,
-            )  # fmt: skip
+        return start(line, self.directory, self._environment | variables, output)
 
     def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

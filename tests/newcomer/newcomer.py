@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamacpp_instr.build_cache import cache_dir
-from tests.commands_kit import Line, write_browser
+from tests.commands_kit import Line, start, write_browser
 from tests.native_kit import ROOT
 
 SECONDS = 3600
@@ -73,12 +73,7 @@ class Newcomer:
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
         """Begin what does not end by itself, as `commands_kit.Place` does."""
         self.ran.append(line)
-        with output.open("wb") as file:
-            return subprocess.Popen(
-                ["bash", "-c", line.text],
-                cwd=self.directory, env=self.environment | variables, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True,
-            )  # fmt: skip
+        return start(line, self.directory, self.environment | variables, output)
 
 
 @contextmanager
