@@ -76,7 +76,7 @@ class Model:
     """A loaded model and its vocabulary."""
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
-        """Load `path`, a file that `models.resolve_model` has passed."""
+        """Load `path`, a file that `models.checked_headers` has passed."""
         header = read_header(path)
         check_hyper_parameters(path, header)
         self.path = path

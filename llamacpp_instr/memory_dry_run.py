@@ -125,10 +125,7 @@ class _RecordedContext(Context):
 
 def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
     """What the last context that `make` makes would hold; the one before is for single tokens."""
-    if not model.weights:
-        raise UsageError(
-            f"{model.path} holds only a vocabulary, no weights; nothing can be run with it"
-        )
+    model.check_has_weights()
     native.load()
     # the recorder says of every weight where it is put, in the words of any other log
     with tempfile.TemporaryDirectory() as directory, captured(Interrupt()) as llama_log:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from .errors import UsageError
 from .ggml_types import FILE_TYPES, TYPES, GgmlType
 from .gguf_header import ArrayInfo, Header, Scalar
 from .models import checked_headers
@@ -106,6 +107,13 @@ class ModelFile:
     def file_size(self) -> int:
         """Bytes of all parts."""
         return sum(header.file_size for header in self.headers.values())
+
+    def check_has_weights(self) -> None:
+        """Raise `UsageError` for a vocabulary alone."""
+        if not self.weights:
+            raise UsageError(
+                f"{self.path} holds only a vocabulary, no weights; nothing can be run with it"
+            )
 
     def hyper_parameter(self, name: str) -> Scalar | None:
         """The value of `ARCHITECTURE.name`, such as `block_count`."""

@@ -21,17 +21,6 @@ _MAX_PARTS = 0xFFFF  # split.count has 16 bits
 _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
-def resolve_model(name: str) -> Path:
-    """The GGUF file that `name` stands for: a path, or `demo`; of a split model the first part.
-
-    Raises `UsageError` in one line for everything that can be told without loading the model.
-    """
-    path, headers = checked_headers(name)
-    if not any(part.tensors for part in headers.values()):
-        raise UsageError(f"{path} holds only a vocabulary, no weights; nothing can be run with it")
-    return path
-
-
 def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
     """The file that `name` stands for and the header of each of its parts, in order.
 

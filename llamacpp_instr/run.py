@@ -23,7 +23,6 @@ from .last_words import last_words
 from .llama_log import captured
 from .memory_plan import check_memory
 from .model_file import load_model_file
-from .models import resolve_model
 from .output import check_not_input
 from .recording import OnLogError, Session, record
 from .sampling import Sampler, Sampling
@@ -83,12 +82,14 @@ def run(
     the log could not be written whole.
     """
     options.check()
-    path = resolve_model(options.model)
+    file = load_model_file(options.model)
+    file.check_has_weights()
+    path = file.path
     check_not_input(options.log, path)
     interrupt = Interrupt()
     with interrupt.watching(), interrupt.deferred():
         native.load()  # a module that is interrupted while it is imported blames something else
-    check_memory(load_model_file(path), options.context, options.mmap)
+    check_memory(file, options.context, options.mmap)
     with interrupt.watching(), captured(interrupt) as llama_log:
         session = record(
             options.log,

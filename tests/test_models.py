@@ -13,7 +13,7 @@ import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.gguf_header import read_header
-from llamacpp_instr.models import resolve_model
+from llamacpp_instr.model_file import load_model_file
 from tests import tiny_models
 
 
@@ -25,10 +25,17 @@ def string(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
+def runnable(name: str) -> Path:
+    """The file that a name stands for, once it has passed as a model that could be run."""
+    model = load_model_file(name)
+    model.check_has_weights()
+    return model.path
+
+
 def refusal(path: Path | str) -> str:
     """The line that a file is refused with."""
     with pytest.raises(UsageError) as caught:
-        resolve_model(str(path))
+        runnable(str(path))
     line = str(caught.value)
     assert "\n" not in line
     assert str(path) in line
@@ -42,14 +49,14 @@ def refusal_of(tmp_path: Path, content: bytes) -> str:
 
 
 def test_demo_stands_for_the_model_that_ships(demo_model: Path) -> None:
-    assert resolve_model("demo") == demo_model
+    assert runnable("demo") == demo_model
     assert read_header(demo_model).metadata["general.architecture"] == "llama"
 
 
 def test_every_kind_of_tiny_model_passes(models: Path) -> None:
     for path in models.glob("*.gguf"):
         if path.stem != "vocabulary":
-            assert resolve_model(str(path)) == path
+            assert runnable(str(path)) == path
 
 
 def test_the_header_agrees_with_gguf_py(demo_model: Path) -> None:
@@ -174,7 +181,7 @@ def parts(tmp_path: Path) -> list[Path]:
 
 def test_a_split_model_is_its_first_part(parts: list[Path]) -> None:
     assert len(parts) == 2
-    assert resolve_model(str(parts[0])) == parts[0]
+    assert runnable(str(parts[0])) == parts[0]
     assert f"give the first part, {parts[0]}" in refusal(parts[1])
 
 
@@ -183,6 +190,6 @@ def test_a_split_model_needs_all_its_parts_whole(parts: list[Path], tmp_path: Pa
     assert "name it NAME-00001-of-00002.gguf" in refusal(renamed)
     parts[1].write_bytes(parts[1].read_bytes()[:-64])
     with pytest.raises(UsageError, match=r"00002-of-00002.gguf is truncated"):
-        resolve_model(str(parts[0]))
+        runnable(str(parts[0]))
     parts[1].unlink()
     assert "1 of the model's 2 parts missing" in refusal(parts[0])
