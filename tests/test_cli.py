@@ -207,6 +207,25 @@ def test_ctrl_c_is_one_line_from_the_first_import(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted\n")
 
 
+def test_ctrl_c_is_one_line_where_python_makes_an_error_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to Python 3.11, what a `__set_name__` raises is the cause of a RuntimeError."""
+
+    class Interrupting:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    @click.command()
+    def attempt() -> None:
+        type("Drawn", (), {"axis": Interrupting()})
+
+    give(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["attempt"], "attempt", attempt)
+    result = instr("try")
+    assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted")
+
+
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, ZeroDivisionError("a bug"))
     assert isinstance(instr("try").exception, ZeroDivisionError)

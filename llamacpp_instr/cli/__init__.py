@@ -108,13 +108,23 @@ class LazyGroup(click.Group):
             # who read us has enough; without this the interpreter complains once more at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or error.filename is not None:
+        except Exception as error:
+            if _came_of_an_interruption(error):
+                _leave("Interrupted", 130)
+            if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
         # only `ctx.exit(status)` gives a number: commands return nothing
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _came_of_an_interruption(error: BaseException) -> bool:
+    """Python 3.11 makes a RuntimeError of Ctrl-C in a `__set_name__` (matplotlib has some)."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, KeyboardInterrupt):
+        before = before.__cause__ or before.__context__
+    return before is not None
 
 
 def _fill_standard_streams() -> None:
