@@ -212,6 +212,9 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
 
     const uint64_t uid = ggml_instr_graph_uid(gf);
     auto & graphs = state.graphs;
+    if (!graphs.empty() && graphs.back()->uid == uid) {
+        return *graphs.back();
+    }
     const auto known = std::find_if(graphs.begin(), graphs.end(), [uid](const auto & graph) { return graph->uid == uid; });
     if (known != graphs.end()) {
         std::rotate(known, known + 1, graphs.end());

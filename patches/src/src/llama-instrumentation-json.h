@@ -68,35 +68,61 @@ class text_buffer {
     }
 };
 
-// writes the decimal digits of `u` at `out`, where 20 bytes must be free; returns the end
-inline char * format_digits(char * out, uint64_t u) {
-    // eight digits at once, two halves, then pairs, then single digits side by side in one register: no
-    // branch depends on how long the number is. `skip` leading zeros are left out.
-    const auto eight = [](char * at, uint32_t v, bool skip_zeros) {
-        const uint64_t halves = (v / 10000) | ((uint64_t) (v % 10000) << 32);
-        const uint64_t hundreds = ((halves * 10486) >> 20) & 0x0000007f0000007f;
-        const uint64_t pairs = hundreds | ((halves - 100 * hundreds) << 16);
-        const uint64_t tens = ((pairs * 103) >> 10) & 0x000f000f000f000f;
-        uint64_t digits = tens | ((pairs - 10 * tens) << 8);
-        // the most significant digit is in the lowest byte; the last one is written even when it is zero
-        const int zeros = skip_zeros ? __builtin_ctzll(digits | ((uint64_t) 1 << 56)) / 8 : 0;
-        digits = (digits | 0x3030303030303030) >> (8 * zeros);
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-        digits = __builtin_bswap64(digits);
-#endif
-        memcpy(at, &digits, 8);
-        return at + 8 - zeros;
+// The digits of 0 to 999, and how many they are: as a number begins, as it goes on (with zeros in front),
+// and none at all.
+struct digits_table {
+    struct entry {
+        char    digits[3];
+        uint8_t n;
     };
-    constexpr uint64_t limit = 100000000;
-    if (u < limit) {
-        return eight(out, (uint32_t) u, true);
+
+    static constexpr size_t going_on = 1000;
+    static constexpr size_t none     = 2000;
+
+    entry entries[2001] = {};
+
+    constexpr digits_table() {
+        for (size_t i = 0; i < 1000; i++) {
+            const char all[] = { (char) ('0' + i / 100), (char) ('0' + i / 10 % 10), (char) ('0' + i % 10) };
+            const size_t skipped = i < 10 ? 2 : i < 100 ? 1 : 0;
+            entries[i].n            = (uint8_t) (3 - skipped);
+            entries[going_on + i].n = 3;
+            for (size_t j = 0; j < 3; j++) {
+                entries[going_on + i].digits[j] = all[j];
+                if (j >= skipped) {
+                    entries[i].digits[j - skipped] = all[j];
+                }
+            }
+        }
     }
-    if (u < limit * limit) {
-        return eight(eight(out, (uint32_t) (u / limit), true), (uint32_t) (u % limit), false);
+
+    // writes four bytes at `out`, of which those before the returned end count
+    char * put(char * out, size_t i) const {
+        memcpy(out, &entries[i], sizeof(entry));
+        return out + entries[i].n;
     }
-    out = eight(out, (uint32_t) (u / (limit * limit)), true);
-    out = eight(out, (uint32_t) (u / limit % limit), false);
-    return eight(out, (uint32_t) (u % limit), false);
+};
+
+inline constexpr digits_table three_digits;
+
+char * format_long_digits(char * out, uint64_t u);
+
+// writes the decimal digits of `u` at `out`, where 21 bytes must be free; returns the end
+inline char * format_digits(char * out, uint64_t u) {
+    // no branch depends on how long the number is, up to six digits
+    if (u >= 1000000) {
+        return format_long_digits(out, u);
+    }
+    const uint32_t v = (uint32_t) u, thousands = v / 1000;
+    out = three_digits.put(out, thousands ? thousands : digits_table::none);
+    return three_digits.put(out, v % 1000 + (thousands ? digits_table::going_on : 0));
+}
+
+__attribute__((noinline)) inline char * format_long_digits(char * out, uint64_t u) {
+    const uint32_t last = (uint32_t) (u % 1000000);
+    out = format_digits(out, u / 1000000);
+    out = three_digits.put(out, last / 1000 + digits_table::going_on);
+    return three_digits.put(out, last % 1000 + digits_table::going_on);
 }
 
 class json_line {
@@ -249,7 +275,7 @@ class json_line {
         }
     }
 
-    static constexpr size_t integer_chars = 21;  // of the longest 64-bit number, with room for eight at a time
+    static constexpr size_t integer_chars = 21;  // of the longest 64-bit number and its sign
 
     // writes `v` at `out`, returns the end
     template <typename T> static char * format_integer(char * out, T v) {
@@ -313,12 +339,18 @@ class json_line {
     void text(const char * s, size_t n) {
         buf.append('"');
         for (size_t i = 0; i < n;) {
+            size_t plain = i;
+            while (plain < n && is_plain((unsigned char) s[plain])) {
+                plain++;
+            }
+            buf.append(s + i, plain - i);
+            i = plain;
+            if (i == n) {
+                break;
+            }
             const unsigned char c = (unsigned char) s[i];
-            if (c < 0x20 || c == '"' || c == '\\' || c == 0x7f) {
+            if (c < 0x80) {
                 escape(c);
-                i++;
-            } else if (c < 0x80) {
-                buf.append((char) c);
                 i++;
             } else {
                 const size_t len = utf8_length(s + i, n - i);
@@ -333,6 +365,8 @@ class json_line {
         }
         buf.append('"');
     }
+
+    static bool is_plain(unsigned char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; }
 
     void escape(unsigned char c) {
         char seq[8];

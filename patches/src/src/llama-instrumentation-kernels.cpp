@@ -217,47 +217,44 @@ template <typename T, typename F> uint64_t fill_column(T * out, size_t n, F numb
     return bits;
 }
 
-// the columns of a record; returns false when a number does not fit into 32 bits
-bool fill_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<uint32_t> & columns) {
+// The columns of a record, at `dur`; returns their bytes, 0 when a number does not fit into 32 bits.
+size_t fill_columns(kernels_record & record, const ggml_instr_thread & th, uint32_t * dur) {
     const size_t n = (size_t) th.n;
-    if (columns.size() < 3 * n) {
-        columns.resize(3 * n);
-    }
-    uint32_t * gap = columns.data() + n;
+    uint32_t * const gap = dur + n;
     gap[0] = 0;
-    const uint64_t dur_bits = fill_column(columns.data(), n, [&](size_t i) { return th.end[i] - th.begin[i]; });
+    const uint64_t dur_bits = fill_column(dur, n, [&](size_t i) { return th.end[i] - th.begin[i]; });
     const uint64_t gap_bits = fill_column(gap + 1, n - 1, [&](size_t i) { return th.begin[i + 1] - th.end[i]; });
     record.begin    = th.begin[0];
     record.with_gap = gap_bits != 0;
+    uint32_t * end = record.with_gap ? gap + n : gap;
     uint64_t wait_bits = 0;
     if (record.with_wait) {
-        wait_bits = fill_column(record.with_gap ? gap + n : gap, n, [&](size_t i) { return th.wait[i]; });
+        wait_bits = fill_column(end, n, [&](size_t i) { return th.wait[i]; });
+        end += n;
     }
-    return (dur_bits | gap_bits | wait_bits) >> 32 == 0;
+    return (dur_bits | gap_bits | wait_bits) >> 32 == 0 ? (size_t) (end - dur) * sizeof(*dur) : 0;
 }
 
 // The same in 64 bits. Two cores' counters may disagree by some ticks, which looks like a number that does not
 // fit: time does not run backwards here.
-void fill_wide_columns(kernels_record & record, const ggml_instr_thread & th, std::vector<uint64_t> & columns) {
+size_t fill_wide_columns(kernels_record & record, const ggml_instr_thread & th, uint64_t * dur) {
     const size_t n = (size_t) th.n;
-    columns.resize(3 * n);
     uint64_t at = th.begin[0];
     for (size_t i = 0; i < n; i++) {
         const uint64_t begin = std::max(th.begin[i], at);
         const uint64_t end   = std::max(th.end[i], begin);
-        columns[i]         = end - begin;
-        columns[n + i]     = begin - at;
-        columns[2 * n + i] = record.with_wait ? th.wait[i] : 0;
+        dur[i]     = end - begin;
+        dur[n + i] = begin - at;
+        if (record.with_wait) {
+            dur[2 * n + i] = th.wait[i];
+        }
         at = end;
     }
     record.wide     = true;
     record.begin    = th.begin[0];
     record.last     = std::max(record.last, at);
     record.with_gap = true;
-}
-
-template <typename T> std::string_view bytes_of(const kernels_record & record, const std::vector<T> & columns, size_t n) {
-    return { (const char *) columns.data(), (1 + (size_t) record.with_gap + (size_t) record.with_wait) * n * sizeof(T) };
+    return (record.with_wait ? 3 : 2) * n * sizeof(*dur);
 }
 
 void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, const compute_times & times) {
@@ -268,14 +265,10 @@ void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_i
     record.thread    = thread;
     record.with_ops  = s.detail != level::minimal;
     record.with_wait = s.detail == level::verbose;
-    thread_local std::vector<uint32_t> columns;
-    if (fill_columns(record, th, columns)) {
-        s.add(record, { bytes_of(record, columns, (size_t) th.n) });
-        return;
-    }
-    std::vector<uint64_t> wide;
-    fill_wide_columns(record, th, wide);
-    s.add(record, { bytes_of(record, wide, (size_t) th.n) });
+    s.add(record, 3 * (size_t) th.n * sizeof(uint64_t), [&](char * tail) {
+        const size_t narrow = fill_columns(record, th, (uint32_t *) tail);
+        return narrow > 0 ? narrow : fill_wide_columns(record, th, (uint64_t *) tail);
+    });
 }
 
 void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
@@ -305,7 +298,7 @@ void write_kernels(session & s, context_state & state, graph_state & graph, cons
         }
         write_thread(s, graph, i, th, times);
     }
-    if (graph.splits_matter && sink.n_splits > 0) {
+    if (sink.n_splits > 0) {
         write_split_times(s, sink, tick_scale(times.begin, times.end), times);
     }
 }

@@ -105,28 +105,10 @@ struct alignas(8) whole_line {
 }  // namespace
 
 void log_file::write(const char * event, std::string_view line) {
-    add(whole_line { event }, { line });
+    add(whole_line { event }, line);
 }
 
-void log_file::add(format_fn format, std::string_view record, std::initializer_list<std::string_view> tails) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (fd < 0) {
-        return;
-    }
-    entry head = { format, record.size() };
-    for (const auto & tail : tails) {
-        head.size += tail.size();
-    }
-    const size_t size = sizeof(head) + aligned(head.size);
-    char * out = pending.room(size);
-    memcpy(out, &head, sizeof(head));
-    out += sizeof(head);
-    memcpy(out, record.data(), record.size());
-    out += record.size();
-    for (const auto & tail : tails) {
-        memcpy(out, tail.data(), tail.size());
-        out += tail.size();
-    }
+void log_file::added_locked(size_t size) {
     pending.advance(size);
     added++;
     if (pending.size() >= flush_bytes) {

@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -66,15 +65,28 @@ class log_file {
     void write(const char * event, std::string_view line);
 
     // Adds a record, which `record.format(tail, lines)` turns into lines later, and in any thread: what it
-    // points to must live until the next flush(). The tail is made of the bytes of `tails`, one behind the
-    // other, aligned like the record.
-    template <typename R> void add(const R & record, std::initializer_list<std::string_view> tails = {}) {
+    // points to must live until the next flush(). The tail, aligned like the record, is what `write_tail(at)`
+    // writes there, at most `room` bytes; it returns how many, and may change the record until then.
+    template <typename R, typename F> void add(const R & record, size_t room, F write_tail) {
         static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
         static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
+        static_assert(sizeof(entry) % alignment == 0, "so that what stands behind it is aligned");
+        std::lock_guard<std::mutex> lock(mutex);
+        if (fd < 0) {
+            return;
+        }
+        char * const at = pending.room(sizeof(entry) + sizeof(R) + aligned(room));
         const format_fn format = [](const char * data, size_t size, log_lines & lines) {
             ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
         };
-        add(format, { (const char *) &record, sizeof(R) }, tails);
+        const entry head = { format, sizeof(R) + write_tail(at + sizeof(entry) + sizeof(R)) };
+        memcpy(at, &head, sizeof(entry));
+        memcpy(at + sizeof(entry), &record, sizeof(R));
+        added_locked(sizeof(entry) + aligned(head.size));
+    }
+
+    template <typename R> void add(const R & record, std::string_view tail = {}) {
+        add(record, tail.size(), [tail](char * at) { return tail.copy(at, tail.size()); });
     }
 
     // hands to the kernel what is older than `flush_interval_ns`
@@ -143,7 +155,7 @@ class log_file {
     std::atomic<uint64_t> bytes { 0 };  // written
     uint64_t    n_dropped  = 0;
 
-    void   add(format_fn format, std::string_view record, std::initializer_list<std::string_view> tails);
+    void   added_locked(size_t size);
     void   flush_locked();
     void   write_lines();
     size_t write_some(const char * data, size_t size);

@@ -8,6 +8,8 @@
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
 
+#include <algorithm>
+
 using namespace llama_instr;
 
 namespace {
@@ -84,11 +86,17 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
         s.add(record);
         return;
     }
-    std::vector<uint32_t> all;  // streams lie behind one another
+    size_t n = 0;
     for (const auto & stream : *cells) {
-        all.insert(all.end(), stream.begin(), stream.end());
+        n += stream.size();
     }
-    s.add(record, { { (const char *) all.data(), all.size() * sizeof(all[0]) } });
+    s.add(record, n * sizeof(uint32_t), [&](char * tail) {
+        uint32_t * end = (uint32_t *) tail;
+        for (const auto & stream : *cells) {
+            end = std::copy(stream.begin(), stream.end(), end);
+        }
+        return n * sizeof(*end);
+    });
 }
 
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {

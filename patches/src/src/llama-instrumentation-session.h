@@ -158,8 +158,9 @@ class session {
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
 
-    template <typename R> void add(const R & record, std::initializer_list<std::string_view> tails = {}) {
-        log.add(record, tails);
+    // as in the log
+    template <typename R, typename... T> void add(const R & record, const T &... tail) {
+        log.add(record, tail...);
         after_write();
     }
 

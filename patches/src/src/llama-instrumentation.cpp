@@ -249,6 +249,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
     c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? t.build.layers : nothing);
     t.build.open = false;
+    c.state->sink.record_splits = c.graph->splits_matter;
     const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
     const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), ggml_backend_sched_get_n_splits(ctx->get_sched()));
     if (!room) {
@@ -381,6 +382,6 @@ void llama_instr_sample::finish(llama_token token, float p) {
     record.index = state.tokens++;
     record.id    = token;
     record.p     = p;
-    s->add(record, { piece });
+    s->add(record, std::string_view(piece));
     s->overhead_ns += ggml_instr_clock_ns() - now;
 }

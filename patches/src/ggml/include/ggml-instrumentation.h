@@ -44,8 +44,7 @@ struct ggml_instr_thread {
     uint64_t waited;   // inside barriers since `last`
     bool     record_wait;
     bool     use_counter;
-    bool     in_kernel;
-    uint8_t  pad[53];
+    uint8_t  pad[54];
 };
 
 // more than one node when they were fused
@@ -66,6 +65,7 @@ struct ggml_instr_sink {
     int32_t n_threads;     // threads that are recorded: 1 or all
     int32_t node_offset;   // of the sub-graph now computed within the whole graph
     bool    record_wait;
+    bool    record_splits;
     bool    use_counter;   // time with the CPU's counter, not with clock_gettime
 
     struct ggml_instr_split * splits;
@@ -122,9 +122,8 @@ static inline struct ggml_instr_thread * ggml_instr_thread_begin(struct ggml_ins
         return NULL;
     }
     struct ggml_instr_thread * th = &sink->threads[ith];
-    th->waited    = 0;
-    th->in_kernel = true;
-    th->last      = ggml_instr_ticks(th->use_counter);
+    th->waited = 0;
+    th->last   = ggml_instr_ticks(th->use_counter);
     return th;
 }
 
@@ -145,26 +144,22 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
     } else {
         th->dropped++;
     }
-    th->waited    = 0;
-    th->in_kernel = false;
-    th->last      = now;
+    th->waited = 0;
+    th->last   = now;
 }
 
 // the barrier between two kernels belongs to neither; that after the last one ends at `last`
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
-    th->in_kernel = true;
-    th->last      = ggml_instr_ticks(th->use_counter);
+    th->last = ggml_instr_ticks(th->use_counter);
 }
 
 // around a barrier inside of a kernel: its waiting is part of the kernel's time
 static inline uint64_t ggml_instr_wait_begin(const struct ggml_instr_thread * th) {
-    return th != NULL && th->in_kernel ? ggml_instr_ticks(th->use_counter) : 0;
+    return ggml_instr_ticks(th->use_counter);
 }
 
 static inline void ggml_instr_wait_end(struct ggml_instr_thread * th, uint64_t begin) {
-    if (th != NULL && th->in_kernel) {
-        th->waited += ggml_instr_ticks(th->use_counter) - begin;
-    }
+    th->waited += ggml_instr_ticks(th->use_counter) - begin;
 }
 
 #ifdef __cplusplus

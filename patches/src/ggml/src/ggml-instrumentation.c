@@ -153,6 +153,9 @@ void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous) {
         return;
     }
     sink->node_offset = i_start;
+    if (!sink->record_splits) {
+        return;
+    }
     // the parts of a split that an eval callback cuts out count as one
     if (sink->n_splits > 0 && sink->splits[sink->n_splits - 1].split == split) {
         return;
