@@ -10,8 +10,7 @@
 
 namespace llama_instr {
 
-// The digits of 0 to 999, and how many they are: as a number begins, as it goes on (with zeros in front),
-// and none at all.
+// The digits of 0 to 999, and how many they are: as a number begins, and as it goes on (with zeros in front).
 struct digits_table {
     struct entry {
         char    digits[3];
@@ -19,9 +18,8 @@ struct digits_table {
     };
 
     static constexpr size_t going_on = 1000;
-    static constexpr size_t none     = 2000;
 
-    entry entries[2001] = {};
+    entry entries[2000] = {};
 
     constexpr digits_table() {
         for (size_t i = 0; i < 1000; i++) {
@@ -51,13 +49,15 @@ char * format_long_digits(char * out, uint64_t u);
 
 // writes the decimal digits of `u` at `out`, where 21 bytes must be free; returns the end
 inline char * format_digits(char * out, uint64_t u) {
-    // no branch depends on how long the number is, up to six digits
+    if (u < 1000) {
+        return three_digits.put(out, u);
+    }
     if (u >= 1000000) {
         return format_long_digits(out, u);
     }
     const uint32_t v = (uint32_t) u, thousands = v / 1000;
-    out = three_digits.put(out, thousands ? thousands : digits_table::none);
-    return three_digits.put(out, v % 1000 + (thousands ? digits_table::going_on : 0));
+    out = three_digits.put(out, thousands);
+    return three_digits.put(out, v % 1000 + digits_table::going_on);
 }
 
 __attribute__((noinline)) inline char * format_long_digits(char * out, uint64_t u) {

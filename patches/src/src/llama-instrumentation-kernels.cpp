@@ -1,7 +1,8 @@
 // llama-instrumentation-kernels.cpp - what a compute left in the sink: layers, ops, splits
 //
 // The order in which the kernels of a graph run is written once per distinct order; after that a compute
-// costs a number or two per kernel.
+// costs a number or two per kernel. What most computes do without is kept out of the others' way: code that runs
+// once a decode comes from memory, line by line.
 
 #include "llama-instrumentation-session.h"
 
@@ -16,7 +17,7 @@ int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
 int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
 
 // the order in which the sink says that the kernels ran: one written before, nullptr when there is none
-const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
+[[gnu::cold, gnu::noinline]] const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
         if (plan.nodes.size() == n && memcmp(plan.nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
@@ -26,7 +27,7 @@ const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread
     return nullptr;
 }
 
-const plan_state & new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
+[[gnu::cold, gnu::noinline]] const plan_state & new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     graph.plans.emplace_back();
     plan_state & plan = graph.plans.back();
@@ -237,7 +238,7 @@ size_t fill_columns(kernels_record & record, const ggml_instr_thread & th, uint3
 
 // The same in 64 bits. Two cores' counters may disagree by some ticks, which looks like a number that does not
 // fit: time does not run backwards here.
-size_t fill_wide_columns(kernels_record & record, const ggml_instr_thread & th, uint64_t * dur) {
+[[gnu::cold, gnu::noinline]] size_t fill_wide_columns(kernels_record & record, const ggml_instr_thread & th, uint64_t * dur) {
     const size_t n = (size_t) th.n;
     uint64_t at = th.begin[0];
     for (size_t i = 0; i < n; i++) {
@@ -271,7 +272,7 @@ void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_i
     });
 }
 
-void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
+[[gnu::cold, gnu::noinline]] void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
     std::vector<uint64_t> columns(2 * (size_t) sink.n_splits);
     intervals spans(columns.data(), (size_t) sink.n_splits);
     for (int32_t i = 0; i < sink.n_splits; i++) {

@@ -108,8 +108,16 @@ void log_file::write(const char * event, std::string_view line) {
     add(whole_line { event }, line);
 }
 
-void log_file::added_locked(size_t size) {
-    pending.advance(size);
+void log_file::add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fd < 0) {
+        return;
+    }
+    char * const at = pending.room(sizeof(entry) + size + aligned(room));
+    const entry head = { format, size + write_tail(write, at + sizeof(entry) + size) };
+    memcpy(at, &head, sizeof(entry));
+    memcpy(at + sizeof(entry), record, size);  // as the tail's writing left it
+    pending.advance(sizeof(entry) + aligned(head.size));
     added++;
     if (pending.size() >= flush_bytes) {
         flush_locked();

@@ -71,18 +71,10 @@ class log_file {
         static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
         static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
         static_assert(sizeof(entry) % alignment == 0, "so that what stands behind it is aligned");
-        std::lock_guard<std::mutex> lock(mutex);
-        if (fd < 0) {
-            return;
-        }
-        char * const at = pending.room(sizeof(entry) + sizeof(R) + aligned(room));
         const format_fn format = [](const char * data, size_t size, log_lines & lines) {
             ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
         };
-        const entry head = { format, sizeof(R) + write_tail(at + sizeof(entry) + sizeof(R)) };
-        memcpy(at, &head, sizeof(entry));
-        memcpy(at + sizeof(entry), &record, sizeof(R));
-        added_locked(sizeof(entry) + aligned(head.size));
+        add_entry(format, &record, sizeof(R), room, [](void * write, char * at) { return (*(F *) write)(at); }, &write_tail);
     }
 
     template <typename R> void add(const R & record, std::string_view tail = {}) {
@@ -125,6 +117,7 @@ class log_file {
 
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
+    using tail_fn   = size_t (*)(void * write, char * at);
 
     // in front of every entry of `pending`
     struct entry {
@@ -155,7 +148,8 @@ class log_file {
     std::atomic<uint64_t> bytes { 0 };  // written
     uint64_t    n_dropped  = 0;
 
-    void   added_locked(size_t size);
+    // one copy for all kinds of records: the first to be added in a decode brings the code into the cache
+    void   add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write);
     void   flush_locked();
     void   write_lines();
     size_t write_some(const char * data, size_t size);

@@ -21,7 +21,8 @@ struct moment {
     uint64_t ns;     // CLOCK_MONOTONIC
     uint64_t ticks;
 
-    static moment now() {
+    // one copy: see log_file::add_entry()
+    [[gnu::noinline]] static moment now() {
         // what is put between the two, another process or an interrupt, would bend every line through them
         constexpr uint64_t longest = 1000;
         for (int attempt = 0;; attempt++) {

@@ -108,6 +108,15 @@ static long faults_since(std::atomic<long> & last, long now) {
     return before < now ? now - before : 0;
 }
 
+// the kernel takes as long to tell as all the rest of a step's end takes
+[[gnu::cold, gnu::noinline]] static void ask_for_faults(session & s, uint64_t now, step_end_record & record) {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    record.minflt = faults_since(s.minflt, usage.ru_minflt);
+    record.majflt = faults_since(s.majflt, usage.ru_majflt);
+    s.faults_asked = now;
+}
+
 void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
@@ -119,12 +128,7 @@ void llama_instr_step::finish() {
     record.end    = entry;
     record.minflt = record.majflt = -1;
     if (entry.ns - step.s->faults_asked >= session::faults_interval_ns) {
-        // the kernel takes as long to tell as all the rest of this takes
-        rusage usage;
-        getrusage(RUSAGE_SELF, &usage);
-        record.minflt = faults_since(step.s->minflt, usage.ru_minflt);
-        record.majflt = faults_since(step.s->majflt, usage.ru_majflt);
-        step.s->faults_asked = entry.ns;
+        ask_for_faults(*step.s, entry.ns, record);
         record.end = moment::now();
     }
     if (step.id >= 0) {
