@@ -364,7 +364,7 @@ class StepEnd(Event, kw_only=True):
     """time that the recorder itself took; it is in no other span of the step"""
     minflt: Count = 0
     """minor page faults of the process since they were last asked for (or the session began):
-    at the first step, later at most once in 10 milliseconds, since the kernel takes long to tell.
+    at the first step, later at most once in 100 milliseconds, since the kernel takes long to tell.
     Absent when it was not asked, or when there were none"""
     majflt: Count = 0
     """major page faults of the process since then: a cold start reads the model's file"""

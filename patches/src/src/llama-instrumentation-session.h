@@ -128,7 +128,7 @@ class session {
     std::atomic<uint64_t> dropped_ops { 0 };
 
     // page faults of the process when they were last asked for
-    static constexpr uint64_t faults_interval_ns = 10 * 1000 * 1000;
+    static constexpr uint64_t faults_interval_ns = 100 * 1000 * 1000;
     std::atomic<uint64_t> faults_asked { 0 };
     std::atomic<long>     minflt { 0 };
     std::atomic<long>     majflt { 0 };
