@@ -128,8 +128,9 @@ class log_file {
     static constexpr size_t alignment = 8;
     static constexpr size_t aligned(size_t n) { return (n + alignment - 1) / alignment * alignment; }
 
-    static constexpr size_t   flush_bytes       = 256 * 1024;
-    static constexpr size_t   write_bytes       = 256 * 1024;
+    // in large pieces: a file's pages cost the kernel less in larger folios
+    static constexpr size_t   flush_bytes       = 1024 * 1024;
+    static constexpr size_t   write_bytes       = 1024 * 1024;
     static constexpr uint64_t flush_interval_ns = 100 * 1000 * 1000;
     // bytes given back when the disk is full, so that the last line still finds room
     static constexpr size_t   last_line_room    = 4096;
