@@ -25,7 +25,7 @@ from tests.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # where a process's buffers happen to lie moves a ratio by a hundredth
-PROCESSES = 10
+PROCESSES = 20
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         "random, 106 M parameters": (write_random_model(large), 12),
     }
     # each of about a tenth of a second: what else the machine does meanwhile meets both of a pair
-    blocks = 40 if quick else 200
+    blocks = 60 if quick else 300
     pairs = 4 if quick else 20
 
     print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")
