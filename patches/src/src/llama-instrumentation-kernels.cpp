@@ -17,7 +17,7 @@ int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
 int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
 
 // the order in which the sink says that the kernels ran: one written before, nullptr when there is none
-[[gnu::cold, gnu::noinline]] const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
+[[gnu::noinline]] const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
         if (plan.nodes.size() == n && memcmp(plan.nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
@@ -272,7 +272,7 @@ void write_thread(session & s, graph_state & graph, int32_t thread, const ggml_i
     });
 }
 
-[[gnu::cold, gnu::noinline]] void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
+[[gnu::noinline]] void write_split_times(session & s, const ggml_instr_sink & sink, const tick_scale & scale, const compute_times & times) {
     std::vector<uint64_t> columns(2 * (size_t) sink.n_splits);
     intervals spans(columns.data(), (size_t) sink.n_splits);
     for (int32_t i = 0; i < sink.n_splits; i++) {

@@ -108,7 +108,7 @@ static long faults_since(std::atomic<long> & last, long now) {
     return before < now ? now - before : 0;
 }
 
-// the kernel takes as long to tell as all the rest of a step's end takes
+// several times what all the hooks of a decode take: the kernel asks every thread
 [[gnu::cold, gnu::noinline]] static void ask_for_faults(session & s, uint64_t now, step_end_record & record) {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
