@@ -2,8 +2,9 @@
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
 ThreadSanitizer, and runs `native/recorder_stress.cpp` with each: contexts that decode at once,
-every level, sessions that come and go, a full disk, a closed pipe. AddressSanitizer ends the
-program at a finding. ThreadSanitizer also sees races inside ggml's own kernels, whose barriers it
+every level, sessions that come and go, a full disk, a closed pipe; and `native/log_team.cpp`, since
+ThreadSanitizer has to do without the threads of OpenMP. AddressSanitizer ends the program at a
+finding. ThreadSanitizer also sees races inside ggml's own kernels, whose barriers it
 does not understand; those are counted, every other one is a failure.
 """
 
@@ -24,14 +25,17 @@ SANITIZERS = {
 }
 # an access and its frames
 ACCESS = r"^  (?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) .*\n((?:    #.*\n)+)"
-STRESS = ROOT / "tests" / "native" / "recorder_stress.cpp"
+NATIVE = ROOT / "tests" / "native"
 
 
 def run(sanitizer: str) -> None:
     """Raises CalledProcessError at the first finding."""
     library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
-        program = compile_program(STRESS, library, Path(folder), SANITIZERS[sanitizer])
+        program, team = (
+            compile_program(NATIVE / name, library, Path(folder), SANITIZERS[sanitizer])
+            for name in ("recorder_stress.cpp", "log_team.cpp")
+        )
         logs = Path(folder) / "logs"
         logs.mkdir()
         env = {
@@ -41,6 +45,7 @@ def run(sanitizer: str) -> None:
             "TSAN_OPTIONS": f"halt_on_error=0:exitcode=0:log_path={folder}/races",
         }
         subprocess.run([program, DEMO, logs], env=env, check=True)
+        subprocess.run([team, f"{folder}/team.log", "3", "20000"], env=env, check=True)
         rotating = {
             "LLAMA_INSTR_LOG": str(logs / "rotated.log"),
             "LLAMA_INSTR_LEVEL": "verbose",

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import random
+import resource
+import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,62 @@ def test_bytes_that_are_no_utf8_are_replaced(json_line: Path) -> None:
     printed = subprocess.run([json_line, b"a\xff\xc3(b\xe2\x82"], input=b"0", capture_output=True)
     text = json.loads(printed.stdout.splitlines()[0])["text"]
     assert text == "a\ufffd\ufffd(b\ufffd\ufffd"
+
+
+@pytest.mark.parametrize(("threads", "team"), [(1, "0 0"), (2, "2 2"), (3, "3 3")])
+def test_the_threads_of_a_compute_can_be_given_something_else_to_do(
+    threads: int, team: str, tmp_path: Path
+) -> None:
+    source = ROOT / "tests" / "native" / "compute_team.cpp"
+    program = compile_program(source, installed_library(), tmp_path)
+    done = subprocess.run([program, DEMO, str(threads)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{team}\n")
+
+
+@pytest.fixture(scope="module")
+def log_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = ROOT / "tests" / "native" / "log_team.cpp"
+    return compile_program(source, installed_library(), tmp_path_factory.mktemp("log_team"))
+
+
+def _events(log: Path) -> Counter[str]:
+    return Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+
+
+def _counts(printed: str) -> dict[str, int]:
+    return {event: int(n) for event, n in (line.split() for line in printed.splitlines())}
+
+
+@pytest.mark.parametrize("entries", [0, 3, 1000, 20000])
+def test_a_log_is_the_same_however_many_threads_format_it(
+    entries: int, log_team: Path, tmp_path: Path
+) -> None:
+    written = []
+    for threads in (1, 2, 3, 16):
+        log = tmp_path / f"{threads}.log"
+        done = subprocess.run(
+            [log_team, log, str(threads), str(entries)], check=True, capture_output=True, text=True
+        )
+        written.append(log.read_bytes())
+        assert _counts(done.stdout) == {**_events(log) - Counter(["end"]), "dropped": 0}
+    assert written[1:] == written[:1] * 3
+
+
+def _stop_files_at_300_kb() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+
+def test_what_a_team_cannot_write_is_dropped_from_there_on(log_team: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.log", tmp_path / "cut.log"
+    subprocess.run([log_team, whole, "1", "20000"], check=True, capture_output=True)
+    done = subprocess.run(
+        [log_team, cut, "3", "20000"], check=True, capture_output=True, text=True,
+        preexec_fn=_stop_files_at_300_kb,
+    )  # fmt: skip
+    kept = cut.read_bytes().splitlines()[:-1]
+    counts = _counts(done.stdout)
+    assert 0 < len(kept) < 20000
+    assert kept == whole.read_bytes().splitlines()[: len(kept)]
+    assert counts.pop("dropped") == 20000 - len(kept)
+    assert counts == _events(cut) - Counter(["end"])

@@ -86,7 +86,7 @@ int log_file::open(const char * path, bool overwrite) {
     fd         = opened;
     regular    = !special;
     last_flush = ggml_instr_clock_ns();
-    pending.room(2 * flush_bytes);
+    pending.room(most_bytes);
     return 0;
 }
 
@@ -113,22 +113,25 @@ void log_file::add_entry(format_fn format, const void * record, size_t size, siz
     if (fd < 0) {
         return;
     }
+    if (chunks.empty() || pending.size() - chunks.back() >= chunk_bytes) {
+        chunks.push_back(pending.size());
+    }
     char * const at = pending.room(sizeof(entry) + size + aligned(room));
     const entry head = { format, size + write_tail(write, at + sizeof(entry) + size) };
     memcpy(at, &head, sizeof(entry));
     memcpy(at + sizeof(entry), record, size);  // as the tail's writing left it
     pending.advance(sizeof(entry) + aligned(head.size));
     added++;
-    if (pending.size() >= flush_bytes) {
+    if (pending.size() >= most_bytes) {
         flush_locked();
     }
 }
 
-void log_file::flush_if_due(uint64_t now) {
+void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd >= 0 && now - last_flush >= flush_interval_ns) {
+    if (fd >= 0 && (now - last_flush >= flush_interval_ns || pending.size() >= flush_bytes)) {
         last_flush = now;
-        flush_locked();
+        flush_locked(team);
     }
 }
 
@@ -160,36 +163,62 @@ void log_file::abandon() {
     }
 }
 
-void log_file::flush_locked() {
-    const char * at = pending.data();
-    const char * const end = at + pending.size();
+void log_file::flush_locked(const ggml_instr_team & team) {
+    // one thread for what one does as fast
+    const int32_t n = team.run && chunks.size() > 1 ? team.n_threads : 1;
+    while (parts.size() < (size_t) n) {
+        parts.emplace_back();
+    }
+    struct work {
+        log_file * self;
+        size_t     n;
+    } work { this, (size_t) n };
+    const auto format_part = [](int32_t i, void * data) {
+        const struct work & w = *(const struct work *) data;
+        const size_t n_chunks = w.self->chunks.size(), part = (size_t) i;
+        w.self->format_chunks(n_chunks * part / w.n, n_chunks * (part + 1) / w.n, w.self->parts[part]);
+    };
+    if (n > 1) {
+        team.run(n, format_part, &work);
+    } else {
+        format_part(0, &work);
+    }
+    pending.clear();
+    chunks.clear();
+    for (int32_t i = 0; i < n; i++) {
+        write_lines(parts[(size_t) i]);
+    }
+}
+
+// the entries of the chunks from `first` to before `last`
+void log_file::format_chunks(size_t first, size_t last, log_lines & lines) {
+    const auto entry_at = [this](size_t chunk) {
+        return pending.data() + (chunk < chunks.size() ? chunks[chunk] : pending.size());
+    };
+    const char * at = entry_at(first);
+    const char * const end = entry_at(last);
     while (at < end) {
         entry head;
         memcpy(&head, at, sizeof(head));
         head.format(at + sizeof(head), head.size, lines);
         at += sizeof(head) + aligned(head.size);
-        if (lines.line.lines().size() >= write_bytes) {
-            write_lines();
-        }
     }
-    pending.clear();
-    write_lines();
 }
 
-void log_file::write_lines() {
+void log_file::write_lines(log_lines & lines) {
     const std::string_view text = lines.line.lines();
     if (text.empty()) {
         return;
     }
     if (error != 0) {
-        drop_lines(text.data(), text.size());
+        drop_lines(lines, text.data(), text.size());
     } else {
         const size_t written = write_some(text.data(), text.size());
         if (written == text.size()) {
             offset += written;
             bytes  += written;
         } else {
-            give_up(written);
+            give_up(lines, written);
         }
     }
     lines.line.clear();
@@ -212,7 +241,7 @@ size_t log_file::write_some(const char * data, size_t size) {
 }
 
 // the disk is full, or the reader went away: cut the file back to whole lines and drop the rest
-void log_file::give_up(size_t written) {
+void log_file::give_up(log_lines & lines, size_t written) {
     size_t keep = written;
     if (regular) {
         keep = keep > last_line_room ? keep - last_line_room : 0;
@@ -224,10 +253,10 @@ void log_file::give_up(size_t written) {
     }
     offset += keep;
     bytes  += keep;
-    drop_lines(text.data() + keep, text.size() - keep);
+    drop_lines(lines, text.data() + keep, text.size() - keep);
 }
 
-void log_file::drop_lines(const char * data, size_t size) {
+void log_file::drop_lines(log_lines & lines, const char * data, size_t size) {
     static const char prefix[] = "{\"event\":\"";
     const char * const end = data + size;
     while (data < end) {
@@ -238,6 +267,16 @@ void log_file::drop_lines(const char * data, size_t size) {
         n_dropped++;
         data = newline + 1;
     }
+}
+
+std::vector<log_lines::event_count> log_file::count_events() {
+    log_lines all;
+    for (const auto & part : parts) {
+        for (const auto & count : part.counts) {
+            all.count_of(count.event).lines += count.lines;
+        }
+    }
+    return all.counts;
 }
 
 int log_file::close_locked(const std::string & last_line) {

@@ -11,8 +11,11 @@
 
 #include "llama-instrumentation-json.h"
 
+#include "ggml-instrumentation.h"
+
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -81,15 +84,16 @@ class log_file {
         add(record, tail.size(), [tail](char * at) { return tail.copy(at, tail.size()); });
     }
 
-    // hands to the kernel what is older than `flush_interval_ns`
-    void flush_if_due(uint64_t now);
+    // Hands to the kernel what is older than `flush_interval_ns`, or more than `flush_bytes`. The team, which would
+    // only wait for the next compute, shares the work.
+    void flush_if_due(uint64_t now, const ggml_instr_team & team);
     // what was there already when it was asked for the last time
     void flush_if_idle();
     void flush();
 
     // writes the last line, which `make` builds from the totals, and closes; returns 0 or -errno
     struct totals {
-        const std::vector<log_lines::event_count> & events;
+        std::vector<log_lines::event_count> events;
         uint64_t bytes;
         uint64_t dropped;
     };
@@ -99,7 +103,7 @@ class log_file {
             return 0;
         }
         flush_locked();
-        const std::string line = make(totals { lines.counts, bytes, n_dropped });
+        const std::string line = make(totals { count_events(), bytes, n_dropped });
         return close_locked(line);
     }
 
@@ -130,7 +134,10 @@ class log_file {
 
     // in large pieces: a file's pages cost the kernel less in larger folios
     static constexpr size_t   flush_bytes       = 1024 * 1024;
-    static constexpr size_t   write_bytes       = 1024 * 1024;
+    // the same inside of a step, which may be long
+    static constexpr size_t   most_bytes        = 2 * flush_bytes;
+    // a team's threads get whole chunks
+    static constexpr size_t   chunk_bytes       = 16 * 1024;
     static constexpr uint64_t flush_interval_ns = 100 * 1000 * 1000;
     // bytes given back when the disk is full, so that the last line still finds room
     static constexpr size_t   last_line_room    = 4096;
@@ -141,7 +148,8 @@ class log_file {
     bool        regular = false;
     std::atomic<int> error { 0 };
     text_buffer pending;  // entries
-    log_lines   lines;    // what they were formatted to
+    std::vector<size_t>   chunks;  // of `pending`: where every `chunk_bytes` of entries begin
+    std::deque<log_lines> parts;   // what they were formatted to, one for each thread of a team
     uint64_t    last_flush = 0;
     uint64_t    added      = 0;  // entries so far
     uint64_t    added_seen = 0;  // by flush_if_idle()
@@ -149,14 +157,17 @@ class log_file {
     std::atomic<uint64_t> bytes { 0 };  // written
     uint64_t    n_dropped  = 0;
 
+    std::vector<log_lines::event_count> count_events();
+
     // one copy for all kinds of records: the first to be added in a decode brings the code into the cache
     void   add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write);
-    void   flush_locked();
-    void   write_lines();
+    void   flush_locked(const ggml_instr_team & team = {});
+    void   format_chunks(size_t first, size_t last, log_lines & lines);
+    void   write_lines(log_lines & lines);
     size_t write_some(const char * data, size_t size);
-    void   give_up(size_t written);
+    void   give_up(log_lines & lines, size_t written);
     int    close_locked(const std::string & last_line);
-    void   drop_lines(const char * data, size_t size);
+    void   drop_lines(log_lines & lines, const char * data, size_t size);
 };
 
 }  // namespace llama_instr

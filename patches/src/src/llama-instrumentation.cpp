@@ -141,7 +141,7 @@ void llama_instr_step::finish() {
         record.n_reused = step.n_reused;
         step.s->add(record);
     }
-    step.s->log.flush_if_due(entry.ns);
+    step.s->log.flush_if_due(entry.ns, step.state->sink.team);
     // the totals, unlike the line, know what the writing took
     const tick_scale scale(step.begin, entry);
     const uint64_t exit = ticks_now();

@@ -60,6 +60,13 @@ struct ggml_instr_split {
     uint64_t end;
 };
 
+// The threads of a compute, which stay awake for a while: run(n_threads, f, data) calls f(i, data) for every i
+// below `n_threads`, each on one of them, and returns when all of these have. NULL when that cannot be.
+struct ggml_instr_team {
+    void (*run)(int32_t n_threads, void (*f)(int32_t i, void * data), void * data);
+    int32_t n_threads;
+};
+
 struct ggml_instr_sink {
     struct ggml_instr_thread * threads;
     int32_t n_threads;     // threads that are recorded: 1 or all
@@ -71,6 +78,8 @@ struct ggml_instr_sink {
     struct ggml_instr_split * splits;
     int32_t n_splits;
     int32_t n_splits_capacity;
+
+    struct ggml_instr_team team;  // of the last compute, NULL when that had one thread
 };
 
 // CLOCK_MONOTONIC in nanoseconds
@@ -97,6 +106,13 @@ GGML_API void ggml_instr_split_end(void);
 GGML_API void     ggml_instr_sched_get_split(struct ggml_backend_sched * sched, int32_t split, int32_t * i_start, int32_t * i_end, struct ggml_backend ** backend);
 GGML_API uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph);
 GGML_API bool     ggml_instr_node_runs(const struct ggml_tensor * node);  // a CPU kernel runs for it
+
+// called by a compute of more than one thread
+static inline void ggml_instr_set_team(struct ggml_instr_sink * sink, struct ggml_instr_team team) {
+    if (sink != NULL) {
+        sink->team = team;
+    }
+}
 
 // ---- in the compute loop
 
