@@ -25,34 +25,34 @@ from tests.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # where a process's buffers happen to lie moves a ratio by a hundredth
-PROCESSES = 20
+PROCESSES, QUICK = 40, 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the blocks")
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="a fifth of the processes")
+    processes = QUICK if parser.parse_args().quick else PROCESSES
     large = cache_dir() / "tests" / "random-100m.gguf"
     large.parent.mkdir(parents=True, exist_ok=True)
+    # blocks of about a tenth of a second: what else the machine does meanwhile meets both of a pair
     models = {
-        "demo, 3.7 M parameters": (DEMO, 400),
-        "random, 106 M parameters": (write_random_model(large), 12),
+        "demo, 3.7 M parameters": (DEMO, 16, 400),
+        "random, 106 M parameters": (write_random_model(large), 8, 12),
     }
-    # each of about a tenth of a second: what else the machine does meanwhile meets both of a pair
-    blocks = 60 if quick else 300
-    pairs = 4 if quick else 20
 
     print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")
     print("|---|---|---|---|")
-    for name, (model, decodes) in models.items():
+    for name, (model, blocks, decodes) in models.items():
         for threads in (1, 2):
             for variants, part in ((("detailed", "verbose"), 1), (("callback",), 4)):
-                times = of_processes(model, threads, blocks // part, decodes, "off", *variants)
+                times = of_processes(
+                    processes, model, threads, blocks // part, decodes, "off", *variants
+                )
                 for variant in variants:
                     ratio = median_ratio(times[variant], times["off"])
                     row(name, threads, f"{variant} / off", ratio)
             by_library: dict[bool, list[int]] = {False: [], True: []}
-            for pair in range(pairs):
+            for pair in range(processes // 2):
                 for unpatched in (False, True) if pair % 2 else (True, False):
                     blocks_ns = work(model, threads, 4, decodes, "off", unpatched=unpatched)["off"]
                     by_library[unpatched].append(sum(blocks_ns))
@@ -73,10 +73,10 @@ def row(model: str, threads: int, what: str, ratio: object) -> None:
 
 
 def of_processes(
-    model: Path, threads: int, blocks: int, decodes: int, *variants: str
+    processes: int, model: Path, threads: int, blocks: int, decodes: int, *variants: str
 ) -> dict[str, list[int]]:
-    """As `work`, a part of the blocks in each of PROCESSES processes."""
-    each = [work(model, threads, blocks // PROCESSES, decodes, *variants) for _ in range(PROCESSES)]
+    """As `work`, in so many processes."""
+    each = [work(model, threads, blocks, decodes, *variants) for _ in range(processes)]
     return {variant: [ns for times in each for ns in times[variant]] for variant in variants}
 
 
