@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace llama_instr {
@@ -185,9 +186,7 @@ void log_file::flush_locked(const ggml_instr_team & team) {
     }
     pending.clear();
     chunks.clear();
-    for (int32_t i = 0; i < n; i++) {
-        write_lines(parts[(size_t) i]);
-    }
+    write_parts();
 }
 
 // the entries of the chunks from `first` to before `last`
@@ -205,55 +204,72 @@ void log_file::format_chunks(size_t first, size_t last, log_lines & lines) {
     }
 }
 
-void log_file::write_lines(log_lines & lines) {
-    const std::string_view text = lines.line.lines();
-    if (text.empty()) {
+// all of them at once, in large pieces
+void log_file::write_parts() {
+    size_t size = 0;
+    pieces.clear();
+    for (const auto & part : parts) {
+        const std::string_view text = part.line.lines();
+        pieces.push_back({ const_cast<char *>(text.data()), text.size() });
+        size += text.size();
+    }
+    if (size == 0) {
         return;
     }
-    if (error != 0) {
-        drop_lines(lines, text.data(), text.size());
-    } else {
-        const size_t written = write_some(text.data(), text.size());
-        if (written == text.size()) {
-            offset += written;
-            bytes  += written;
-        } else {
-            give_up(lines, written);
-        }
+    size_t kept = error == 0 ? write_some(pieces.data(), pieces.size()) : 0;
+    if (kept < size) {
+        kept = give_up(kept);
     }
-    lines.line.clear();
+    offset += kept;
+    bytes  += kept;
+    for (auto & part : parts) {
+        part.line.clear();
+    }
 }
 
 // returns the bytes written; when fewer than asked for, `error` says why
-size_t log_file::write_some(const char * data, size_t size) {
+size_t log_file::write_some(iovec * piece, size_t n_pieces) {
     sigpipe_guard guard(!regular);
-    size_t done = 0;
-    while (done < size) {
-        const auto n = ::write(fd, data + done, size - done);
-        if (n > 0) {
-            done += (size_t) n;
-        } else if (n < 0 && errno != EINTR) {
+    const iovec * const end = piece + n_pieces;
+    size_t written = 0;
+    while (piece < end) {
+        const auto n = ::writev(fd, piece, (int) (end - piece));
+        if (n < 0 && errno != EINTR) {
             error = errno;
             break;
         }
+        size_t done = n > 0 ? (size_t) n : 0;
+        written += done;
+        while (piece < end && done >= piece->iov_len) {
+            done -= piece++->iov_len;
+        }
+        if (done > 0) {
+            piece->iov_base = (char *) piece->iov_base + done;
+            piece->iov_len -= done;
+        }
     }
-    return done;
+    return written;
 }
 
-// the disk is full, or the reader went away: cut the file back to whole lines and drop the rest
-void log_file::give_up(log_lines & lines, size_t written) {
-    size_t keep = written;
+// The disk is full, or the reader went away: cuts the file back to whole lines and drops the rest. Returns how
+// many of the bytes that were written stay.
+size_t log_file::give_up(size_t written) {
     if (regular) {
-        keep = keep > last_line_room ? keep - last_line_room : 0;
+        written = written > last_line_room ? written - last_line_room : 0;
     }
-    const std::string_view text = lines.line.lines();
-    keep = keep == 0 ? 0 : text.rfind('\n', keep - 1) + 1;  // npos + 1 is 0
-    if (regular && ftruncate(fd, (off_t) (offset + keep)) == 0) {
-        (void) lseek(fd, (off_t) (offset + keep), SEEK_SET);
+    size_t kept = 0;
+    for (auto & part : parts) {
+        const std::string_view text = part.line.lines();
+        const std::string_view head = text.substr(0, written);
+        const size_t lines = head.rfind('\n') + 1;  // npos + 1 is 0
+        drop_lines(part, text.data() + lines, text.size() - lines);
+        kept    += lines;
+        written -= head.size();
     }
-    offset += keep;
-    bytes  += keep;
-    drop_lines(lines, text.data() + keep, text.size() - keep);
+    if (regular && ftruncate(fd, (off_t) (offset + kept)) == 0) {
+        (void) lseek(fd, (off_t) (offset + kept), SEEK_SET);
+    }
+    return kept;
 }
 
 void log_file::drop_lines(log_lines & lines, const char * data, size_t size) {
@@ -284,7 +300,8 @@ int log_file::close_locked(const std::string & last_line) {
     const bool reader_gone = first_error != 0 && !regular;
     if (!reader_gone) {
         error = 0;
-        const size_t written = write_some(last_line.data(), last_line.size());
+        iovec piece = { const_cast<char *>(last_line.data()), last_line.size() };
+        const size_t written = write_some(&piece, 1);
         if (written != last_line.size() && regular) {
             // a session_end that is cut off would look like a kill; without one it is merely unclosed
             (void) !ftruncate(fd, (off_t) offset);

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <sys/uio.h>
 #include <type_traits>
 #include <vector>
 
@@ -150,6 +151,7 @@ class log_file {
     text_buffer pending;  // entries
     std::vector<size_t>   chunks;  // of `pending`: where every `chunk_bytes` of entries begin
     std::deque<log_lines> parts;   // what they were formatted to, one for each thread of a team
+    std::vector<iovec>    pieces;
     uint64_t    last_flush = 0;
     uint64_t    added      = 0;  // entries so far
     uint64_t    added_seen = 0;  // by flush_if_idle()
@@ -163,9 +165,9 @@ class log_file {
     void   add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write);
     void   flush_locked(const ggml_instr_team & team = {});
     void   format_chunks(size_t first, size_t last, log_lines & lines);
-    void   write_lines(log_lines & lines);
-    size_t write_some(const char * data, size_t size);
-    void   give_up(log_lines & lines, size_t written);
+    void   write_parts();
+    size_t write_some(iovec * piece, size_t n_pieces);
+    size_t give_up(size_t written);
     int    close_locked(const std::string & last_line);
     void   drop_lines(log_lines & lines, const char * data, size_t size);
 };
