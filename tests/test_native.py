@@ -18,8 +18,7 @@ from tests.native_kit import DEMO, ROOT, compile_program, installed_library
 
 
 def test_the_recorder_under_stress(tmp_path: Path) -> None:
-    source = ROOT / "tests" / "native" / "recorder_stress.cpp"
-    program = compile_program(source, installed_library(), tmp_path)
+    program = _compiled("recorder_stress", tmp_path)
     logs = tmp_path / "logs"
     logs.mkdir()
     done = subprocess.run([program, DEMO, logs], capture_output=True, text=True, timeout=300)
@@ -31,10 +30,24 @@ def test_the_recorder_under_stress(tmp_path: Path) -> None:
         assert list(check_log(log)) == []
 
 
+def _compiled(name: str, into: Path) -> Path:
+    source = ROOT / "tests" / "native" / f"{name}.cpp"
+    return compile_program(source, installed_library(), into)
+
+
 @pytest.fixture(scope="module")
 def json_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "json_line.cpp"
-    return compile_program(source, installed_library(), tmp_path_factory.mktemp("json_line"))
+    return _compiled("json_line", tmp_path_factory.mktemp("json_line"))
+
+
+@pytest.fixture(scope="module")
+def compute_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _compiled("compute_team", tmp_path_factory.mktemp("compute_team"))
+
+
+@pytest.fixture(scope="module")
+def log_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _compiled("log_team", tmp_path_factory.mktemp("log_team"))
 
 
 def _numbers() -> list[int]:
@@ -75,18 +88,10 @@ def test_bytes_that_are_no_utf8_are_replaced(json_line: Path) -> None:
 
 @pytest.mark.parametrize(("threads", "team"), [(1, "0 0"), (2, "2 2"), (3, "3 3")])
 def test_the_threads_of_a_compute_can_be_given_something_else_to_do(
-    threads: int, team: str, tmp_path: Path
+    threads: int, team: str, compute_team: Path
 ) -> None:
-    source = ROOT / "tests" / "native" / "compute_team.cpp"
-    program = compile_program(source, installed_library(), tmp_path)
-    done = subprocess.run([program, DEMO, str(threads)], capture_output=True, text=True)
+    done = subprocess.run([compute_team, DEMO, str(threads)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{team}\n")
-
-
-@pytest.fixture(scope="module")
-def log_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "log_team.cpp"
-    return compile_program(source, installed_library(), tmp_path_factory.mktemp("log_team"))
 
 
 def _events(log: Path) -> Counter[str]:
