@@ -254,19 +254,17 @@ size_t log_file::write_some(iovec * piece, size_t n_pieces) {
 // The disk is full, or the reader went away: cuts the file back to whole lines and drops the rest. Returns how
 // many of the bytes that were written stay.
 size_t log_file::give_up(size_t written) {
-    if (regular) {
-        written = written > last_line_room ? written - last_line_room : 0;
-    }
+    size_t left = !regular ? written : written > last_line_room ? written - last_line_room : 0;
     size_t kept = 0;
     for (auto & part : parts) {
         const std::string_view text = part.line.lines();
-        const std::string_view head = text.substr(0, written);
+        const std::string_view head = text.substr(0, left);
         const size_t lines = head.rfind('\n') + 1;  // npos + 1 is 0
         drop_lines(part, text.data() + lines, text.size() - lines);
-        kept    += lines;
-        written -= head.size();
+        kept += lines;
+        left -= head.size();
     }
-    if (regular && ftruncate(fd, (off_t) (offset + kept)) == 0) {
+    if (regular && kept < written && ftruncate(fd, (off_t) (offset + kept)) == 0) {
         (void) lseek(fd, (off_t) (offset + kept), SEEK_SET);
     }
     return kept;
