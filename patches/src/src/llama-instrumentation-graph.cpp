@@ -31,10 +31,12 @@ int layer_of_name(const char * name) {
     return (int) strtol(at, nullptr, 10);
 }
 
-int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_tensor *, int> & built) {
-    const auto it = built.find(node);
-    if (it != built.end() && it->second >= 0) {
-        return it->second;
+int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_tensor *, int> * built) {
+    if (built) {
+        const auto it = built->find(node);
+        if (it != built->end() && it->second >= 0) {
+            return it->second;
+        }
     }
     int layer = layer_of_name(node->name);
     for (int i = 0; layer < 0 && i < GGML_MAX_SRC; i++) {
@@ -206,15 +208,12 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
 
 }  // namespace
 
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> & built_layers) {
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
     // llama.cpp keeps a graph or two per context; what is older than this is never computed again
     constexpr size_t graphs_kept = 4;
 
     const uint64_t uid = ggml_instr_graph_uid(gf);
     auto & graphs = state.graphs;
-    if (!graphs.empty() && graphs.back()->uid == uid) {
-        return *graphs.back();
-    }
     const auto known = std::find_if(graphs.begin(), graphs.end(), [uid](const auto & graph) { return graph->uid == uid; });
     if (known != graphs.end()) {
         std::rotate(known, known + 1, graphs.end());
@@ -226,9 +225,11 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
         graph->layers.push_back(layer_of_node(ggml_graph_node(gf, i), built_layers));
     }
-    graph->splits_matter = state.has_device || ggml_backend_sched_get_n_splits(state.ctx->get_sched()) > 1;
+    graph->n_splits      = ggml_backend_sched_get_n_splits(state.ctx->get_sched());
+    graph->splits_matter = state.has_device || graph->n_splits > 1;
 
-    const char * why = is_update ? "memory_update" : state.graphs_known ? "changed" : "first";
+    const bool is_update = strcmp(source, "memory_update") == 0;
+    const char * why = is_update ? source : state.graphs_known ? "changed" : "first";
     write_graph(s, state, *graph, gf, source, why);
     write_memory_if_changed(s, state);
     if (!is_update) {

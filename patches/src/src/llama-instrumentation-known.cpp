@@ -82,7 +82,8 @@ void session::follow(session & previous) {
 
 context_state & session::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
-    return context_locked(ctx);
+    const auto it = contexts.find(ctx);
+    return it != contexts.end() ? *it->second : context_locked(ctx);
 }
 
 context_state & session::context_locked(const llama_context * ctx) {

@@ -86,7 +86,7 @@ int log_file::open(const char * path, bool overwrite) {
     name       = path;
     fd         = opened;
     regular    = !special;
-    last_flush = ggml_instr_clock_ns();
+    read_clock();
     pending.room(most_bytes);
     return 0;
 }
@@ -109,7 +109,7 @@ void log_file::write(const char * event, std::string_view line) {
     add(whole_line { event }, line);
 }
 
-void log_file::add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write) {
+void log_file::add_entry(format_fn format, const void * record, size_t size, std::string_view tail) {
     std::lock_guard<std::mutex> lock(mutex);
     if (fd < 0) {
         return;
@@ -117,10 +117,11 @@ void log_file::add_entry(format_fn format, const void * record, size_t size, siz
     if (chunks.empty() || pending.size() - chunks.back() >= chunk_bytes) {
         chunks.push_back(pending.size());
     }
-    char * const at = pending.room(sizeof(entry) + size + aligned(room));
-    const entry head = { format, size + write_tail(write, at + sizeof(entry) + size) };
+    char * const at = pending.room(sizeof(entry) + size + aligned(tail.size()));
+    const entry head = { format, size + tail.size() };
     memcpy(at, &head, sizeof(entry));
-    memcpy(at + sizeof(entry), record, size);  // as the tail's writing left it
+    memcpy(at + sizeof(entry), record, size);
+    tail.copy(at + sizeof(entry) + size, tail.size());
     pending.advance(sizeof(entry) + aligned(head.size));
     added++;
     if (pending.size() >= most_bytes) {
@@ -130,8 +131,7 @@ void log_file::add_entry(format_fn format, const void * record, size_t size, siz
 
 void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd >= 0 && (now - last_flush >= flush_interval_ns || pending.size() >= flush_bytes)) {
-        last_flush = now;
+    if (fd >= 0 && (is_due(last_flush, now) || pending.size() >= flush_bytes)) {
         flush_locked(team);
     }
 }
@@ -164,11 +164,20 @@ void log_file::abandon() {
     }
 }
 
+void log_file::read_clock() {
+    const moment now = moment::now();
+    clock.add(now);
+    last_flush = now.ticks;
+    flush_interval = clock.whole().ticks(flush_interval_ns);
+}
+
 void log_file::flush_locked(const ggml_instr_team & team) {
+    read_clock();
     // one thread for what one does as fast
     const int32_t n = team.run && chunks.size() > 1 ? team.n_threads : 1;
     while (parts.size() < (size_t) n) {
         parts.emplace_back();
+        parts.back().clock = &clock;
     }
     struct work {
         log_file * self;

@@ -11,6 +11,8 @@
 
 #include "llama-instrumentation-json.h"
 
+#include "llama-instrumentation-ticks.h"
+
 #include "ggml-instrumentation.h"
 
 #include <atomic>
@@ -50,6 +52,7 @@ class log_lines {
 
     json_line line;
     std::vector<event_count> counts;
+    const tick_clock * clock = nullptr;  // the log's
 
     event_count & count_of(const char * event);
     event_count & count_of(const char * event, size_t length);
@@ -69,25 +72,21 @@ class log_file {
     void write(const char * event, std::string_view line);
 
     // Adds a record, which `record.format(tail, lines)` turns into lines later, and in any thread: what it
-    // points to must live until the next flush(). The tail, aligned like the record, is what `write_tail(at)`
-    // writes there, at most `room` bytes; it returns how many, and may change the record until then.
-    template <typename R, typename F> void add(const R & record, size_t room, F write_tail) {
+    // points to must live until the next flush(). The tail is kept aligned like the record.
+    template <typename R> void add(const R & record, std::string_view tail = {}) {
         static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
         static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
         static_assert(sizeof(entry) % alignment == 0, "so that what stands behind it is aligned");
         const format_fn format = [](const char * data, size_t size, log_lines & lines) {
             ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
         };
-        add_entry(format, &record, sizeof(R), room, [](void * write, char * at) { return (*(F *) write)(at); }, &write_tail);
+        add_entry(format, &record, sizeof(R), tail);
     }
 
-    template <typename R> void add(const R & record, std::string_view tail = {}) {
-        add(record, tail.size(), [tail](char * at) { return tail.copy(at, tail.size()); });
-    }
-
-    // Hands to the kernel what is older than `flush_interval_ns`, or more than `flush_bytes`. The team, which would
-    // only wait for the next compute, shares the work.
+    // Hands to the kernel what is older than `flush_interval_ns`, or more than `flush_bytes`; `now` in ticks. The
+    // team, which would only wait for the next compute, shares the work.
     void flush_if_due(uint64_t now, const ggml_instr_team & team);
+    bool is_due(uint64_t since, uint64_t now) const { return now > since && now - since >= flush_interval; }
     // what was there already when it was asked for the last time
     void flush_if_idle();
     void flush();
@@ -97,6 +96,7 @@ class log_file {
         std::vector<log_lines::event_count> events;
         uint64_t bytes;
         uint64_t dropped;
+        tick_scale scale;
     };
     template <typename F> int close(F make) {
         std::lock_guard<std::mutex> lock(mutex);
@@ -104,7 +104,7 @@ class log_file {
             return 0;
         }
         flush_locked();
-        const std::string line = make(totals { count_events(), bytes, n_dropped });
+        const std::string line = make(totals { count_events(), bytes, n_dropped, clock.whole() });
         return close_locked(line);
     }
 
@@ -122,7 +122,6 @@ class log_file {
 
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
-    using tail_fn   = size_t (*)(void * write, char * at);
 
     // in front of every entry of `pending`
     struct entry {
@@ -152,7 +151,9 @@ class log_file {
     std::vector<size_t>   chunks;  // of `pending`: where every `chunk_bytes` of entries begin
     std::deque<log_lines> parts;   // what they were formatted to, one for each thread of a team
     std::vector<iovec>    pieces;
-    uint64_t    last_flush = 0;
+    tick_clock  clock;
+    uint64_t    last_flush     = 0;  // ticks
+    std::atomic<uint64_t> flush_interval { 0 };
     uint64_t    added      = 0;  // entries so far
     uint64_t    added_seen = 0;  // by flush_if_idle()
     uint64_t    offset     = 0;  // of the next line in the file
@@ -162,7 +163,8 @@ class log_file {
     std::vector<log_lines::event_count> count_events();
 
     // one copy for all kinds of records: the first to be added in a decode brings the code into the cache
-    void   add_entry(format_fn format, const void * record, size_t size, size_t room, tail_fn write_tail, void * write);
+    void   add_entry(format_fn format, const void * record, size_t size, std::string_view tail);
+    void   read_clock();
     void   flush_locked(const ggml_instr_team & team = {});
     void   format_chunks(size_t first, size_t last, log_lines & lines);
     void   write_parts();

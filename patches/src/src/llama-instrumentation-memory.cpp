@@ -8,8 +8,6 @@
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
 
-#include <algorithm>
-
 using namespace llama_instr;
 
 namespace {
@@ -77,26 +75,18 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
     recorder_clock recorder(t);
     session &    s      = *t.step.s;
     const size_t index  = cache_index(*t.step.s, *t.step.state, kv, false, kv);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ggml_instr_clock_ns());
+    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ticks_now());
     if (cells) {
         record.n_kv = n_kv;
     }
     record.has_cells = cells && s.detail == level::verbose;
-    if (!record.has_cells) {
-        s.add(record);
-        return;
-    }
-    size_t n = 0;
-    for (const auto & stream : *cells) {
-        n += stream.size();
-    }
-    s.add(record, n * sizeof(uint32_t), [&](char * tail) {
-        uint32_t * end = (uint32_t *) tail;
+    t.cells.clear();
+    if (record.has_cells) {
         for (const auto & stream : *cells) {
-            end = std::copy(stream.begin(), stream.end(), end);
+            t.cells.insert(t.cells.end(), stream.begin(), stream.end());
         }
-        return n * sizeof(*end);
-    });
+    }
+    s.add(record, std::string_view((const char *) t.cells.data(), t.cells.size() * sizeof(t.cells[0])));
 }
 
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
@@ -106,7 +96,7 @@ void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
     }
     recorder_clock recorder(t);
     const size_t index  = cache_index(*t.step.s, *t.step.state, mem, true, mem);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", ggml_instr_clock_ns());
+    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", ticks_now());
     record.n_kv = mem->n;
     t.step.s->add(record);
 }
@@ -137,7 +127,7 @@ void llama_instr_memory_op::finish() {
     if (strcmp(op, "seq_rm") == 0 && used_after == used_before) {
         return;
     }
-    const uint64_t now = ggml_instr_clock_ns();
+    const uint64_t now = ticks_now();
     static_assert(none == kv_record::none, "an argument that the operation does not have");
     for (size_t i = 0; i < state->caches.size(); i++) {
         kv_record record = make_record(*state, -1, i, op, now);

@@ -1,7 +1,7 @@
 // llama-instrumentation-records.h - what comes with every decode, as it is kept until the log is written
 //
-// Plain numbers when they are taken; the lines of the log when they are formatted. Numbers that may be
-// absent are -1 then.
+// Plain numbers when they are taken, times and durations in ticks; the lines of the log when they are
+// formatted. Numbers that may be absent are -1 then.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct alignas(8) step_begin_record {
     bool     encode, prefill;
 
     void format(std::string_view, log_lines & lines) const {
-        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_BEGIN, t);
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_BEGIN, lines.clock->ns(t));
         line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_CTX, ctx);
         line.kv(LLAMA_INSTR_K_KIND, encode ? "encode" : "decode").kv(LLAMA_INSTR_K_PHASE, prefill ? "prefill" : "decode");
         line.kv(LLAMA_INSTR_K_N_TOKENS, n_tokens).kv(LLAMA_INSTR_K_N_OUTPUTS, n_outputs).kv(LLAMA_INSTR_K_N_SEQS, n_seqs);
@@ -27,14 +27,13 @@ struct alignas(8) step_begin_record {
 };
 
 struct alignas(8) step_end_record {
-    moment   begin, end;                   // of the step
-    uint64_t prepare, readback, recorder;  // ticks
+    uint64_t end, prepare, readback, recorder;
     int64_t  minflt, majflt;               // -1: not asked for
     int32_t  step, status, n_ubatch, n_reused;
 
     void format(std::string_view, log_lines & lines) const {
-        const tick_scale scale(begin, end);
-        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, end.ns);
+        const tick_scale & scale = lines.clock->line_at(end);
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, scale.ns(end));
         line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_STATUS, status);
         line.kv(LLAMA_INSTR_K_N_UBATCH, n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, n_reused);
         line.kv(LLAMA_INSTR_K_PREPARE, scale.duration(prepare)).kv(LLAMA_INSTR_K_READBACK, scale.duration(readback));
@@ -47,15 +46,15 @@ struct alignas(8) step_end_record {
 };
 
 struct alignas(8) compute_record {
-    moment   before;      // the ubatch, in the step; the compute's begin outside of one
-    moment   begin, end;  // of the compute
-    uint64_t ubatch, apply, build, alloc, inputs;  // ticks
+    uint64_t ubatch, apply, build, alloc, inputs;  // none of an update
+    uint64_t begin, end;
     int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
     bool     is_update, encoder, reused;
 
     void format(std::string_view, log_lines & lines) const {
-        const tick_scale scale(before, begin);
-        const uint64_t t = is_update ? begin.ns : scale.ns(ubatch);
+        const tick_scale & scale = lines.clock->line_at(begin);
+        const uint64_t begin_ns = scale.ns(begin);
+        const uint64_t t = is_update ? begin_ns : lines.clock->ns(ubatch);
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
@@ -72,9 +71,9 @@ struct alignas(8) compute_record {
             if (!reused) {
                 line.kv(LLAMA_INSTR_K_BUILD, scale.duration(build)).kv(LLAMA_INSTR_K_ALLOC, scale.duration(alloc));
             }
-            line.kv(LLAMA_INSTR_K_INPUTS, scale.duration(inputs)).kv(LLAMA_INSTR_K_START, begin.ns - t);
+            line.kv(LLAMA_INSTR_K_INPUTS, scale.duration(inputs)).kv(LLAMA_INSTR_K_START, begin_ns - t);
         }
-        line.kv(LLAMA_INSTR_K_DUR, end.ns - begin.ns);
+        line.kv(LLAMA_INSTR_K_DUR, lines.clock->ns(end) - begin_ns);
         if (status != 0) {
             line.kv(LLAMA_INSTR_K_STATUS, status);
         }
@@ -94,7 +93,7 @@ struct alignas(8) kv_record {
     int32_t  seq = none, seq_dst = none, p0 = none, p1 = none, arg = none;
 
     void format(std::string_view tail, log_lines & lines) const {
-        json_line & line = lines.begin(LLAMA_INSTR_EV_KV, t);
+        json_line & line = lines.begin(LLAMA_INSTR_EV_KV, lines.clock->ns(t));
         line.kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
             line.kv(LLAMA_INSTR_K_STEP, step);
@@ -130,12 +129,13 @@ struct alignas(8) kv_record {
 
 // the tail is the token's text
 struct alignas(8) token_record {
-    uint64_t t, dur;
+    uint64_t begin, end;
     int32_t  ctx, step, index, id;
     float    p;
 
     void format(std::string_view tail, log_lines & lines) const {
         const std::string piece(tail);
+        const uint64_t t = lines.clock->ns(begin);
         json_line & line = lines.begin(LLAMA_INSTR_EV_TOKEN, t);
         line.kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
@@ -148,7 +148,7 @@ struct alignas(8) token_record {
         if (p > 0.0f) {
             line.kv(LLAMA_INSTR_K_P, p);
         }
-        line.kv(LLAMA_INSTR_K_DUR, dur);
+        line.kv(LLAMA_INSTR_K_DUR, lines.clock->ns(end) - t);
         line.end();
     }
 };

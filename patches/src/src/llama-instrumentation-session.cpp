@@ -333,8 +333,8 @@ int session::close(const char * reason) {
         line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
         line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
-        line.kv(LLAMA_INSTR_K_DECODE_NS, decode_ns.load());
-        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, overhead_ns.load());
+        line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
+        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks));
         return std::string(line.end());
     });
 }

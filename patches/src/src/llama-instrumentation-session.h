@@ -52,6 +52,7 @@ struct graph_state {
     std::vector<int32_t>    layers;  // of every node
     std::deque<plan_state>  plans;   // records in the log point at them
     std::vector<last_plan>  last;    // of every thread
+    int      n_splits = 0;
     bool     splits_matter = false;  // more than one, or a device
 };
 
@@ -73,6 +74,11 @@ struct context_state {
     std::vector<cache_state> caches;
     std::vector<std::unique_ptr<graph_state>> graphs;  // most recently used last
     ggml_instr_sink sink = {};
+
+    // the one that was computed last, if that has this uid
+    graph_state * last_graph(uint64_t uid) const {
+        return !graphs.empty() && graphs.back()->uid == uid ? graphs.back().get() : nullptr;
+    }
 
     ~context_state() { ggml_instr_sink_free(&sink); }
 };
@@ -123,12 +129,11 @@ class session {
     std::atomic<int> next_compute { 0 };
 
     // totals
-    std::atomic<uint64_t> decode_ns { 0 };
-    std::atomic<uint64_t> overhead_ns { 0 };
+    std::atomic<uint64_t> decode_ticks { 0 };
+    std::atomic<uint64_t> overhead_ticks { 0 };
     std::atomic<uint64_t> dropped_ops { 0 };
 
     // page faults of the process when they were last asked for
-    static constexpr uint64_t faults_interval_ns = 100 * 1000 * 1000;
     std::atomic<uint64_t> faults_asked { 0 };
     std::atomic<long>     minflt { 0 };
     std::atomic<long>     majflt { 0 };
@@ -159,8 +164,8 @@ class session {
     void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
 
     // as in the log
-    template <typename R, typename... T> void add(const R & record, const T &... tail) {
-        log.add(record, tail...);
+    template <typename R> void add(const R & record, std::string_view tail = {}) {
+        log.add(record, tail);
         after_write();
     }
 
@@ -232,13 +237,14 @@ std::string random_id();
 uint64_t resident_bytes();
 int      thread_id();
 
-// the graph that is about to be computed: known, or written now
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> & built_layers);
+// A graph that is about to be computed and was not the last one: known, or written now. `built_layers` is of the
+// graph that was just built, if it was.
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, const std::unordered_map<const ggml_tensor *, int> * built_layers);
 
 // what the sink holds: layers, ops, splits of compute number `compute`
 struct compute_times {
     int    compute;
-    moment begin, end;
+    uint64_t begin, end;  // ticks
 };
 void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times);
 

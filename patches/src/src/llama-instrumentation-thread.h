@@ -35,8 +35,7 @@ struct step_state {
     context_state * state = nullptr;
     int      depth = 0;
     int      id    = -1;   // -1 until the batch is known
-    moment   begin          = {};
-    moment   before         = {};  // the last moment before the next ubatch: the begin, or the end of a compute
+    uint64_t begin          = 0;
     uint64_t spent_at_begin = 0;
     span_clock clock;
     uint64_t prepare  = 0;
@@ -63,6 +62,7 @@ struct compute_state {
     compute_times   times = {};
     int      n_threads = 0;
     bool     is_update = false;
+    bool     recorded  = false;  // its kernels
     bool     stopped   = false;  // by a NaN
     ggml_cgraph * gf   = nullptr;
     std::vector<std::pair<const char *, std::string>> lines_after;
@@ -81,6 +81,7 @@ struct thread_state {
     ubatch_state  ubatch;
     compute_state compute;
     build_state   build;
+    std::vector<uint32_t> cells;  // that a ubatch takes
     // what a wait for a device and a sampler will be told to
     std::shared_ptr<session> waiting;
     std::shared_ptr<session> sampling;

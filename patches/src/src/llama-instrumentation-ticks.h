@@ -1,13 +1,17 @@
 // llama-instrumentation-ticks.h - the CPU's counter, and how its ticks become nanoseconds
 //
-// A tick costs a third of what the clock costs to read. Ticks become nanoseconds by the line through two
-// moments close by, at which both were read: no calibration that could drift.
+// A tick costs a third of what the clock costs to read, and the clock's code comes from memory when it is read
+// once a decode. So what is recorded is recorded in ticks. Whenever the log is written both are read, and what
+// lies between two such moments lies on the line through them: no calibration that could drift.
 
 #pragma once
 
 #include "ggml-instrumentation.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace llama_instr {
 
@@ -21,8 +25,7 @@ struct moment {
     uint64_t ns;     // CLOCK_MONOTONIC
     uint64_t ticks;
 
-    // one copy: see log_file::add_entry()
-    [[gnu::noinline]] static moment now() {
+    static moment now() {
         // what is put between the two, another process or an interrupt, would bend every line through them
         constexpr uint64_t longest = 1000;
         for (int attempt = 0;; attempt++) {
@@ -36,31 +39,86 @@ struct moment {
     }
 };
 
-// In fixed point with 32 fractional bits: off by less than a nanosecond in the billions of ticks of a second,
-// and never running backwards.
+// The line through two moments. In fixed point with 32 fractional bits: off by less than a nanosecond in the
+// billions of ticks of a second, and never running backwards.
 struct tick_scale {
     static constexpr uint64_t half = (uint64_t) 1 << 31;
 
-    uint64_t begin_ns;
-    uint64_t begin_ticks;
+    moment   begin;
     uint64_t ns_per_tick = 0;
 
     __extension__ typedef unsigned __int128 wide;
 
-    tick_scale(const moment & begin, const moment & end) : begin_ns(begin.ns), begin_ticks(begin.ticks) {
+    tick_scale(const moment & begin_, const moment & end) : begin(begin_) {
         if (end.ticks > begin.ticks && end.ns > begin.ns) {
             ns_per_tick = (uint64_t) ((double) (end.ns - begin.ns) * 4294967296.0 / (double) (end.ticks - begin.ticks));
         }
     }
 
-    uint64_t ns(uint64_t ticks) const { return begin_ns + duration(since_begin(ticks)); }
+    uint64_t ns(uint64_t ticks) const {
+        return ticks < begin.ticks ? begin.ns - duration(begin.ticks - ticks) : begin.ns + duration(ticks - begin.ticks);
+    }
 
-    uint64_t since_begin(uint64_t ticks) const { return ticks > begin_ticks ? ticks - begin_ticks : 0; }
+    uint64_t since_begin(uint64_t ticks) const { return ticks > begin.ticks ? ticks - begin.ticks : 0; }
 
     uint64_t duration(uint64_t ticks) const { return (uint64_t) (((wide) ticks * ns_per_tick + half) >> 32); }
 
+    uint64_t ticks(uint64_t duration_ns) const {
+        return ns_per_tick > 0 ? (uint64_t) ((double) duration_ns * 4294967296.0 / (double) ns_per_tick) : 0;
+    }
+
     // so many ticks can be multiplied in 64 bits
     bool is_short(uint64_t ticks) const { return ((wide) ticks * ns_per_tick) >> 63 == 0; }
+};
+
+// The line through all the moments of a log. It goes on beyond the last of them as it went before.
+class tick_clock {
+  public:
+    // `now` is later than all before
+    void add(const moment & now) {
+        if (!lines.empty() && now.ticks <= lines.back().begin.ticks) {
+            return;
+        }
+        if (lines.size() == most) {
+            thin_out();
+        }
+        if (!lines.empty()) {
+            lines.back() = tick_scale(lines.back().begin, now);
+        }
+        lines.push_back(lines.empty() ? tick_scale(now, now) : lines.back());
+        lines.back().begin = now;
+    }
+
+    // the line on which `ticks` lies
+    const tick_scale & line_at(uint64_t ticks) const {
+        size_t i = lines.size() - 1;
+        while (i > 0 && lines[i].begin.ticks > ticks) {
+            i--;
+        }
+        return lines[i];
+    }
+
+    uint64_t ns(uint64_t ticks) const { return line_at(ticks).ns(ticks); }
+    moment   at(uint64_t ticks) const { return { ns(ticks), ticks }; }
+
+    // from the first to the last moment
+    tick_scale whole() const { return tick_scale(lines.front().begin, lines.back().begin); }
+
+  private:
+    // a day of moments every 100 milliseconds would be a million
+    static constexpr size_t most = 1024;
+
+    std::vector<tick_scale> lines;
+
+    // every second moment, and the last one
+    void thin_out() {
+        size_t n = 0;
+        for (size_t i = 0; i + 1 < lines.size(); i += 2) {
+            lines[n++] = tick_scale(lines[i].begin, lines[std::min(i + 2, lines.size() - 1)].begin);
+        }
+        lines[n++] = lines.back();
+        lines.erase(lines.begin() + (ptrdiff_t) n, lines.end());
+    }
 };
 
 }  // namespace llama_instr

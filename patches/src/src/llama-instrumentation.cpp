@@ -46,16 +46,15 @@ void llama_instr_step::begin(const llama_context * ctx) {
         return;
     }
     // not before: another thread may just have opened what the step is told to
-    const moment   now   = moment::now();
+    const uint64_t now   = ticks_now();
     const uint64_t spent = t.spent;
-    recorder_clock recorder(t, now.ticks);
+    recorder_clock recorder(t, now);
     active = true;
     step   = step_state();
     step.depth = 1;
     step.begin          = now;
-    step.before         = now;
     step.spent_at_begin = spent;
-    step.clock.start(now.ticks, spent);
+    step.clock.start(now, spent);
     step.state = &s->of(ctx);
     step.s     = std::move(s);
     step.s->step_begins();
@@ -86,7 +85,7 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     step.id = step.state->last_step = step.s->all->next_step++;
 
     step_begin_record record = {};
-    record.t         = step.begin.ns;
+    record.t         = step.begin;
     record.step      = step.id;
     record.ctx       = step.state->id;
     record.n_tokens  = (int32_t) batch.tokens.size();
@@ -120,33 +119,31 @@ static long faults_since(std::atomic<long> & last, long now) {
 void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
-    const moment entry = moment::now();
-    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(entry.ticks, t.spent);
+    const uint64_t entry = ticks_now();
+    (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(entry, t.spent);
     const uint64_t spent = t.spent - step.spent_at_begin;
     step_end_record record = {};
-    record.begin  = step.begin;
     record.end    = entry;
     record.minflt = record.majflt = -1;
-    if (entry.ns - step.s->faults_asked >= session::faults_interval_ns) {
-        ask_for_faults(*step.s, entry.ns, record);
-        record.end = moment::now();
+    if (step.s->log.is_due(step.s->faults_asked, entry)) {
+        ask_for_faults(*step.s, entry, record);
+        record.end = ticks_now();
     }
     if (step.id >= 0) {
         record.prepare  = step.prepare;
         record.readback = step.readback;
-        record.recorder = spent + (record.end.ticks - entry.ticks);
+        record.recorder = spent + (record.end - entry);
         record.step     = step.id;
         record.status   = status;
         record.n_ubatch = step.n_ubatch;
         record.n_reused = step.n_reused;
         step.s->add(record);
     }
-    step.s->log.flush_if_due(entry.ns, step.state->sink.team);
+    step.s->log.flush_if_due(entry, step.state->sink.team);
     // the totals, unlike the line, know what the writing took
-    const tick_scale scale(step.begin, entry);
     const uint64_t exit = ticks_now();
-    step.s->decode_ns   += scale.duration(exit - step.begin.ticks);
-    step.s->overhead_ns += scale.duration(spent + (exit - entry.ticks));
+    step.s->decode_ticks   += exit - step.begin;
+    step.s->overhead_ticks += spent + (exit - entry);
     step.s->step_ends();
     step.depth = 0;
     step.s.reset();
@@ -230,6 +227,12 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
 // computes
 //
 
+[[gnu::cold, gnu::noinline]] static graph_state & other_graph(thread_state & t, ggml_cgraph * gf) {
+    auto & c = t.compute;
+    const char * source = c.is_update ? "memory_update" : t.ubatch.encoder ? "encode" : "decode";
+    return graph_of(*c.s, *c.state, gf, source, t.build.open ? &t.build.layers : nullptr);
+}
+
 void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
     auto & t    = tl();
     auto & step = t.step;
@@ -249,21 +252,23 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     c.n_threads = n_threads;
     c.gf        = gf;
     c.stopped   = false;
-    static const std::unordered_map<const ggml_tensor *, int> nothing;
-    const char * source = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
-    c.graph = &graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? t.build.layers : nothing);
+    c.graph = c.state->last_graph(ggml_instr_graph_uid(gf));
+    if (!c.graph) {
+        c.graph = &other_graph(t, gf);
+    }
     t.build.open = false;
     c.state->sink.record_splits = c.graph->splits_matter;
     const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
-    const bool room = ggml_instr_sink_reset(&c.state->sink, n_recorded, ggml_graph_n_nodes(gf), ggml_backend_sched_get_n_splits(ctx->get_sched()));
-    if (!room) {
-        c.s->dropped_ops += (uint64_t) ggml_graph_n_nodes(gf);
+    const size_t n_nodes = c.graph->layers.size();
+    c.recorded = ggml_instr_sink_reset(&c.state->sink, n_recorded, (int32_t) n_nodes, c.graph->n_splits);
+    if (c.recorded) {
+        ggml_instr_set_sink(&c.state->sink);
+    } else {
+        c.s->dropped_ops += n_nodes;
     }
     c.times.compute = c.s->next_compute++;
-    ggml_instr_set_sink(room ? &c.state->sink : nullptr);
-
-    c.times.begin = moment::now();
-    recorder.stop(c.times.begin.ticks);
+    c.times.begin = ticks_now();
+    recorder.stop(c.times.begin);
 }
 
 void llama_instr_compute::finish() {
@@ -271,9 +276,8 @@ void llama_instr_compute::finish() {
     auto & step = t.step;
     auto & ub   = t.ubatch;
     auto & c    = t.compute;
-    c.times.end = moment::now();
-    recorder_clock recorder(t, c.times.end.ticks);
-    const bool recorded = ggml_instr_get_sink() != nullptr;
+    c.times.end = ticks_now();
+    recorder_clock recorder(t, c.times.end);
     ggml_instr_set_sink(nullptr);
     active = false;
     if (c.stopped && status == GGML_STATUS_SUCCESS) {
@@ -281,7 +285,6 @@ void llama_instr_compute::finish() {
     }
 
     compute_record record = {};
-    record.before    = step.depth > 0 ? step.before : c.times.begin;
     record.begin     = c.times.begin;
     record.end       = c.times.end;
     record.ubatch    = ub.begin;
@@ -299,13 +302,12 @@ void llama_instr_compute::finish() {
     record.is_update = c.is_update;
     record.encoder   = ub.encoder;
     record.reused    = !c.is_update && ub.reused;
-    step.before = c.times.end;
     c.s->add(record);
     for (const auto & entry : c.lines_after) {
         c.s->log.write(entry.first, entry.second);
     }
     c.lines_after.clear();
-    if (recorded) {
+    if (c.recorded) {
         write_kernels(*c.s, *c.state, *c.graph, c.times);
     }
     c.s.reset();
@@ -366,11 +368,11 @@ void llama_instr_sync::finish() {
 void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // what is still computing is not the sampler's time
     tl().sampling = current_session();
-    t_begin = ggml_instr_clock_ns();
+    t_begin = ticks_now();
 }
 
 void llama_instr_sample::finish(llama_token token, float p) {
-    const uint64_t now = ggml_instr_clock_ns();
+    const uint64_t now = ticks_now();
     const auto s = std::move(tl().sampling);
     if (!s) {
         return;
@@ -379,13 +381,13 @@ void llama_instr_sample::finish(llama_token token, float p) {
     const auto & vocab = ctx->get_model().vocab;
     const std::string piece = token >= 0 && vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? vocab.token_to_piece(token) : "";
     token_record record = {};
-    record.t     = t_begin;
-    record.dur   = now - t_begin;
+    record.begin = t_begin;
+    record.end   = now;
     record.ctx   = state.id;
     record.step  = state.last_step;
     record.index = state.tokens++;
     record.id    = token;
     record.p     = p;
     s->add(record, std::string_view(piece));
-    s->overhead_ns += ggml_instr_clock_ns() - now;
+    s->overhead_ticks += ticks_now() - now;
 }

@@ -28,24 +28,31 @@ struct ggml_cgraph;
 struct ggml_backend_sched;
 struct ggml_backend;
 
-// One worker. Its kernels stand in columns, so that what is not recorded is not touched; times are ticks of
-// ggml_instr_ticks(). `nodes` keeps what it held in the compute before, so that a graph that runs as it ran
-// then writes nothing there. So large that the fields two workers write never share a cache line.
+// One worker. Times are ticks of ggml_instr_ticks(). `nodes` keeps what it held in the compute before, so that a
+// graph that runs as it ran then writes nothing there. `times` is what the log keeps: as narrow as it can be and
+// one kernel behind the other, since between two kernels it is in nobody's cache. So large that the fields two
+// workers write never share a cache line.
 struct ggml_instr_thread {
     uint64_t * nodes;  // of the graph that the kernel computed: the first, and how many (ggml_instr_nodes)
-    uint64_t * begin;
-    uint64_t * end;
-    uint64_t * wait;   // of that, inside barriers (only with sink->record_wait)
+    uint32_t * times;  // ggml_instr_n_times() for every kernel, see there
     int32_t  n;
     int32_t  capacity;
     uint64_t version;  // how often `nodes` has changed
     int64_t  dropped;  // kernels for which there was no room
-    uint64_t last;     // when the next kernel may begin
-    uint64_t waited;   // inside barriers since `last`
+    uint64_t begin;    // of the first kernel
+    uint64_t end;      // of the last one
+    uint64_t next;     // when another may begin
+    uint64_t waited;   // inside barriers since `next`
     bool     record_wait;
     bool     use_counter;
     uint8_t  pad[54];
 };
+
+// of a kernel: what it took, what passed between the one before and it, and of what it took, what it waited inside
+// barriers (only with sink->record_wait)
+static inline int32_t ggml_instr_n_times(bool record_wait) {
+    return record_wait ? 3 : 2;
+}
 
 // more than one node when they were fused
 static inline uint64_t ggml_instr_nodes(int32_t first, int32_t n) {
@@ -107,6 +114,17 @@ GGML_API void     ggml_instr_sched_get_split(struct ggml_backend_sched * sched, 
 GGML_API uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph);
 GGML_API bool     ggml_instr_node_runs(const struct ggml_tensor * node);  // a CPU kernel runs for it
 
+// A duration in 32 bits: exact below 2^31 ticks, a second or two, and in units of 4096 ticks from there on.
+GGML_API uint32_t ggml_instr_pack_long(uint64_t ticks);
+
+static inline uint32_t ggml_instr_pack(uint64_t ticks) {
+    return ticks < (uint64_t) 1 << 31 ? (uint32_t) ticks : ggml_instr_pack_long(ticks);
+}
+
+static inline uint64_t ggml_instr_unpack(uint32_t packed) {
+    return packed >> 31 ? (uint64_t) (packed & 0x7fffffff) << 12 : packed;
+}
+
 // called by a compute of more than one thread
 static inline void ggml_instr_set_team(struct ggml_instr_sink * sink, struct ggml_instr_team team) {
     if (sink != NULL) {
@@ -139,7 +157,10 @@ static inline struct ggml_instr_thread * ggml_instr_thread_begin(struct ggml_ins
     }
     struct ggml_instr_thread * th = &sink->threads[ith];
     th->waited = 0;
-    th->last   = ggml_instr_ticks(th->use_counter);
+    th->next   = ggml_instr_ticks(th->use_counter);
+    if (th->n == 0) {
+        th->begin = th->end = th->next;
+    }
     return th;
 }
 
@@ -152,21 +173,22 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
             th->nodes[i] = nodes;
             th->version++;
         }
-        th->begin[i] = th->last;
-        th->end[i]   = now;
+        uint32_t * times = th->times + i * ggml_instr_n_times(th->record_wait);
+        times[0] = ggml_instr_pack(now - th->next);
+        times[1] = ggml_instr_pack(th->next - th->end);
         if (th->record_wait) {
-            th->wait[i] = th->waited;
+            times[2] = ggml_instr_pack(th->waited);
         }
     } else {
         th->dropped++;
     }
     th->waited = 0;
-    th->last   = now;
+    th->next   = th->end = now;
 }
 
-// the barrier between two kernels belongs to neither; that after the last one ends at `last`
+// the barrier between two kernels belongs to neither; that after the last one ends at `next`
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
-    th->last = ggml_instr_ticks(th->use_counter);
+    th->next = ggml_instr_ticks(th->use_counter);
 }
 
 // around a barrier inside of a kernel: its waiting is part of the kernel's time

@@ -94,18 +94,17 @@ static bool ggml_instr_reserve_ops(struct ggml_instr_thread * th, int32_t n_ops)
     if (n_ops <= th->capacity) {
         return true;
     }
-    // one block for the four columns; what was recorded before is not needed any more
-    uint64_t * columns = malloc(4 * (size_t) n_ops * sizeof(*columns));
-    if (columns == NULL) {
+    // one block for both; what was recorded before is not needed any more
+    const size_t size = (size_t) n_ops * (sizeof(*th->nodes) + 3 * sizeof(*th->times));
+    uint64_t * block = malloc(size);
+    if (block == NULL) {
         return false;
     }
     // touch the pages now, not inside the compute (zeros would be given by the kernel, untouched)
-    memset(columns, 0xff, 4 * (size_t) n_ops * sizeof(*columns));
+    memset(block, 0xff, size);
     free(th->nodes);
-    th->nodes    = columns;
-    th->begin    = columns + n_ops;
-    th->end      = columns + 2 * (size_t) n_ops;
-    th->wait     = columns + 3 * (size_t) n_ops;
+    th->nodes    = block;
+    th->times    = (uint32_t *) (block + n_ops);
     th->capacity = n_ops;
     th->version++;
     return true;
@@ -141,11 +140,20 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
 
 void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
     for (int32_t i = 0; i < sink->n_threads; i++) {
-        free(sink->threads[i].nodes);  // and the columns behind them
+        free(sink->threads[i].nodes);  // and the times behind them
     }
     free(sink->threads);
     free(sink->splits);
     memset(sink, 0, sizeof(*sink));
+}
+
+uint32_t ggml_instr_pack_long(uint64_t ticks) {
+    // two cores' counters may disagree by some ticks: time does not run backwards here
+    if (ticks >> 63) {
+        return 0;
+    }
+    const uint64_t units = ticks >> 12;
+    return (uint32_t) 1 << 31 | (uint32_t) (units < 0x7fffffff ? units : 0x7fffffff);
 }
 
 void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous) {
