@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 // The digits of 0 to 999, and how many they are: as a number begins, and as it goes on (with zeros in front).
 struct digits_table {

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 // bytes that grow at the end; a std::string would check and terminate at every append
 class text_buffer {

@@ -227,7 +227,7 @@ struct alignas(8) splits_record {
 
 }  // namespace
 
-void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
+[[gnu::hot]] void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;
     for (int32_t i = 0; i < sink.n_threads; i++) {
         const ggml_instr_thread & th = sink.threads[i];

@@ -46,13 +46,13 @@ context_types types_of(const llama_context * ctx) {
     return it == f.types.end() ? context_types() : it->second;
 }
 
-context_state * session::find(const llama_context * ctx) {
+[[gnu::hot]] context_state * session::find(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it == contexts.end() ? nullptr : it->second.get();
 }
 
-context_state * session::find_by_memory(llama_memory_t mem) {
+[[gnu::hot]] context_state * session::find_by_memory(llama_memory_t mem) {
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto & entry : contexts) {
         if (entry.first->get_memory() == mem) {
@@ -80,7 +80,7 @@ void session::follow(session & previous) {
     }
 }
 
-context_state & session::of(const llama_context * ctx) {
+[[gnu::hot]] context_state & session::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it != contexts.end() ? *it->second : context_locked(ctx);

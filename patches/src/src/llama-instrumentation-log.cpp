@@ -109,7 +109,7 @@ void log_file::write(const char * event, std::string_view line) {
     add(whole_line { event }, line);
 }
 
-void log_file::add_entry(format_fn format, const void * record, size_t size, std::string_view tail) {
+[[gnu::hot]] void log_file::add_entry(format_fn format, const void * record, size_t size, std::string_view tail) {
     std::lock_guard<std::mutex> lock(mutex);
     if (fd < 0) {
         return;
@@ -129,7 +129,7 @@ void log_file::add_entry(format_fn format, const void * record, size_t size, std
     }
 }
 
-void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
+[[gnu::hot]] void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
     if (fd >= 0 && (is_due(last_flush, now) || pending.size() >= flush_bytes)) {
         flush_locked(team);

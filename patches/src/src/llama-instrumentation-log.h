@@ -25,7 +25,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 // lines under way to the file, counted by event
 class log_lines {

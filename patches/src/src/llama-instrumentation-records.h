@@ -9,7 +9,7 @@
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-ticks.h"
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 struct alignas(8) step_begin_record {
     uint64_t t;

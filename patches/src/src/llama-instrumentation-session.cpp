@@ -266,7 +266,7 @@ bool parse_level(const char * text, level & out) {
     return false;
 }
 
-std::shared_ptr<session> current_session() {
+[[gnu::hot]] std::shared_ptr<session> current_session() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
     if (!g.open && g.environment_asks) {

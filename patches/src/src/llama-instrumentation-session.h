@@ -22,7 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 enum class level { minimal, detailed, verbose };
 

@@ -9,7 +9,7 @@
 
 #include <array>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 // a clock that stops while the recorder works; `spent` is what the recorder spent in this thread so far
 struct span_clock {

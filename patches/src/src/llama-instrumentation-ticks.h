@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace llama_instr {
+namespace [[gnu::visibility("hidden")]] llama_instr {
 
 inline uint64_t ticks_now() {
     static const bool use_counter = ggml_instr_has_counter();

@@ -1,4 +1,6 @@
 // llama-instrumentation.cpp - the hooks: steps, ubatches, computes, samplers
+//
+// What runs in every decode is marked hot, here and elsewhere: so the linker keeps it together.
 
 #include "llama-instrumentation.h"
 
@@ -17,7 +19,7 @@ using namespace llama_instr;
 
 namespace llama_instr {
 
-thread_state & tl() {
+[[gnu::hot]] thread_state & tl() {
     thread_local thread_state state;
     return state;
 }
@@ -32,7 +34,7 @@ json_line & line_buffer() {
 // steps
 //
 
-void llama_instr_step::begin(const llama_context * ctx) {
+[[gnu::hot]] void llama_instr_step::begin(const llama_context * ctx) {
     auto & t    = tl();
     auto & step = t.step;
     if (step.depth > 0) {
@@ -60,7 +62,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     step.s->step_begins();
 }
 
-void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
+[[gnu::hot]] void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
     auto & t    = tl();
     auto & step = t.step;
     if (step.depth == 0 || step.id >= 0 || step.state->ctx != ctx) {
@@ -116,7 +118,7 @@ static long faults_since(std::atomic<long> & last, long now) {
     s.faults_asked = now;
 }
 
-void llama_instr_step::finish() {
+[[gnu::hot]] void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
     const uint64_t entry = ticks_now();
@@ -153,7 +155,7 @@ void llama_instr_step::finish() {
 // ubatches
 //
 
-void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
+[[gnu::hot]] void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -172,16 +174,16 @@ void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, boo
     step.n_ubatch++;
 }
 
-void llama_instr_ubatch::lap_impl(phase p) {
+[[gnu::hot]] void llama_instr_ubatch::lap_impl(phase p) {
     auto & t = tl();
     t.ubatch.laps[p] += t.ubatch.clock.lap(ticks_now(), t.spent);
 }
 
-bool llama_instr_ubatch::may_reuse_impl() const {
+[[gnu::hot]] bool llama_instr_ubatch::may_reuse_impl() const {
     return tl().step.state->graphs_known;  // NOLINT(clang-analyzer-core.NullDereference): set by begin()
 }
 
-void llama_instr_ubatch::reused_impl() {
+[[gnu::hot]] void llama_instr_ubatch::reused_impl() {
     auto & t = tl();
     t.ubatch.reused = true;
     t.step.n_reused++;
@@ -203,7 +205,7 @@ void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_ca
     }
 }
 
-void llama_instr_ubatch::finish() {
+[[gnu::hot]] void llama_instr_ubatch::finish() {
     auto & t = tl();
     t.ubatch.open = false;
     t.build.open  = false;
@@ -233,7 +235,7 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     return graph_of(*c.s, *c.state, gf, source, t.build.open ? &t.build.layers : nullptr);
 }
 
-void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
+[[gnu::hot]] void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -271,7 +273,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     recorder.stop(c.times.begin);
 }
 
-void llama_instr_compute::finish() {
+[[gnu::hot]] void llama_instr_compute::finish() {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -342,7 +344,7 @@ void write_after_compute(const char * event, std::string line) {
 
 }  // namespace llama_instr
 
-void llama_instr_sync::begin(const llama_context * ctx) {
+[[gnu::hot]] void llama_instr_sync::begin(const llama_context * ctx) {
     auto s = current_session();
     context_state * state = s ? s->find(ctx) : nullptr;
     if (state && state->has_device) {
@@ -365,13 +367,13 @@ void llama_instr_sync::finish() {
 // sampling
 //
 
-void llama_instr_sample::begin() {
+[[gnu::hot]] void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // what is still computing is not the sampler's time
     tl().sampling = current_session();
     t_begin = ticks_now();
 }
 
-void llama_instr_sample::finish(llama_token token, float p) {
+[[gnu::hot]] void llama_instr_sample::finish(llama_token token, float p) {
     const uint64_t now = ticks_now();
     const auto s = std::move(tl().sampling);
     if (!s) {

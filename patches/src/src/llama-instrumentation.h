@@ -69,6 +69,10 @@ struct llama_batch_ext;
 class  llama_kv_cache;
 class  llama_memory_recurrent;
 
+// Called directly: a name that the library exports is called through two tables, which are in nobody's cache
+// when they are needed once a decode.
+#pragma GCC visibility push(hidden)
+
 // a session is open, or the environment asks for one
 extern std::atomic<bool> llama_instr_on;
 
@@ -317,3 +321,5 @@ class llama_instr_sample {
 
 // llama_log_internal: warnings and errors
 void llama_instr_message(enum ggml_log_level level, const char * text);
+
+#pragma GCC visibility pop
