@@ -144,10 +144,10 @@ void log_file::flush_if_idle() {
     added_seen = added;
 }
 
-void log_file::flush() {
+void log_file::flush(const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
     if (fd >= 0) {
-        flush_locked();
+        flush_locked(team);
     }
 }
 

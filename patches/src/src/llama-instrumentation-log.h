@@ -89,7 +89,7 @@ class log_file {
     bool is_due(uint64_t since, uint64_t now) const { return now > since && now - since >= flush_interval; }
     // what was there already when it was asked for the last time
     void flush_if_idle();
-    void flush();
+    void flush(const ggml_instr_team & team = {});
 
     // writes the last line, which `make` builds from the totals, and closes; returns 0 or -errno
     struct totals {

@@ -209,6 +209,9 @@ int close_session(const char * reason, bool wait) {
     }
     int status = 0;
     for (const auto & part : parts) {
+        if (wait) {
+            part->log.flush(team_of_thread());
+        }
         const int of_part = part->close(part == parts.back() ? reason : "rotated");
         status = status == 0 ? of_part : status;
     }
@@ -228,6 +231,7 @@ void in_child() {
     new (&g.mutex) std::mutex;  // another thread of the parent may have held them
     new (&g.marks) std::mutex;
     forget_facts_lock();
+    team_of_thread() = {};  // its threads do not exist here
     auto inherited = full_parts();
     inherited.push_back(std::move(g.open));
     for (auto & part : inherited) {

@@ -212,6 +212,9 @@ void write_mark(session & s, int64_t id, const char * name, const char * phase, 
 // the calling thread's line; only one is built at a time
 json_line & line_buffer();
 
+// of the calling thread's last compute
+ggml_instr_team & team_of_thread();
+
 // process-wide facts about a model that a session opened later still needs
 struct model_load {
     std::string path;

@@ -28,6 +28,10 @@ json_line & line_buffer() {
     return tl().line;
 }
 
+ggml_instr_team & team_of_thread() {
+    return tl().team;
+}
+
 }  // namespace llama_instr
 
 //
@@ -141,7 +145,7 @@ static long faults_since(std::atomic<long> & last, long now) {
         record.n_reused = step.n_reused;
         step.s->add(record);
     }
-    step.s->log.flush_if_due(entry, step.state->sink.team);
+    step.s->log.flush_if_due(entry, t.team);
     // the totals, unlike the line, know what the writing took
     const uint64_t exit = ticks_now();
     step.s->decode_ticks   += exit - step.begin;
@@ -281,6 +285,7 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     c.times.end = ticks_now();
     recorder_clock recorder(t, c.times.end);
     ggml_instr_set_sink(nullptr);
+    t.team = c.state->sink.team;
     active = false;
     if (c.stopped && status == GGML_STATUS_SUCCESS) {
         status = GGML_STATUS_ABORTED;
