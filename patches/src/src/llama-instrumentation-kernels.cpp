@@ -107,7 +107,7 @@ struct intervals {
 // compute began; the first begins `ticks` after that. `F` is a number in which all of them can be multiplied.
 template <typename F>
 void to_intervals(const tick_scale & scale, F ticks, size_t n, const uint32_t * times, size_t n_times, intervals & out, uint64_t * ends) {
-    const auto ns = [&scale](F t) { return (uint64_t) ((t * scale.ns_per_tick + tick_scale::half) >> 32); };
+    const auto ns = [&scale](F t) { return (uint64_t) ((t * scale.ns_per_tick + tick_scale::half) >> tick_scale::fraction_bits); };
     uint64_t at = ns(ticks), any_gap = 0;
     out.begin_ns = scale.begin.ns + at;
     for (size_t i = 0; i < n; i++, times += n_times) {

@@ -39,10 +39,11 @@ struct moment {
     }
 };
 
-// The line through two moments. In fixed point with 32 fractional bits: off by less than a nanosecond in the
-// billions of ticks of a second, and never running backwards.
+// The line through two moments. In fixed point: off by some nanoseconds after an hour, and never running backwards.
 struct tick_scale {
-    static constexpr uint64_t half = (uint64_t) 1 << 31;
+    static constexpr int      fraction_bits = 40;
+    static constexpr uint64_t half = (uint64_t) 1 << (fraction_bits - 1);
+    static constexpr double   one  = (double) ((uint64_t) 1 << fraction_bits);
 
     moment   begin;
     uint64_t ns_per_tick = 0;
@@ -51,7 +52,7 @@ struct tick_scale {
 
     tick_scale(const moment & begin_, const moment & end) : begin(begin_) {
         if (end.ticks > begin.ticks && end.ns > begin.ns) {
-            ns_per_tick = (uint64_t) ((double) (end.ns - begin.ns) * 4294967296.0 / (double) (end.ticks - begin.ticks));
+            ns_per_tick = (uint64_t) ((double) (end.ns - begin.ns) * one / (double) (end.ticks - begin.ticks));
         }
     }
 
@@ -61,10 +62,10 @@ struct tick_scale {
 
     uint64_t since_begin(uint64_t ticks) const { return ticks > begin.ticks ? ticks - begin.ticks : 0; }
 
-    uint64_t duration(uint64_t ticks) const { return (uint64_t) (((wide) ticks * ns_per_tick + half) >> 32); }
+    uint64_t duration(uint64_t ticks) const { return (uint64_t) (((wide) ticks * ns_per_tick + half) >> fraction_bits); }
 
     uint64_t ticks(uint64_t duration_ns) const {
-        return ns_per_tick > 0 ? (uint64_t) ((double) duration_ns * 4294967296.0 / (double) ns_per_tick) : 0;
+        return ns_per_tick > 0 ? (uint64_t) ((double) duration_ns * one / (double) ns_per_tick) : 0;
     }
 
     // so many ticks can be multiplied in 64 bits
