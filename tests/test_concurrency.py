@@ -34,6 +34,33 @@ TWO_THREADS = f"""
 """
 
 
+FORKED_AFTER_A_COMPUTE = f"""
+    import os, sys, llamacpp_instr, llama_cpp
+    llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=2, verbose=False)
+    with llamacpp_instr.record(sys.argv[1]):
+        llm.create_completion("Once", max_tokens=4, temperature=0)
+    child = os.fork()
+    if child == 0:
+        with llamacpp_instr.record(sys.argv[2]) as session:
+            for i in range(1000): session.note(str(i), i)
+        os._exit(0)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
+    tmp_path: Path,
+) -> None:
+    """They helped the parent to format; waiting for them would never end."""
+    logs = [tmp_path / "parent.log", tmp_path / "child.log"]
+    command = [sys.executable, "-c", textwrap.dedent(FORKED_AFTER_A_COMPUTE), *map(str, logs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert list(check_log(logs[1])) == []
+    told = Counter(type(event) for _, event in read_events(logs[1]))
+    assert (told[schema.Note], told[schema.SessionEnd]) == (1000, 1)
+
+
 def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
     for level in schema.LEVELS:
         log = tmp_path / f"{level}.log"

@@ -208,7 +208,7 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
 
 }  // namespace
 
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
     // llama.cpp keeps a graph or two per context; what is older than this is never computed again
     constexpr size_t graphs_kept = 4;
 
@@ -228,8 +228,7 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
     graph->n_splits      = ggml_backend_sched_get_n_splits(state.ctx->get_sched());
     graph->splits_matter = state.has_device || graph->n_splits > 1;
 
-    const bool is_update = strcmp(source, "memory_update") == 0;
-    const char * why = is_update ? source : state.graphs_known ? "changed" : "first";
+    const char * why = is_update ? "memory_update" : state.graphs_known ? "changed" : "first";
     write_graph(s, state, *graph, gf, source, why);
     write_memory_if_changed(s, state);
     if (!is_update) {

@@ -242,7 +242,7 @@ int      thread_id();
 
 // A graph that is about to be computed and was not the last one: known, or written now. `built_layers` is of the
 // graph that was just built, if it was.
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, const std::unordered_map<const ggml_tensor *, int> * built_layers);
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
 
 // what the sink holds: layers, ops, splits of compute number `compute`
 struct compute_times {

@@ -236,7 +236,7 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
 [[gnu::cold, gnu::noinline]] static graph_state & other_graph(thread_state & t, ggml_cgraph * gf) {
     auto & c = t.compute;
     const char * source = c.is_update ? "memory_update" : t.ubatch.encoder ? "encode" : "decode";
-    return graph_of(*c.s, *c.state, gf, source, t.build.open ? &t.build.layers : nullptr);
+    return graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? &t.build.layers : nullptr);
 }
 
 [[gnu::hot]] void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
