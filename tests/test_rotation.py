@@ -185,7 +185,8 @@ def test_where_no_part_can_be_made_the_log_goes_on(
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if line.startswith("llama-instr")]
     second = tmp_path / "it.part2.log"
-    assert told == [f"llama-instr: {tmp_path}/it.part3.log: File exists; {second} goes on"]
+    reason = f"{tmp_path}/it.part3.log: File exists"
+    assert told == [f"llama-instr: {reason}; recording continues in {second}"]
     assert list(check_log(second)) == []
     assert second.stat().st_size > 10**6
     logs = [events_of(tmp_path / "it.log"), events_of(second)]

@@ -6,7 +6,8 @@
 // says that it has, and how many it had to drop.
 
 // the library keeps these names to itself
-#include "llama-instrumentation-log.cpp"  // NOLINT(bugprone-suspicious-include)
+#include "llama-instrumentation-file.cpp"  // NOLINT(bugprone-suspicious-include)
+#include "llama-instrumentation-log.cpp"   // NOLINT(bugprone-suspicious-include)
 
 #include <cinttypes>
 #include <cstdio>
@@ -50,7 +51,7 @@ int main(int argc, char ** argv) {
     const ggml_instr_team team = { run_on_threads, atoi(argv[2]) };
     const uint64_t n = strtoull(argv[3], nullptr, 10);
     log_file log;
-    if (log.open(argv[1], false) != 0) {
+    if (log.open(argv[1], {}) != 0) {
         return 1;
     }
     json_line line;

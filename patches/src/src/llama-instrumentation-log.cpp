@@ -8,10 +8,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <utility>
 
 namespace llama_instr {
 
@@ -62,33 +61,27 @@ class sigpipe_guard {
 
 }  // namespace
 
-log_file::~log_file() {
-    if (fd >= 0) {
-        ::close(fd);
+int log_file::open(const char * path, const held_file::existing & found) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const int status = file.create(path, found);
+    if (status == 0) {
+        name = path;
+        read_clock();
+        pending.room(most_bytes);
+    } else {
+        file.close();
     }
+    return status;
 }
 
-int log_file::open(const char * path, bool overwrite) {
-    struct stat st;
-    const bool exists  = stat(path, &st) == 0;
-    const bool special = exists && (st.st_mode & S_IFMT) != S_IFREG && (st.st_mode & S_IFMT) != S_IFDIR;
-
-    int flags = O_WRONLY | O_CLOEXEC;
-    if (!special) {
-        flags |= O_CREAT | (overwrite ? O_TRUNC : O_EXCL);
-    }
-    const int opened = ::open(path, flags, 0644);
-    if (opened < 0) {
-        return -errno;
-    }
-
+int log_file::begin() {
     std::lock_guard<std::mutex> lock(mutex);
-    name       = path;
-    fd         = opened;
-    regular    = !special;
-    read_clock();
-    pending.room(most_bytes);
-    return 0;
+    flush_locked();
+    const int status = is_regular() && error != 0 ? -error : file.commit();
+    if (status != 0) {
+        file.discard();
+    }
+    return status;
 }
 
 namespace {
@@ -111,7 +104,7 @@ void log_file::write(const char * event, std::string_view line) {
 
 [[gnu::hot]] void log_file::add_entry(format_fn format, const void * record, size_t size, std::string_view tail) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd < 0) {
+    if (!file.is_open()) {
         return;
     }
     if (chunks.empty() || pending.size() - chunks.back() >= chunk_bytes) {
@@ -131,14 +124,14 @@ void log_file::write(const char * event, std::string_view line) {
 
 [[gnu::hot]] void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd >= 0 && (is_due(last_flush, now) || pending.size() >= flush_bytes)) {
+    if (file.is_open() && (is_due(last_flush, now) || pending.size() >= flush_bytes)) {
         flush_locked(team);
     }
 }
 
 void log_file::flush_if_idle() {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd >= 0 && pending.size() > 0 && added == added_seen) {
+    if (file.is_open() && pending.size() > 0 && added == added_seen) {
         flush_locked();
     }
     added_seen = added;
@@ -146,7 +139,7 @@ void log_file::flush_if_idle() {
 
 void log_file::flush(const ggml_instr_team & team) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fd >= 0) {
+    if (file.is_open()) {
         flush_locked(team);
     }
 }
@@ -158,10 +151,7 @@ uint64_t log_file::dropped() {
 
 void log_file::abandon() {
     // the other threads of the parent do not exist here and may have held the mutex: do not take it
-    if (fd >= 0) {
-        ::close(fd);
-        fd = -1;
-    }
+    file.close();
 }
 
 void log_file::read_clock() {
@@ -228,6 +218,7 @@ void log_file::write_parts() {
     size_t kept = error == 0 ? write_some(pieces.data(), pieces.size()) : 0;
     if (kept < size) {
         kept = give_up(kept);
+        fail(error);
     }
     offset += kept;
     bytes  += kept;
@@ -238,11 +229,11 @@ void log_file::write_parts() {
 
 // returns the bytes written; when fewer than asked for, `error` says why
 size_t log_file::write_some(iovec * piece, size_t n_pieces) {
-    sigpipe_guard guard(!regular);
+    sigpipe_guard guard(!is_regular());
     const iovec * const end = piece + n_pieces;
     size_t written = 0;
     while (piece < end) {
-        const auto n = ::writev(fd, piece, (int) (end - piece));
+        const auto n = ::writev(file.get(), piece, (int) (end - piece));
         if (n < 0 && errno != EINTR) {
             error = errno;
             break;
@@ -263,7 +254,7 @@ size_t log_file::write_some(iovec * piece, size_t n_pieces) {
 // The disk is full, or the reader went away: cuts the file back to whole lines and drops the rest. Returns how
 // many of the bytes that were written stay.
 size_t log_file::give_up(size_t written) {
-    size_t left = !regular ? written : written > last_line_room ? written - last_line_room : 0;
+    size_t left = !is_regular() ? written : written > last_line_room ? written - last_line_room : 0;
     size_t kept = 0;
     for (auto & part : parts) {
         const std::string_view text = part.line.lines();
@@ -273,10 +264,16 @@ size_t log_file::give_up(size_t written) {
         kept += lines;
         left -= head.size();
     }
-    if (regular && kept < written && ftruncate(fd, (off_t) (offset + kept)) == 0) {
-        (void) lseek(fd, (off_t) (offset + kept), SEEK_SET);
+    if (is_regular() && kept < written) {
+        (void) !ftruncate(file.get(), (off_t) (offset + kept));
     }
     return kept;
+}
+
+void log_file::fail(int reason) {
+    if (on_failure) {
+        std::exchange(on_failure, nullptr)(reason);
+    }
 }
 
 void log_file::drop_lines(log_lines & lines, const char * data, size_t size) {
@@ -304,22 +301,22 @@ std::vector<log_lines::event_count> log_file::count_events() {
 
 int log_file::close_locked(const std::string & last_line) {
     const int  first_error = error;
-    const bool reader_gone = first_error != 0 && !regular;
+    const bool reader_gone = first_error != 0 && !is_regular();
     if (!reader_gone) {
         error = 0;
         iovec piece = { const_cast<char *>(last_line.data()), last_line.size() };
         const size_t written = write_some(&piece, 1);
-        if (written != last_line.size() && regular) {
+        if (written != last_line.size() && is_regular()) {
             // a session_end that is cut off would look like a kill; without one it is merely unclosed
-            (void) !ftruncate(fd, (off_t) offset);
+            (void) !ftruncate(file.get(), (off_t) offset);
         }
     }
-    if (::close(fd) != 0 && error == 0) {
-        error = errno;
-    }
-    fd = -1;
+    const int status = file.close();
     if (error == 0) {
-        error = first_error;
+        error = status != 0 ? -status : first_error;
+    }
+    if (error != 0) {
+        fail(error);
     }
     return -error;
 }

@@ -9,8 +9,8 @@
 
 #pragma once
 
+#include "llama-instrumentation-file.h"
 #include "llama-instrumentation-json.h"
-
 #include "llama-instrumentation-ticks.h"
 
 #include "ggml-instrumentation.h"
@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -63,10 +64,14 @@ class log_lines {
 
 class log_file {
   public:
-    ~log_file();
+    // creates `path` as held_file::create() does; returns 0 or -errno
+    int open(const char * path, const held_file::existing & found);
 
-    // creates `path`; returns 0 or -errno. An existing regular file is an error unless `overwrite`
-    int open(const char * path, bool overwrite);
+    // Writes what was added so far and gives the file its name. Returns 0 or -errno: then there is no new file.
+    int begin();
+
+    // is called once, with the lock held, when something cannot be written
+    std::function<void(int error)> on_failure;
 
     // adds a line of the event `event`, a literal
     void write(const char * event, std::string_view line);
@@ -100,7 +105,7 @@ class log_file {
     };
     template <typename F> int close(F make) {
         std::lock_guard<std::mutex> lock(mutex);
-        if (fd < 0) {
+        if (!file.is_open()) {
             return 0;
         }
         flush_locked();
@@ -118,7 +123,7 @@ class log_file {
     uint64_t dropped();
 
     uint64_t size() const { return bytes; }  // written
-    bool is_regular() const { return regular; }
+    bool is_regular() const { return file.is_regular(); }
 
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
@@ -144,8 +149,7 @@ class log_file {
 
     std::mutex  mutex;
     std::string name;
-    int         fd      = -1;
-    bool        regular = false;
+    held_file   file;
     std::atomic<int> error { 0 };
     text_buffer pending;  // entries
     std::vector<size_t>   chunks;  // of `pending`: where every `chunk_bytes` of entries begin
@@ -170,6 +174,7 @@ class log_file {
     void   write_parts();
     size_t write_some(iovec * piece, size_t n_pieces);
     size_t give_up(size_t written);
+    void   fail(int reason);
     int    close_locked(const std::string & last_line);
     void   drop_lines(log_lines & lines, const char * data, size_t size);
 };

@@ -25,9 +25,13 @@ struct global_state {
     std::shared_ptr<session> open;
     bool environment_asks = false;
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
-    std::vector<std::weak_ptr<session>> full;  // parts that were followed by another, until they are closed
+    // every session that somebody may still hold: the open one is the last, before it are parts that it followed
+    // and sessions that are being closed
+    std::vector<std::weak_ptr<session>> sessions;
     std::mutex marks;
     bool idle_thread = false;  // there is one
+    std::mutex telling;
+    held_file  standard_error;  // as it was before a library redirected it, as llama-cpp-python does
 
     // the hooks' flag; with the mutex held
     void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
@@ -46,27 +50,6 @@ int fail(int code, const std::string & text) {
 }
 
 const char * level_names[] = { "minimal", "detailed", "verbose" };
-
-std::string environment(const char * name) {
-    const char * value = getenv(name);
-    return value ? value : "";
-}
-
-std::string replace_pid(std::string path) {
-    for (size_t at; (at = path.find("%p")) != std::string::npos;) {
-        path.replace(at, 2, std::to_string(getpid()));
-    }
-    return path;
-}
-
-// session.log, 1234 -> session.1234.log
-std::string before_suffix(const std::string & path, const std::string & text) {
-    const size_t slash = path.find_last_of('/');
-    const size_t dot   = path.find_last_of('.');
-    const bool   has_suffix = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1);
-    const size_t at = has_suffix ? dot : path.size();
-    return path.substr(0, at) + "." + text + path.substr(at);
-}
 
 // A program that waits for its next request may wait for hours, or be killed: what is left in memory when it
 // stops decoding is written by a thread that has nothing else to do. It takes none of the program's signals.
@@ -102,43 +85,56 @@ void start_idle_thread() {
     pthread_sigmask(SIG_SETMASK, &previous, nullptr);
 }
 
-// creates the file; returns 0 or -errno
-int start_log(session & s, const std::string & path) {
-    const int status = s.log.open(path.c_str(), (s.flags & LLAMA_INSTR_OVERWRITE) != 0);
-    if (status == 0) {
-        write_session_start(s);
-        s.log.flush();
+// the sessions that somebody holds; with the mutex held
+std::vector<std::shared_ptr<session>> held_sessions() {
+    std::vector<std::shared_ptr<session>> held;
+    for (const auto & weak : global().sessions) {
+        if (auto s = weak.lock()) {
+            held.push_back(std::move(s));
+        }
     }
-    return status;
+    return held;
 }
 
-int open_session(const std::string & path, const std::string & level_name, const std::string & args, const std::string & stats, int32_t flags, uint64_t rotate_bytes) {
+// with the mutex held
+void make_current(const std::shared_ptr<session> & s) {
     auto & g = global();
-    if (g.open) {
+    const auto gone = [](const std::weak_ptr<session> & weak) { return weak.expired(); };
+    g.sessions.erase(std::remove_if(g.sessions.begin(), g.sessions.end(), gone), g.sessions.end());
+    g.sessions.push_back(s);
+    g.open = s;
+    g.update_flag();
+}
+
+std::string reason_of(int status) {
+    return status == -EBADMSG ? "exists and is not a log, so it is not overwritten" : strerror(-status);
+}
+
+int open_session(const request & asked) {
+    if (global().open) {
         return fail(EBUSY, "a session is open already; a process records one at a time");
     }
     auto s = std::make_shared<session>();
-    if (!parse_level(level_name.c_str(), s->detail)) {
-        return fail(EINVAL, "unknown level '" + level_name + "'; it is minimal, detailed or verbose");
+    if (!parse_level(asked.level.c_str(), s->detail)) {
+        return fail(EINVAL, "unknown level '" + asked.level + "'; it is minimal, detailed or verbose");
     }
-    s->all               = std::make_shared<recording>();
-    s->all->id           = random_id();
-    s->all->path         = path;
-    s->all->args         = args;
-    s->flags         = flags;
-    s->stats_pattern = stats;
+    s->all           = std::make_shared<recording>();
+    s->all->id       = random_id();
+    s->all->path     = asked.path;
+    s->all->args     = asked.args;
+    s->flags         = asked.flags;
+    s->stats_pattern = asked.stats;
     try {
-        s->stats = std::regex(stats);
+        s->stats = std::regex(asked.stats);
     } catch (const std::regex_error & err) {
-        return fail(EINVAL, "not a regular expression: '" + stats + "': " + err.what());
+        return fail(EINVAL, "not a regular expression: '" + asked.stats + "': " + err.what());
     }
-    const int status = start_log(*s, path);
+    const int status = s->start(asked.path, asked.found);
     if (status != 0) {
-        return fail(-status, path + ": " + strerror(-status));
+        return fail(-status, asked.path + ": " + reason_of(status));
     }
-    s->all->rotate_bytes = s->log.is_regular() ? rotate_bytes : 0;
-    g.open = std::move(s);
-    g.update_flag();
+    s->all->rotate_bytes = s->log.is_regular() ? asked.rotate_bytes : 0;
+    make_current(s);
     start_idle_thread();
     return 0;
 }
@@ -148,40 +144,24 @@ void open_from_environment() {
     g.environment_asks = false;
     g.update_flag();
 
-    std::string path = replace_pid(environment("LLAMA_INSTR_LOG"));
-    std::string level_name = environment("LLAMA_INSTR_LEVEL");
-    if (level_name.empty()) {
-        level_name = "detailed";
+    request asked = request_of_environment();
+    int status = open_session(asked);
+    if (status == 0 && asked.removes_parts) {
+        remove_parts(asked.path);
     }
-    const bool stop = environment("LLAMA_INSTR_ON_ERROR") == "stop";
-    const int32_t flags = stop ? LLAMA_INSTR_STOP_ON_ERROR : 0;
-    const auto open_at = [&](const std::string & at) {
-        return open_session(at, level_name, environment("LLAMA_INSTR_ARGS"), environment("LLAMA_INSTR_STATS"), flags,
-                            strtoull(environment("LLAMA_INSTR_ROTATE").c_str(), nullptr, 10));
-    };
-    int status = open_at(path);
     if (status == -EEXIST) {
-        const std::string other = before_suffix(path, std::to_string(getpid()));
-        fprintf(stderr, "llama-instr: %s exists; recording to %s\n", path.c_str(), other.c_str());
-        status = open_at(other);
+        const std::string other = before_suffix(asked.path, std::to_string(getpid()));
+        tell(asked.path + " exists; recording to " + other);
+        asked.path  = other;
+        asked.found = {};
+        status = open_session(asked);
     }
     if (status != 0) {
-        fprintf(stderr, "llama-instr: nothing is recorded: %s\n", last_error);
-        if (stop) {
+        tell(std::string("nothing is recorded: ") + last_error);
+        if (asked.flags & LLAMA_INSTR_STOP_ON_ERROR) {
             _exit(74);  // EX_IOERR of sysexits.h
         }
     }
-}
-
-// those that steps still write to; with the mutex held
-std::vector<std::shared_ptr<session>> full_parts() {
-    std::vector<std::shared_ptr<session>> parts;
-    for (const auto & weak : global().full) {
-        if (auto part = weak.lock()) {
-            parts.push_back(std::move(part));
-        }
-    }
-    return parts;
 }
 
 int close_session(const char * reason, bool wait) {
@@ -192,8 +172,7 @@ int close_session(const char * reason, bool wait) {
         if (!g.open) {
             return fail(ENOENT, "no session is open");
         }
-        parts = full_parts();
-        parts.push_back(std::move(g.open));
+        parts  = held_sessions();
         g.open = nullptr;
         g.closing++;
     }
@@ -218,8 +197,15 @@ int close_session(const char * reason, bool wait) {
     return status == 0 ? 0 : fail(-status, std::string("the log is not complete: ") + strerror(-status));
 }
 
+void keep_standard_error() {
+    auto & g = global();
+    std::lock_guard<std::mutex> lock(g.telling);
+    g.standard_error.duplicate(STDERR_FILENO);
+}
+
 void at_exit() {
     if (llama_instr_enabled()) {
+        fflush(stdout);  // closing may end the program at once
         close_session("exit", false);
     }
 }
@@ -230,20 +216,18 @@ void in_child() {
     auto & g = global();
     new (&g.mutex) std::mutex;  // another thread of the parent may have held them
     new (&g.marks) std::mutex;
+    new (&g.telling) std::mutex;
     forget_facts_lock();
     team_of_thread() = {};  // its threads do not exist here
-    auto inherited = full_parts();
-    inherited.push_back(std::move(g.open));
-    for (auto & part : inherited) {
-        if (part) {
-            part->log.abandon();
-            new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
-        }
+    for (auto & part : held_sessions()) {
+        part->log.abandon();
+        new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
     }
+    g.sessions.clear();
     g.open        = nullptr;
     g.idle_thread = false;  // a fork has but the thread that made it
     g.closing = 0;
-    g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
+    g.environment_asks = !request_of_environment().path.empty();
     g.update_flag();
 }
 
@@ -253,8 +237,11 @@ struct startup {
         auto & g = global();
         pthread_atfork(nullptr, nullptr, in_child);
         atexit(at_exit);
-        g.environment_asks = !environment("LLAMA_INSTR_LOG").empty();
+        g.environment_asks = !request_of_environment().path.empty();
         g.update_flag();
+        if (g.environment_asks) {
+            keep_standard_error();
+        }
     }
 } startup_instance;
 
@@ -305,10 +292,10 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
     next->stats_pattern = full->stats_pattern;
     next->stats         = full->stats;
     const std::string path = before_suffix(all.path, "part" + std::to_string(next->part));
-    const int status = start_log(*next, path);
+    const int status = next->start(path, {});
     if (status != 0) {
         all.rotate_bytes = 0;
-        fprintf(stderr, "llama-instr: %s: %s; %s goes on\n", path.c_str(), strerror(-status), full->log.path().c_str());
+        tell(path + ": " + reason_of(status) + "; recording continues in " + full->log.path());
         return full;
     }
     for (const auto & mark : all.marks) {
@@ -316,31 +303,16 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
         write_mark(*next, mark.first, mark.second.name.c_str(), "begin", mark.second.thread);
     }
     next->follow(*full);
-    g.full.erase(std::remove_if(g.full.begin(), g.full.end(), [](const auto & part) { return part.expired(); }), g.full.end());
-    g.full.push_back(full);
-    g.open = next;
+    make_current(next);
     return next;
 }
 
-int session::close(const char * reason) {
-    return log.close([&](const log_file::totals & totals) {
-        json_line line;
-        line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
-        line.kv(LLAMA_INSTR_K_REASON, reason);
-        line.object(LLAMA_INSTR_K_EVENTS);
-        for (const auto & count : totals.events) {
-            if (count.lines > 0) {
-                line.kv_dynamic(count.event, count.lines);
-            }
-        }
-        line.close_object();
-        line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
-        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
-        line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
-        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks));
-        return std::string(line.end());
-    });
+void tell(const std::string & text) {
+    auto & g = global();
+    const std::string line = "llama-instr: " + text + "\n";
+    std::lock_guard<std::mutex> lock(g.telling);
+    const int kept = g.standard_error.get();
+    (void) !::write(kept >= 0 ? kept : STDERR_FILENO, line.data(), line.size());
 }
 
 void session::wait_for_steps() {
@@ -348,20 +320,6 @@ void session::wait_for_steps() {
     const uint64_t until = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
     while (steps > 0 && ggml_instr_clock_ns() < until) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-}
-
-void session::tell_failure() {
-    if (told_failure.exchange(true)) {
-        return;
-    }
-    const int  error = log.failed();
-    const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
-    fprintf(stderr, "llama-instr: %s cannot be written (%s): %s\n", log.path().c_str(), strerror(error),
-            stop ? "stopping, as asked" : "inference goes on, events are dropped and counted");
-    if (stop) {
-        log.close([](const log_file::totals &) { return std::string(); });
-        _exit(74);
     }
 }
 
@@ -377,11 +335,20 @@ int32_t llama_instr_begin(const char * path, const char * level, const char * ar
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
     // the program's own word goes before the environment's
-    const bool asked = g.environment_asks;
+    const bool environment_asks = g.environment_asks;
     g.environment_asks = false;
-    const int status = open_session(path ? path : "", level ? level : "detailed", args ? args : "", stats ? stats : "", flags, 0);
-    if (status != 0) {
-        g.environment_asks = asked;
+    request asked;
+    asked.path  = path ? path : "";
+    asked.level = level ? level : "detailed";
+    asked.args  = args ? args : "";
+    asked.stats = stats ? stats : "";
+    asked.flags = flags;
+    asked.found.replace = (flags & LLAMA_INSTR_OVERWRITE) != 0;
+    const int status = open_session(asked);
+    if (status == 0) {
+        keep_standard_error();
+    } else {
+        g.environment_asks = environment_asks;
     }
     return status;
 }

@@ -106,8 +106,8 @@ struct model_state {
     std::unordered_map<const ggml_tensor *, int> weights;
 };
 
-// One log file: a whole recording or, when it rotates, a part. Steps and whatever else is being written
-// hold a reference; the last one of a part that another has followed closes its file.
+// One log file: a whole recording or, when it rotates, a part. A step holds a reference to the part that it began
+// in; the last reference to a part that another has followed closes its file.
 class session {
   public:
     ~session() { close("rotated"); }
@@ -158,16 +158,16 @@ class session {
         return limit > 0 && log.size() >= limit;
     }
 
+    // creates the file and writes session_start; returns 0 or -errno
+    int start(const std::string & path, const held_file::existing & found);
+
     // the totals and the end of the file, if it is open; returns 0 or -errno
     int close(const char * reason);
 
-    void write(const char * event, json_line & line) { log.write(event, line.end()); after_write(); }
+    void write(const char * event, json_line & line) { log.write(event, line.end()); }
 
     // as in the log
-    template <typename R> void add(const R & record, std::string_view tail = {}) {
-        log.add(record, tail);
-        after_write();
-    }
+    template <typename R> void add(const R & record, std::string_view tail = {}) { log.add(record, tail); }
 
     // steps under way keep the session open
     void step_begins() { steps++; }
@@ -183,19 +183,10 @@ class session {
     std::unordered_map<const llama_context *, std::vector<cache_state>> followed;  // not met yet
 
     std::atomic<int>  steps { 0 };
-    std::atomic<bool> told_failure { false };
 
     context_state & context_locked(const llama_context * ctx);
     model_state & model_locked(const llama_model * model);
     void write_context(const context_state & state, int model_id);
-
-    // a full disk is told once, and ends the program where that was asked for
-    void after_write() {
-        if (log.failed()) {
-            tell_failure();
-        }
-    }
-    void tell_failure();
 };
 
 // the open session; opens the one that the environment asks for when there is none yet
@@ -204,6 +195,28 @@ std::shared_ptr<session> current_session();
 std::shared_ptr<session> open_session_or_null();
 // the next part of the log, or `full` when there can be none
 std::shared_ptr<session> next_part(std::shared_ptr<session> full);
+
+// a line for the user, on the standard error that the program had before a library redirected it
+void tell(const std::string & text);
+
+// what a session is asked for
+struct request {
+    std::string path;
+    std::string level = "detailed";
+    std::string args;   // JSON
+    std::string stats;  // a pattern
+    int32_t     flags = 0;
+    held_file::existing found;  // at `path`
+    uint64_t    rotate_bytes  = 0;
+    bool        removes_parts = false;  // of the log that is replaced
+};
+
+// what `instr exec` asks for; without a path, nothing
+request request_of_environment();
+// session.log, part2 -> session.part2.log
+std::string before_suffix(const std::string & path, const std::string & text);
+// removes the later parts of the recording whose log `path` was, logs only
+void remove_parts(const std::string & path);
 
 // held while a mark is written, so that a rotation cuts every open span in two
 std::unique_lock<std::mutex> marks_lock();

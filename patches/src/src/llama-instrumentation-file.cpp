@@ -1,0 +1,178 @@
+// llama-instrumentation-file.cpp - see the header for the rule that it keeps
+
+#include "llama-instrumentation-file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace llama_instr {
+
+namespace {
+
+// O_APPEND: what is written after the file was cut, or opened again, goes to its end. A mapping needs to read.
+constexpr int write_flags = O_APPEND | O_CLOEXEC;
+constexpr size_t pinned_bytes = 1;
+
+// with its links resolved, so that a log that replaces another does not replace a link to it
+std::string resolved(const char * path) {
+    char buffer[PATH_MAX];
+    if (realpath(path, buffer)) {
+        return buffer;
+    }
+    const std::string name = path;
+    return name[0] != '/' && getcwd(buffer, sizeof(buffer)) ? std::string(buffer) + "/" + name : name;
+}
+
+// an empty file is one that lost its events
+bool begins_as_log(int descriptor) {
+    static const char beginning[] = "{\"event\":\"session_start\"";
+    char head[sizeof(beginning) - 1];
+    const ssize_t n = pread(descriptor, head, sizeof(head), 0);
+    return n >= 0 && memcmp(head, beginning, (size_t) n) == 0;
+}
+
+}  // namespace
+
+int held_file::create(const char * path, const existing & found) {
+    struct stat st;
+    const bool exists = stat(path, &st) == 0;
+    if (exists && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) {
+        return keep(::open(path, O_WRONLY | write_flags));
+    }
+    name = resolved(path);
+    if (exists && found.replace) {
+        return open_replacement(found);
+    }
+    return keep(::open(path, O_RDWR | write_flags | O_CREAT | O_EXCL, 0600));
+}
+
+// Of several processes that replace the same file one does; the lock makes the others see it.
+int held_file::open_replacement(const existing & found) {
+    replaced = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    if (replaced < 0) {
+        return -errno;
+    }
+    struct stat locked, now;
+    (void) flock(replaced, LOCK_EX);
+    if (fstat(replaced, &locked) != 0 || stat(name.c_str(), &now) != 0) {
+        return -errno;
+    }
+    const bool same = locked.st_dev == now.st_dev && locked.st_ino == now.st_ino;
+    if (!same || (found.dev != 0 && (locked.st_dev != found.dev || locked.st_ino != found.ino))) {
+        return -EEXIST;
+    }
+    if (!begins_as_log(replaced)) {
+        return -EBADMSG;
+    }
+    temporary = name.substr(0, name.find_last_of('/')) + "/.instr-XXXXXX";
+    const int opened = mkostemp(&temporary[0], write_flags);
+    if (opened < 0) {
+        temporary.clear();
+    }
+    return keep(opened);
+}
+
+int held_file::keep(int opened) {
+    struct stat st;
+    if (opened < 0 || fstat(opened, &st) != 0) {
+        return -errno;
+    }
+    held    = true;
+    fd      = opened;
+    regular = S_ISREG(st.st_mode);
+    dev     = st.st_dev;
+    ino     = st.st_ino;
+    if (regular) {
+        pin = mmap(nullptr, pinned_bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    }
+    return 0;
+}
+
+int held_file::commit() {
+    int status = 0;
+    if (!temporary.empty()) {
+        status = rename(temporary.c_str(), name.c_str()) == 0 ? 0 : -errno;
+        if (status == 0) {
+            temporary.clear();
+        }
+    }
+    if (replaced >= 0) {
+        ::close(replaced);
+        replaced = -1;
+    }
+    return status;
+}
+
+void held_file::discard() {
+    if (held && regular) {
+        ::unlink(temporary.empty() ? name.c_str() : temporary.c_str());
+    }
+    temporary.clear();
+    close();
+}
+
+void held_file::duplicate(int descriptor) {
+    close();
+    // a high number: programs expect the lowest ones for what they open first
+    keep(fcntl(descriptor, F_DUPFD_CLOEXEC, 64));
+}
+
+int held_file::get() {
+    if (fd >= 0 && is_own(fd)) {
+        return fd;
+    }
+    fd = -1;  // the number is the application's now, or nobody's
+    if (!held || !regular || name.empty()) {
+        errno = EBADF;
+        return -1;
+    }
+    const int opened = ::open((temporary.empty() ? name : temporary).c_str(), O_WRONLY | write_flags);
+    if (opened >= 0 && !is_own(opened)) {
+        ::close(opened);
+        errno = ENOENT;
+        return -1;
+    }
+    return fd = opened;
+}
+
+int held_file::close() {
+    if (replaced >= 0) {
+        ::close(replaced);
+        replaced = -1;
+    }
+    const bool owned = fd >= 0 && is_own(fd);
+    const int  status = owned && ::close(fd) != 0 ? -errno : 0;
+    if (pin && pin != MAP_FAILED) {
+        munmap(pin, pinned_bytes);
+    }
+    pin  = nullptr;
+    held = false;
+    fd   = -1;
+    return status;
+}
+
+bool held_file::is_own(int descriptor) const {
+    struct stat st;
+    return fstat(descriptor, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+void remove_log(const char * path) {
+    struct stat st;
+    const int file = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? ::open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (file >= 0 && begins_as_log(file)) {
+        ::unlink(path);
+    }
+    if (file >= 0) {
+        ::close(file);
+    }
+}
+
+}  // namespace llama_instr

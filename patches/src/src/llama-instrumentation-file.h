@@ -1,0 +1,72 @@
+// llama-instrumentation-file.h - a file that the recorder keeps open in a program that is not its own
+//
+// An application may close descriptors that it did not open, as daemons do, and then open files of its own
+// under the same numbers. So a descriptor is never written to or closed before it is known to be the file
+// that was opened.
+
+#pragma once
+
+#include <string>
+#include <sys/types.h>
+
+namespace [[gnu::visibility("hidden")]] llama_instr {
+
+class held_file {
+  public:
+    held_file() = default;
+    held_file(const held_file &) = delete;
+    held_file & operator=(const held_file &) = delete;
+    ~held_file() { close(); }
+
+    // What may be at `path` when a log is created there.
+    struct existing {
+        bool  replace = false;  // a log that is there is replaced once commit() is called
+        dev_t dev = 0;          // not 0: only this very file
+        ino_t ino = 0;
+    };
+
+    // Creates a log that only its owner may read. Returns 0 or -errno: -EEXIST when a file is in the way, and
+    // -EBADMSG when one should be replaced that does not begin as a log. What is no regular file, such as a
+    // pipe, is opened as it is.
+    int create(const char * path, const existing & found);
+
+    // The new file takes the place of the one that it replaces; returns 0 or -errno.
+    int commit();
+
+    // Removes what create() made, when it is not worth keeping.
+    void discard();
+
+    // holds what `descriptor` is open on
+    void duplicate(int descriptor);
+
+    // The descriptor, or -1 with errno set. A regular file whose descriptor the application has closed is
+    // opened again.
+    int get();
+
+    // returns 0 or -errno
+    int close();
+
+    // until close(), also where the application has closed the descriptor
+    bool is_open()    const { return held; }
+    bool is_regular() const { return regular; }
+
+  private:
+    bool  held    = false;
+    int   fd      = -1;
+    bool  regular = false;
+    dev_t dev     = 0;
+    ino_t ino     = 0;
+    void * pin    = nullptr;  // a mapping: while there is one, no other file gets this inode
+    std::string name;       // absolute
+    std::string temporary;  // its name until commit()
+    int   replaced = -1;    // the file that is replaced, locked until then
+
+    int  open_replacement(const existing & found);
+    int  keep(int opened);
+    bool is_own(int descriptor) const;
+};
+
+// removes the file, if it begins as a log
+void remove_log(const char * path);
+
+}  // namespace llama_instr
