@@ -5,7 +5,8 @@
 #
 # make lint-native  the recorder's C and C++: llama.cpp's own warnings and clang-tidy, which it installs
 # make audit      known vulnerabilities of what is installed here; 1 too where nothing could be asked
-# make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+# make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; models are
+#                 loaded and freed for STRESS_SECONDS (20) with each
 # make test-docs  what README and docs let a newcomer do, in a fresh clone; needs an index; a quarter of an hour
 # make image      the container image of docker/Dockerfile, with docker, podman or buildah
 # make image-test that image, built and tried without an engine (Debian, as root; minutes)
@@ -24,6 +25,7 @@ PYTHON ?= python3
 PROMPT ?= Once upon a time
 export FUZZ_SECONDS ?= 60
 LOAD_MINUTES ?= 10
+STRESS_SECONDS ?= 20
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -80,7 +82,7 @@ release: $(INSTALLED)
 	$(BIN)/python -m tools.release $(if $(NATIVE),--native)
 
 sanitize: native $(TEST_INSTALLED)
-	$(BIN)/python -m tests.sanitize
+	$(BIN)/python -m tests.sanitize --seconds $(STRESS_SECONDS)
 
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 IMAGE ?= llamacpp-instr

@@ -2,14 +2,16 @@
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
 ThreadSanitizer, and runs `native/recorder_stress.cpp` with each: contexts that decode at once,
-every level, sessions that come and go, a full disk, a closed pipe; and `native/log_team.cpp`, since
-ThreadSanitizer has to do without the threads of OpenMP. AddressSanitizer ends the program at a
-finding. ThreadSanitizer also sees races inside ggml's own kernels, whose barriers it
-does not understand; those are counted, every other one is a failure.
+every level, sessions that come and go, a full disk, a closed pipe; `native/log_team.cpp`, since
+ThreadSanitizer has to do without the threads of OpenMP; and `native/models_come_and_go.cpp` for
+`--seconds`. AddressSanitizer ends the program at a finding. ThreadSanitizer also sees races inside
+ggml's own kernels, whose barriers it does not understand; those are counted, every other one is a
+failure.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -28,13 +30,14 @@ ACCESS = r"^  (?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) .*\n((?:    #.*\n)+
 NATIVE = ROOT / "tests" / "native"
 
 
-def run(sanitizer: str) -> None:
-    """Raises CalledProcessError at the first finding."""
+def run(sanitizer: str, seconds: int) -> None:
+    """Raises CalledProcessError or AssertionError at a finding. `seconds` is how long models are
+    loaded and freed while the log rotates."""
     library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
-        program, team = (
+        program, team, come_and_go = (
             compile_program(NATIVE / name, library, Path(folder), SANITIZERS[sanitizer])
-            for name in ("recorder_stress.cpp", "log_team.cpp")
+            for name in ("recorder_stress.cpp", "log_team.cpp", "models_come_and_go.cpp")
         )
         logs = Path(folder) / "logs"
         logs.mkdir()
@@ -53,6 +56,8 @@ def run(sanitizer: str) -> None:
         }
         subprocess.run([program, DEMO], env=env | rotating, check=True)
         assert (logs / "rotated.part3.log").exists(), "the log did not rotate"
+        rotating["LLAMA_INSTR_LOG"] = f"{folder}/come-and-go.log"
+        subprocess.run([come_and_go, DEMO, str(seconds)], env=env | rotating, check=True)
         text = "".join(path.read_text() for path in Path(folder).glob("races.*"))
         ours, kernels = races(text)
         assert not ours, "\n".join(ours)
@@ -82,8 +87,12 @@ def races(text: str) -> tuple[list[str], int]:
 
 
 def main() -> None:
-    for sanitizer in sys.argv[1:] or SANITIZERS:
-        run(sanitizer)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sanitizers", nargs="*", default=list(SANITIZERS))
+    parser.add_argument("--seconds", type=int, default=20)
+    options = parser.parse_args()
+    for sanitizer in options.sanitizers:
+        run(sanitizer, options.seconds)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from llamacpp_instr.check import check_log
 from llamacpp_instr.log import read_events
 from llamacpp_instr.schema import StepEnd
-from tests.native_kit import DEMO
+from tests.native_kit import DEMO, compile_program, installed_library
 
 ROOT = Path(__file__).parent.parent
 
@@ -218,3 +218,26 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     assert not list(check_log(log))
     assert count_steps(log) == 300
     assert list(tmp_path.iterdir()) == [log]
+
+
+# --- contexts that come and go ---
+
+
+def test_models_come_and_go_while_the_log_rotates(tmp_path: Path) -> None:
+    program = compile_program(
+        ROOT / "tests" / "native" / "models_come_and_go.cpp", installed_library(), tmp_path
+    )
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    environment = {
+        "LLAMA_INSTR_LOG": str(logs / "r.log"),
+        "LLAMA_INSTR_ROTATE": "100000",
+    }
+    done = subprocess.run(
+        [program, DEMO, "8"], env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "models_come_and_go: passed\n"), done.stderr
+    parts = list(logs.iterdir())
+    assert len(parts) > 10, "the log hardly rotated"
+    assert not [fault for part in parts for fault in check_log(part)]

@@ -118,7 +118,6 @@ model_state & session::of(const llama_model * model) {
 }
 
 void session::forget(const llama_context * ctx) {
-    log.flush();  // its records point at the context's plans
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
     followed.erase(ctx);
@@ -293,9 +292,7 @@ void llama_instr_model_free(const llama_model * model) {
         std::lock_guard<std::mutex> lock(f.mutex);
         f.loads.erase(model);
     }
-    if (auto s = open_session_or_null()) {
-        s->forget(model);
-    }
+    forget_everywhere(model);
 }
 
 void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
@@ -317,8 +314,5 @@ void llama_instr_context_free(const llama_context * ctx) {
         std::lock_guard<std::mutex> lock(f.mutex);
         f.types.erase(ctx);
     }
-    if (auto s = open_session_or_null()) {
-        s->forget(ctx);
-        s->log.flush();  // a process that ends with _exit() runs nothing of ours after this
-    }
+    forget_everywhere(ctx);
 }

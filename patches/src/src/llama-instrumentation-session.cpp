@@ -307,6 +307,33 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
     return next;
 }
 
+// Records in a log point at what a context keeps, so they are written first; none comes after them. The lock is
+// that of a rotation, which copies what the last part knows.
+template <typename T> static void forget_in_all(const T * what) {
+    auto & g = global();
+    std::vector<std::shared_ptr<session>> held;
+    {
+        std::lock_guard<std::mutex> lock(g.mutex);
+        held = held_sessions();
+    }
+    for (const auto & s : held) {
+        s->log.flush();
+    }
+    std::lock_guard<std::mutex> lock(g.mutex);
+    held = held_sessions();
+    for (const auto & s : held) {
+        s->forget(what);
+    }
+}
+
+void forget_everywhere(const llama_context * ctx) {
+    forget_in_all(ctx);
+}
+
+void forget_everywhere(const llama_model * model) {
+    forget_in_all(model);
+}
+
 void tell(const std::string & text) {
     auto & g = global();
     const std::string line = "llama-instr: " + text + "\n";

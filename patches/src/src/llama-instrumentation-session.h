@@ -196,6 +196,11 @@ std::shared_ptr<session> open_session_or_null();
 // the next part of the log, or `full` when there can be none
 std::shared_ptr<session> next_part(std::shared_ptr<session> full);
 
+// A model or a context is about to be freed: no session finds it any more, whoever holds that session. A rotation
+// cannot take it over to the next part meanwhile.
+void forget_everywhere(const llama_context * ctx);
+void forget_everywhere(const llama_model * model);
+
 // a line for the user, on the standard error that the program had before a library redirected it
 void tell(const std::string & text);
 
