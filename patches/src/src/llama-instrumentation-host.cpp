@@ -3,6 +3,7 @@
 #include "llama-instrumentation-session.h"
 
 #include "llama-instrumentation.h"
+#include "llama-instrumentation-secrets.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -112,7 +113,9 @@ void write_host(json_line & line) {
 
 void write_process(json_line & line) {
     line.object(LLAMA_INSTR_K_PROCESS).kv(LLAMA_INSTR_K_PID, getpid()).array(LLAMA_INSTR_K_ARGV);
-    for (const auto & arg : arguments()) {
+    const char * keep = getenv("LLAMA_INSTR_KEEP_ARGS");
+    const std::vector<std::string> argv = arguments();
+    for (const auto & arg : keep && keep[0] ? argv : without_secrets(argv)) {
         line.item(arg);
     }
     line.close_array().close_object();
