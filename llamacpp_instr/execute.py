@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import NativeError, UsageError
+from .log_files import check_replaceable, later_parts, logs_of, shortcoming
 from .recording import OnLogError, check_log_path
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
@@ -37,8 +38,8 @@ class Executed:
 
     exit_code: int
     """its own, or 128 + the signal that ended it"""
-    logs: list[Path]
-    """written while it ran, by name and part"""
+    logs: dict[Path, str]
+    """written while it ran, by name and part; with what is missing in each, empty if nothing"""
 
 
 def execute(
@@ -54,23 +55,26 @@ def execute(
 
     `log` is the path of the log, in which `%p` stands for the process id; left out, it is the
     command's name with the process id. A log that has grown past `rotate` bytes ends, and the
-    next step begins another one: `session.log`, `session.part2.log`, … Raises `UsageError` when
-    there is nothing to run or the log cannot be written, `NativeError` when the command's Python
-    would load an unpatched library.
+    next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
+    replaces an existing log once it has another one to put there; parts that the new log does not
+    have are deleted at the end.
+
+    Raises `UsageError` when there is nothing to run or the log cannot be written, `NativeError`
+    when the command's Python would load an unpatched library.
     """
     program = _find(command)
     _check_pattern(stats)
     _check_library(program)
     # the command may change its directory; the log stays where it was asked for
     target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
-    check_log_path(target, force)
-    own = [target] if target.is_file() else []
-    if rotate and "%p" not in target.name:
-        own += [path for path in _logs(target) if re.search(r"\.part\d+$", path.stem)]
-    if own and not force:
-        raise UsageError(f"{own[0]} exists; use --force to overwrite the log and its parts")
-    for path in own:
-        path.unlink()  # the recorder makes a second log rather than overwrite
+    if "%p" in str(target.parent):
+        raise UsageError(f"{target.parent}: the log's directory cannot hold %p, only its name can")
+    check_log_path(target, force, "--force")
+    old_parts = later_parts(target) if rotate and "%p" not in target.name else []
+    if old_parts and not force:
+        raise UsageError(f"{old_parts[0]} exists; use --force to overwrite the log and its parts")
+    for part in old_parts:
+        check_replaceable(part)
     environment = {
         **os.environ,
         "LLAMA_INSTR_LOG": str(target),
@@ -79,17 +83,21 @@ def execute(
         "LLAMA_INSTR_ON_ERROR": on_log_error,
         "LLAMA_INSTR_ROTATE": str(rotate or 0),
         "LLAMA_INSTR_ARGS": json.dumps({"command": list(command)}),
+        "LLAMA_INSTR_OVERWRITE": "1" if force else "",
     }
-    before = _logs(target)
+    before = logs_of(target)
     status = _run(program, command, environment)
-    after = _logs(target)
+    after = logs_of(target)
+    written = [path for path, identity in after.items() if before.get(path) != identity]
+    if target in written:
+        for part in old_parts:
+            if part not in written:  # of the old log, which had more parts
+                part.unlink(missing_ok=True)
     return Executed(
         exit_code=os.waitstatus_to_exitcode(status)
         if os.WIFEXITED(status)
         else 128 + os.WTERMSIG(status),
-        logs=sorted(
-            (path for path, identity in after.items() if before.get(path) != identity), key=_order
-        ),
+        logs={path: shortcoming(path) for path in sorted(written, key=_order)},
     )
 
 
@@ -148,23 +156,6 @@ def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
         info = signal.sigwaitinfo(awaited)
         return info.si_signo, info.si_code > 0
     return signal.sigwait(awaited), False
-
-
-def _logs(target: Path) -> dict[Path, tuple[int, int, int]]:
-    """The logs that the recorder may write for `target`, and what tells one from an older one.
-
-    Processes after the first one put their id before the suffix when `target` names none.
-    """
-    before, has_pid, after = target.name.partition("%p")
-    if not has_pid:
-        before, after = target.stem, target.suffix
-    own = re.compile(rf"{re.escape(before)}[-.]?\d*(\.part\d+)?{re.escape(after)}")
-    found = {}
-    for path in target.parent.iterdir():
-        if own.fullmatch(path.name) and path.is_file():
-            stat = path.stat()
-            found[path] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    return found
 
 
 def _check_library(program: str) -> None:

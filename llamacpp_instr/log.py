@@ -26,6 +26,8 @@ from llamacpp_instr.errors import LogError
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     EVENTS,
+    FIRST_BYTES,
+    MAX_LINE,
     SCHEMA_VERSION,
     AnyEvent,
     Event,
@@ -34,8 +36,6 @@ from llamacpp_instr.schema import (
 )
 
 CHUNK = 1 << 18
-MAX_LINE = 64 << 20
-"""bytes; the longest line of a real log, a graph's at verbose, has a few million"""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class LogReader:
                 f" (it reads {SCHEMA_VERSION}); use the instr that wrote it",
                 self.path,
             )
-        if head is None and not newline and line.startswith(_FIRST_BYTES[: len(line)]):
+        if head is None and not newline and line.startswith(FIRST_BYTES[: len(line)]):
             raise LogError("ends in the middle of its first line: nothing was recorded", self.path)
         dialect = dialect_of(head) if isinstance(head, dict) else None
         if dialect is None:
@@ -233,7 +233,6 @@ class LogReader:
 
 _BAD_LINE = (ValueError, RecursionError)
 """what decoding a wrong line raises: the errors of msgspec and of UTF-8 are ValueErrors"""
-_FIRST_BYTES = b'{"event":"session_start"'
 
 _EVENT_NAMES = frozenset(event_name(event) for event in EVENTS)
 

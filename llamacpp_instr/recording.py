@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from . import native
 from .errors import InstrError, UsageError
+from .log_files import check_replaceable
 from .schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
@@ -26,8 +29,9 @@ OnLogError = Literal["continue", "stop"]
 class Session:
     """A session that is being recorded; made by `record`."""
 
-    def __init__(self, library: native.Native, path: Path) -> None:
+    def __init__(self, library: native.Native, path: Path, written: Path) -> None:
         self._native = library
+        self._written = written  # where the log is, until it takes its name
         self._open = True
         self._dropped = 0
         self._nan_seen = False
@@ -88,6 +92,27 @@ class Session:
         if self._native.end() != 0:
             self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
 
+    def take_name(self) -> None:
+        """Put a log that is recorded aside in the place of the one that is there."""
+        if self.is_aside:
+            if self.path.is_file():
+                check_replaceable(self.path)  # as it was when the session began?
+            try:
+                self._written.replace(self.path)
+            except OSError as error:
+                raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+            self._written = self.path
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the log has not taken its name yet."""
+        return self._written != self.path
+
+    def discard(self) -> None:
+        """Remove the log, where it is a file."""
+        if self._written.is_file():
+            self._written.unlink()
+
     def __enter__(self) -> Session:
         return self
 
@@ -122,41 +147,84 @@ def record(
     Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
     the patched library. One session at a time in a process.
     """
+    return begin_session(
+        Path(path),
+        level=level,
+        stats=stats,
+        args=args or {},
+        force=force,
+        force_option="force=True",
+        stop_on_nan=stop_on_nan,
+        on_log_error=on_log_error,
+    )
+
+
+def begin_session(
+    log: Path,
+    *,
+    level: str,
+    stats: str | None,
+    args: Mapping[str, Any],
+    force: bool,
+    force_option: str,
+    stop_on_nan: bool,
+    on_log_error: OnLogError,
+    aside: bool = False,
+) -> Session:
+    """As `record`. With `aside` an existing log stays what it is until `Session.take_name`;
+    `force_option` is how the user says `force`."""
     check_choice("level", level, LEVELS)
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
         raise UsageError("stopping on NaN needs the tensors to look at (stats)")
-    log = Path(path)
     library = native.load()
     if library.status() & native.ACTIVE:
         raise UsageError(
             f"{log}: a session is already being recorded in this process; close it first"
         )
-    check_log_path(log, force)
-    flags = native.OVERWRITE if force else 0
+    check_log_path(log, force, force_option)
+    written = log.with_name(f".instr-{secrets.token_hex(8)}") if aside and log.is_file() else log
+    flags = native.OVERWRITE if force and written == log else 0
     flags |= native.STOP_ON_NAN if stop_on_nan else 0
     flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
-    arguments = json.dumps(dict(args or {}), default=str)
-    if library.begin(os.fsencode(log), level, arguments, stats or None, flags) != 0:
+    arguments = json.dumps(dict(args), default=str)
+    if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:
         raise UsageError(_with_path(library.error(), log))
-    return Session(library, log)
+    return Session(library, log, written)
 
 
-def check_log_path(path: Path, force: bool) -> None:
-    """Raise `UsageError` when a log cannot be opened at `path`."""
+def check_log_path(path: Path, force: bool, option: str) -> None:
+    """Raise `UsageError` when a log cannot be opened at `path`; `option` is how `force` is given.
+
+    What is overwritten begins as a log, or is no regular file.
+    """
+    if "\0" in str(path):
+        raise UsageError(f"{str(path)!r}: the name of a file cannot hold a NUL")
     parent = path.parent
-    if path.is_dir():
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not parent.is_dir():
+            reason = "is not a directory" if parent.exists() else "does not exist"
+            raise UsageError(f"{path} cannot be written: {parent} {reason}") from None
+        _check_can_create(path)
+        return
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    if stat.S_ISDIR(found.st_mode):
         raise UsageError(f"{path} is a directory; give the path of a file for the log")
-    if path.exists():
-        if not force and path.is_file():
-            raise UsageError(f"{path} exists; use --force to overwrite it")
-        if not os.access(path, os.W_OK):
-            raise UsageError(f"{path} cannot be written: permission denied")
-    elif not parent.is_dir():
-        reason = "is not a directory" if parent.exists() else "does not exist"
-        raise UsageError(f"{path} cannot be written: {parent} {reason}")
-    elif not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be written: no permission to write in {parent}")
+    if stat.S_ISREG(found.st_mode):
+        if not force:
+            raise UsageError(f"{path} exists; use {option} to overwrite it")
+        check_replaceable(path)
+        _check_can_create(path)
+    elif not os.access(path, os.W_OK):
+        raise UsageError(f"{path} cannot be written: permission denied")
+
+
+def _check_can_create(path: Path) -> None:
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: no permission to write in {path.parent}")
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from .llama_log import captured
 from .memory_plan import check_memory
 from .model_file import load_model_file
 from .output import check_not_input
-from .recording import OnLogError, Session, record
+from .recording import OnLogError, Session, begin_session
 from .sampling import Sampler, Sampling
 from .terminal import write_text
 
@@ -91,19 +91,21 @@ def run(
         native.load()  # a module that is interrupted while it is imported blames something else
     check_memory(file, options.context, options.mmap)
     with interrupt.watching(), captured(interrupt) as llama_log:
-        session = record(
+        session = begin_session(
             options.log,
             level=options.level,
             stats=options.stats,
             args=_arguments(options),
             force=options.force,
+            force_option="--force",
+            aside=True,
             stop_on_nan=options.stop_on_nan,
             on_log_error=options.on_log_error,
         )
 
         def about() -> tuple[str, int]:
             if not llama_log.released:  # nothing was computed: the file is wrong, and leaves no log
-                _remove(session)
+                session.discard()
                 return str(path), 2
             return f"{path}, recorded in {session.path}", 1
 
@@ -114,7 +116,7 @@ def run(
                 )
         except UsageError:
             session.close()
-            _remove(session)
+            session.discard()
             raise
         except ComputeError:
             if session.nan_seen and options.stop_on_nan:
@@ -125,14 +127,11 @@ def run(
             raise
         finally:
             session.close()
+            if session.is_aside:
+                session.discard()
         if session.problem:
             raise InstrError(session.problem)
     return session.path
-
-
-def _remove(session: Session) -> None:
-    if session.path.is_file():
-        session.path.unlink()
 
 
 def _run_text(
@@ -201,6 +200,7 @@ def _repeat(
     notice: Callable[[str], None],
 ) -> None:
     model.log.release()  # nothing is wrong with the input any more
+    session.take_name()
     for number in range(count):
         name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
         if count > 1:

@@ -20,6 +20,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 SCHEMA_VERSION = 1
+FIRST_BYTES = b'{"event":"session_start"'
+"""of every log"""
+MAX_LINE = 64 << 20
+"""bytes; the longest line of a real log, a graph's at verbose, has a few million"""
 
 Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")

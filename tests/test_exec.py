@@ -206,14 +206,6 @@ def test_wrong_input_is_one_line(instr: Instr, tmp_path: Path) -> None:
     assert (tmp_path / "taken.log").read_text() == "precious"
 
 
-@pytest.mark.usefixtures("application")
-def test_force_overwrites(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("old")
-    done = instr("exec", "--force", "--log", "a.log", "--", sys.executable, "app.py", demo_model)
-    assert logs_of(done) == [tmp_path / "a.log"], done.stderr
-    assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
-
-
 def test_an_unpatched_library_is_refused_before_the_program_runs(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import llamacpp_instr
 from llamacpp_instr import native
 from llamacpp_instr.errors import NativeError, UsageError
+from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
 
 
@@ -123,9 +124,12 @@ def test_a_closed_session_is_closed(tmp_path: Path) -> None:
 def test_an_existing_log_is_overwritten_by_force_only(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("precious")
-    with pytest.raises(UsageError, match=r"a\.log exists; use --force"):
+    with pytest.raises(UsageError, match=r"a\.log exists; use force=True to overwrite it"):
         llamacpp_instr.record(log)
+    with pytest.raises(UsageError, match=r"a\.log is not a log"):
+        llamacpp_instr.record(log, force=True)
     assert log.read_text() == "precious"
+    log.write_bytes(FIRST_BYTES[:9])  # the disk was full
     with llamacpp_instr.record(log, force=True):
         pass
     assert read_events(log)[-1]["event"] == "session_end"
@@ -138,6 +142,8 @@ def test_an_existing_log_is_overwritten_by_force_only(tmp_path: Path) -> None:
         ("missing/a.log", "does not exist"),
         ("file/a.log", "is not a directory"),
         ("/proc/a.log", "/proc"),
+        ("a\0b", "cannot hold a NUL"),
+        ("a" * 300, "name too long"),
     ],
 )
 def test_a_log_that_cannot_be_opened(tmp_path: Path, path: str, words: str) -> None:
@@ -145,6 +151,7 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path, path: str, words: str) -> N
     with pytest.raises(UsageError, match=words) as caught:
         llamacpp_instr.record(tmp_path / path)
     assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

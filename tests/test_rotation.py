@@ -12,6 +12,7 @@ import pytest
 from llamacpp_instr.check import check_log
 from llamacpp_instr.log import read_events
 from llamacpp_instr.schema import (
+    FIRST_BYTES,
     Event,
     Graph,
     Kv,
@@ -200,7 +201,10 @@ def test_parts_of_an_older_log_are_not_overwritten(
     old.write_text("precious")
     options = ("--log", "it.log", "--rotate", "1MB")
     assert_refused(instr("exec", *options, "--", *command), "it.part7.log", "--force")
+    refused = instr("exec", *options, "--force", "--", *command)
+    assert_refused(refused, "it.part7.log is not a log")
     assert old.read_text() == "precious"
+    old.write_bytes(FIRST_BYTES)
     done = instr("exec", *options, "--force", "--", *command)
     assert done.returncode == 0, done.stderr
     assert not old.exists() or list(check_log(old)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from llamacpp_instr.run import _TextWriter
 from tests import tiny_models
 from tests.conftest import Instr, assert_refused, read_events
 
+OLD_LOG = Path(__file__).parent / "fixtures" / "every-event.log"
 DEMO = ("demo", "--threads", "1")  # more threads than free processors wait for each other
 PROMPT = "Once upon a time there was a little"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} ->"
@@ -379,9 +381,12 @@ def test_a_log_that_exists_is_kept(instr: Instr, tmp_path: Path) -> None:
     log = tmp_path / "session.log"
     log.write_text("precious")
     assert_refused(instr("run", *DEMO, "-p", "a"), "session.log exists; use --force")
+    assert_refused(instr("run", *DEMO, "-p", "a", "--force"), "session.log is not a log")
     assert log.read_text() == "precious"
+    shutil.copyfile(OLD_LOG, log)
     assert instr("run", *DEMO, "-p", "a", "-n", 1, "--force").returncode == 0
-    assert read_events(log)[0]["event"] == "session_start"
+    assert read_events(log)[-1]["event"] == "session_end"
+    assert list(tmp_path.iterdir()) == [log]
 
 
 def test_no_permission_for_the_log(instr: Instr) -> None:

@@ -66,7 +66,7 @@ Examples:
     callback=_bytes,
     help="Go on in another file, .part2 and so on, when a log is larger; each is a whole log.",
 )
-@click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
+@click.option("--force", is_flag=True, help="Replace the log and its parts if they exist.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def exec_(
@@ -81,7 +81,9 @@ def exec_(
 ) -> None:
     """Run COMMAND and record every process of it that uses llama-cpp-python.
 
-    Its input, output and exit code stay its own. The paths of the logs go to standard error.
+    Its input, output and exit code stay its own. The paths of the logs go to standard error, each
+    with what is missing in it, if anything is. --force replaces files that begin as a log, and no
+    others; an old log stays until the command has begun a new one.
     """
     from llamacpp_instr.execute import execute
     from llamacpp_instr.terminal import notice
@@ -95,8 +97,8 @@ def exec_(
         rotate=rotate,
         force=force,
     )
-    for path in done.logs:
-        notice(f"log: {path}")
+    for path, missing in done.logs.items():
+        notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:
         notice("no log was written: no process of the command loaded a model")
     ctx.exit(done.exit_code)
