@@ -6,7 +6,6 @@ its exit code is passed on.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,8 @@ from pathlib import Path
 
 from .errors import NativeError, UsageError
 from .log_files import check_replaceable, later_parts, logs_of, shortcoming
-from .recording import OnLogError, check_log_path
+from .recorded_command import recorded_command
+from .recording import OnLogError, check_log_path, check_stats
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
@@ -50,6 +50,7 @@ def execute(
     on_log_error: OnLogError = "continue",
     rotate: int | None = None,
     force: bool = False,
+    keep_args: bool = False,
 ) -> Executed:
     """Run `command` and wait for it.
 
@@ -57,7 +58,8 @@ def execute(
     command's name with the process id. A log that has grown past `rotate` bytes ends, and the
     next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
     replaces an existing log once it has another one to put there; parts that the new log does not
-    have are deleted at the end.
+    have are deleted at the end. The log and the environment of the command hold its arguments
+    without secrets, unless `keep_args` is set.
 
     Raises `UsageError` when there is nothing to run or the log cannot be written, `NativeError`
     when the command's Python would load an unpatched library.
@@ -82,7 +84,8 @@ def execute(
         "LLAMA_INSTR_STATS": stats or "",
         "LLAMA_INSTR_ON_ERROR": on_log_error,
         "LLAMA_INSTR_ROTATE": str(rotate or 0),
-        "LLAMA_INSTR_ARGS": json.dumps({"command": list(command)}),
+        "LLAMA_INSTR_ARGS": recorded_command(command, keep_args),
+        "LLAMA_INSTR_KEEP_ARGS": "1" if keep_args else "",
         "LLAMA_INSTR_OVERWRITE": "1" if force else "",
     }
     before = logs_of(target)
@@ -117,6 +120,7 @@ def _find(command: Sequence[str]) -> str:
 
 
 def _check_pattern(stats: str | None) -> None:
+    check_stats(stats or "")
     # the library takes ECMAScript's syntax; what Python cannot read, it cannot either
     try:
         re.compile(stats or "")

@@ -70,11 +70,11 @@ class Native:
 
     def mark(self, phase: int, mark: int, name: str) -> int:
         """Begin (returns the mark's number), end or place a mark; -1 without a session."""
-        return int(self.lib.llama_instr_mark(phase, mark, name.encode(errors="replace")))
+        return int(self.lib.llama_instr_mark(phase, mark, name.encode()))
 
     def note(self, name: str, data: str) -> int:
         """Add an event with JSON text of the application's own; 0, or a negative errno."""
-        return int(self.lib.llama_instr_note(name.encode(errors="replace"), data.encode()))
+        return int(self.lib.llama_instr_note(name.encode(), data.encode()))
 
     def memory(self, ctx: int) -> list[dict[str, Any]]:
         """Bytes that a `llama_context *` holds by buffer: the fields of `schema.BufferUse`."""

@@ -6,7 +6,6 @@ written whole is never closed silently.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -20,10 +19,13 @@ from typing import Any, Literal, get_args
 from . import native
 from .errors import InstrError, UsageError
 from .log_files import check_replaceable
+from .log_text import log_json, log_name
 from .schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
 """What happens to the process when the log cannot be written any more."""
+
+MAX_PATTERN = 1000
 
 
 class Session:
@@ -44,6 +46,7 @@ class Session:
     def mark(self, name: str) -> Iterator[None]:
         """A named span around what is done inside the `with`."""
         self._require_open()
+        name = log_name("the mark's name", name)
         number = self._native.mark(native.BEGIN, -1, name)
         try:
             yield
@@ -54,19 +57,15 @@ class Session:
     def instant(self, name: str) -> None:
         """A named point in time."""
         self._require_open()
-        self._native.mark(native.INSTANT, -1, name)
+        self._native.mark(native.INSTANT, -1, log_name("the instant's name", name))
 
     def note(self, name: str, data: Any) -> None:
-        """An event of the application's own; raises `UsageError` when `data` is no JSON value."""
+        """An event of the application's own; raises `UsageError` when `data` is no JSON value, or
+        too large for a log."""
         self._require_open()
-        try:
-            text = json.dumps(data, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"note {name!r}: the data cannot be written as JSON: {error}"
-            ) from None
-        if self._native.note(name, text) != 0:
-            raise InstrError(f"note {name!r}: {self._native.error()}")
+        name = log_name("the note's name", name)
+        if self._native.note(name, log_json(f"note {name[:100]!r}: the data", data)) != 0:
+            raise InstrError(f"note {name[:100]!r}: {self._native.error()}")
 
     @property
     def dropped(self) -> int:
@@ -139,10 +138,11 @@ def record(
     """Begin a session that records every use of `llama_cpp` in this process until it is closed.
 
     `level` is how much is recorded (`schema.LEVELS`), `stats` a regular expression: the values of
-    the nodes whose names it finds are summarized. `args` is kept in the log's first line. `force`
-    overwrites an existing log. `stop_on_nan` makes a decode fail once a `stats` tensor holds a NaN.
-    `on_log_error="stop"` ends the process with one line when the log cannot be written any more;
-    with `"continue"` the dropped events are counted.
+    the nodes whose names it finds are summarized. `args`, JSON values or what `str` makes of
+    others, is kept in the log's first line. `force` replaces an existing log, and no other file.
+    `stop_on_nan` makes a decode fail once a `stats` tensor holds a NaN. `on_log_error="stop"` ends
+    the process with one line when the log cannot be written any more; with `"continue"` the
+    dropped events are counted.
 
     Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
     the patched library. One session at a time in a process.
@@ -177,6 +177,8 @@ def begin_session(
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
         raise UsageError("stopping on NaN needs the tensors to look at (stats)")
+    if stats:
+        check_stats(stats)
     library = native.load()
     if library.status() & native.ACTIVE:
         raise UsageError(
@@ -187,7 +189,7 @@ def begin_session(
     flags = native.OVERWRITE if force and written == log else 0
     flags |= native.STOP_ON_NAN if stop_on_nan else 0
     flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
-    arguments = json.dumps(dict(args), default=str)
+    arguments = log_json("args", dict(args), default=str)
     if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:
         raise UsageError(_with_path(library.error(), log))
     return Session(library, log, written)
@@ -220,6 +222,15 @@ def check_log_path(path: Path, force: bool, option: str) -> None:
         _check_can_create(path)
     elif not os.access(path, os.W_OK):
         raise UsageError(f"{path} cannot be written: permission denied")
+
+
+def check_stats(pattern: str) -> None:
+    """Raise `UsageError` for a regular expression that the library must not be given."""
+    if len(pattern) > MAX_PATTERN:
+        # the library's compiler of them calls itself for each character
+        raise UsageError(f"stats has {len(pattern)} characters; {MAX_PATTERN} are allowed")
+    if log_name("stats", pattern) != pattern:
+        raise UsageError(f"stats {pattern!r} holds a NUL or bytes that are not UTF-8")
 
 
 def _check_can_create(path: Path) -> None:

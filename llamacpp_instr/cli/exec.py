@@ -67,6 +67,11 @@ Examples:
     help="Go on in another file, .part2 and so on, when a log is larger; each is a whole log.",
 )
 @click.option("--force", is_flag=True, help="Replace the log and its parts if they exist.")
+@click.option(
+    "--keep-args",
+    is_flag=True,
+    help="Keep arguments that look like secrets in the log, instead of [redacted].",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def exec_(
@@ -77,6 +82,7 @@ def exec_(
     on_log_error: str,
     rotate: int | None,
     force: bool,
+    keep_args: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND and record every process of it that uses llama-cpp-python.
@@ -84,6 +90,11 @@ def exec_(
     Its input, output and exit code stay its own. The paths of the logs go to standard error, each
     with what is missing in it, if anything is. --force replaces files that begin as a log, and no
     others; an old log stays until the command has begun a new one.
+
+    The log holds COMMAND without secrets: [redacted] stands for the VALUE of --NAME VALUE,
+    NAME=VALUE and NAME: VALUE where NAME contains key, token, secret, password, passwd, credential
+    or auth; for words that begin with sk-, hf_, ghp_ or github_pat_; and for passwords in URLs. Of
+    a command of more than 16 KiB the log holds the first arguments and the number of the others.
     """
     from llamacpp_instr.execute import execute
     from llamacpp_instr.terminal import notice
@@ -96,6 +107,7 @@ def exec_(
         on_log_error="stop" if on_log_error == "stop" else "continue",
         rotate=rotate,
         force=force,
+        keep_args=keep_args,
     )
     for path, missing in done.logs.items():
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
