@@ -17,7 +17,6 @@ from pathlib import Path
 
 from .errors import NativeError, UsageError
 from .log_files import check_replaceable, later_parts, logs_of, shortcoming
-from .recorded_command import recorded_command
 from .recording import OnLogError, check_log_path, check_stats
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
@@ -57,9 +56,8 @@ def execute(
     `log` is the path of the log, in which `%p` stands for the process id; left out, it is the
     command's name with the process id. A log that has grown past `rotate` bytes ends, and the
     next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
-    replaces an existing log once it has another one to put there; parts that the new log does not
-    have are deleted at the end. The log and the environment of the command hold its arguments
-    without secrets, unless `keep_args` is set.
+    replaces an existing log, and deletes its later parts, once it has another one to put there. The
+    log holds the arguments of its process without secrets, unless `keep_args` is set.
 
     Raises `UsageError` when there is nothing to run or the log cannot be written, `NativeError`
     when the command's Python would load an unpatched library.
@@ -84,24 +82,28 @@ def execute(
         "LLAMA_INSTR_STATS": stats or "",
         "LLAMA_INSTR_ON_ERROR": on_log_error,
         "LLAMA_INSTR_ROTATE": str(rotate or 0),
-        "LLAMA_INSTR_ARGS": recorded_command(command, keep_args),
         "LLAMA_INSTR_KEEP_ARGS": "1" if keep_args else "",
-        "LLAMA_INSTR_OVERWRITE": "1" if force else "",
+        "LLAMA_INSTR_OVERWRITE": _identity(target) if force else "",
     }
     before = logs_of(target)
     status = _run(program, command, environment)
     after = logs_of(target)
     written = [path for path, identity in after.items() if before.get(path) != identity]
-    if target in written:
-        for part in old_parts:
-            if part not in written:  # of the old log, which had more parts
-                part.unlink(missing_ok=True)
     return Executed(
         exit_code=os.waitstatus_to_exitcode(status)
         if os.WIFEXITED(status)
         else 128 + os.WTERMSIG(status),
         logs={path: shortcoming(path) for path in sorted(written, key=_order)},
     )
+
+
+def _identity(log: Path) -> str:
+    """What the recorder knows the file by that it may replace, so that of several processes one
+    does; 0:0 when there is none."""
+    if not log.is_file():
+        return "0:0"
+    found = log.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _order(path: Path) -> list[str | int]:

@@ -57,7 +57,7 @@ def test_a_program_is_recorded_unchanged(
     assert log.name.startswith(Path(sys.executable).stem)
     events = read_events(log)
     assert events[0]["level"] == "minimal"
-    assert events[0]["args"] == {"command": command}
+    assert events[0]["process"]["argv"] == command
     assert (events[-1]["event"], events[-1]["reason"]) == ("session_end", "exit")
 
 
@@ -125,7 +125,7 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
     assert done.returncode == 7
     assert done.stdout == "cba\n['--level', '-x']\n"
     assert done.stderr.splitlines() == [
-        "no log was written: no process of the command loaded a model"
+        "no log was written: no process of the command loaded a model, or no log could be created"
     ]
 
 

@@ -11,6 +11,7 @@ stale.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def render_header() -> str:
         "#define LLAMA_INSTRUMENTATION_SCHEMA_H",
         "",
         f"#define LLAMA_INSTR_SCHEMA_VERSION {schema.SCHEMA_VERSION}",
+        f"#define LLAMA_INSTR_FIRST_BYTES {json.dumps(schema.FIRST_BYTES.decode())}",
+        f"#define LLAMA_INSTR_MAX_LINE {schema.MAX_LINE}",
         "",
         "// events, in the schema's order",
         *_defines("EV", names),

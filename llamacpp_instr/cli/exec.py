@@ -91,10 +91,10 @@ def exec_(
     with what is missing in it, if anything is. --force replaces files that begin as a log, and no
     others; an old log stays until the command has begun a new one.
 
-    The log holds COMMAND without secrets: [redacted] stands for the VALUE of --NAME VALUE,
-    NAME=VALUE and NAME: VALUE where NAME contains key, token, secret, password, passwd, credential
-    or auth; for words that begin with sk-, hf_, ghp_ or github_pat_; and for passwords in URLs. Of
-    a command of more than 16 KiB the log holds the first arguments and the number of the others.
+    The log holds the arguments of its process without secrets. [redacted] replaces the VALUE of
+    --NAME VALUE, NAME=VALUE and NAME: VALUE where NAME ends in, or has as a word, key, token,
+    secret, password, passwd, passphrase, credential(s), auth or authorization; words that begin
+    with sk-, hf_, gh?_ or github_pat_; and passwords in URLs.
     """
     from llamacpp_instr.execute import execute
     from llamacpp_instr.terminal import notice
@@ -112,5 +112,7 @@ def exec_(
     for path, missing in done.logs.items():
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:
-        notice("no log was written: no process of the command loaded a model")
+        notice(
+            "no log was written: no process of the command loaded a model, or no log could be created"
+        )
     ctx.exit(done.exit_code)

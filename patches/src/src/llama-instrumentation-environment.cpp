@@ -75,7 +75,8 @@ void remove_parts(const std::string & path) {
         const size_t n_digits = name.size() - n;
         const bool is_part = n_digits > 0 && name.compare(0, before.size(), before) == 0 &&
                              name.compare(name.size() - after.size(), after.size(), after) == 0;
-        if (is_part && std::all_of(name.end() - (long) (after.size() + n_digits), name.end() - (long) after.size(), isdigit)) {
+        const std::string number = is_part ? name.substr(before.size(), n_digits) : "";
+        if (is_part && std::all_of(number.begin(), number.end(), isdigit) && number[0] != '0' && number != "1") {
             remove_log(name.c_str());
         }
     }

@@ -2,6 +2,8 @@
 
 #include "llama-instrumentation-file.h"
 
+#include "llama-instrumentation-schema.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -33,7 +35,7 @@ std::string resolved(const char * path) {
 
 // an empty file is one that lost its events
 bool begins_as_log(int descriptor) {
-    static const char beginning[] = "{\"event\":\"session_start\"";
+    static const char beginning[] = LLAMA_INSTR_FIRST_BYTES;
     char head[sizeof(beginning) - 1];
     const ssize_t n = pread(descriptor, head, sizeof(head), 0);
     return n >= 0 && memcmp(head, beginning, (size_t) n) == 0;

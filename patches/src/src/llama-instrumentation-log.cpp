@@ -2,6 +2,8 @@
 
 #include "llama-instrumentation-log.h"
 
+#include "llama-instrumentation-schema.h"
+
 #include "ggml-instrumentation.h"
 
 #include <cerrno>
@@ -99,6 +101,11 @@ struct alignas(8) whole_line {
 }  // namespace
 
 void log_file::write(const char * event, std::string_view line) {
+    if (line.size() > LLAMA_INSTR_MAX_LINE) {
+        std::lock_guard<std::mutex> lock(mutex);
+        n_dropped++;
+        return;
+    }
     add(whole_line { event }, line);
 }
 

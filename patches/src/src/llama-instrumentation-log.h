@@ -73,7 +73,7 @@ class log_file {
     // is called once, with the lock held, when something cannot be written
     std::function<void(int error)> on_failure;
 
-    // adds a line of the event `event`, a literal
+    // adds a line of the event `event`, a literal; one that is too long for a reader is dropped
     void write(const char * event, std::string_view line);
 
     // Adds a record, which `record.format(tail, lines)` turns into lines later, and in any thread: what it
