@@ -27,6 +27,7 @@ from urllib.parse import unquote
 from llamacpp_instr.build_cache import cache_dir, workplace
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.build_progress import BuildProgress
+from llamacpp_instr.child import pip
 from llamacpp_instr.errors import BuildError
 from llamacpp_instr.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
 from llamacpp_instr.upstream import (
@@ -94,10 +95,9 @@ def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
         return False
     print(f"installing {wheel.name}", file=stream, flush=True)
     log = BuildLog(cache_dir() / "logs" / f"install-{wheel.parent.name}.log")
-    pip = [sys.executable, "-m", "pip", "install"]
     # what it depends on comes first: an interrupted installation is then seen as none
     for options in ([], ["--no-deps", "--force-reinstall"]):
-        status, output = log.run([*pip, *options, str(wheel)])
+        status, output = log.run(pip("install", *options, str(wheel)))
         if status != 0:
             raise log.failure(f"pip could not install {wheel.name}", output)
     return True
@@ -235,8 +235,8 @@ def _compile(
         "CCACHE_BASEDIR": str(work),
         "CCACHE_NOHASHDIR": "1",
     }
-    command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(work / "wheel")]
-    status, output = log.run([*command, str(tree)], env=env, on_line=progress.see)
+    command = pip("wheel", "-v", "--no-deps", "-w", str(work / "wheel"), str(tree))
+    status, output = log.run(command, env=env, on_line=progress.see)
     wheels = list((work / "wheel").glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise log.failure("the build failed", output)

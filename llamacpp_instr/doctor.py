@@ -18,6 +18,7 @@ from typing import Any
 
 from llamacpp_instr import __version__
 from llamacpp_instr.build import compilers, cpu_identity, usable_cpus
+from llamacpp_instr.child import python
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.native import ABI
 from llamacpp_instr.upstream import patch_digest, patches_dir, read_upstream
@@ -145,7 +146,7 @@ def probe_library() -> Library:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            python(_PROBE),
             capture_output=True,
             encoding="utf-8",
             errors="replace",

@@ -10,25 +10,17 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import NativeError, UsageError
+from .errors import UsageError
 from .log_files import check_replaceable, later_parts, logs_of, shortcoming
+from .program import check_library
 from .recording import OnLogError, check_log_path, check_stats
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
-
-# run by the command's own interpreter: where its llama_cpp keeps the library, nothing is imported
-_PROBE = """
-import importlib.util, os, pathlib
-spec = importlib.util.find_spec("llama_cpp")
-if spec and spec.origin:
-    print(os.environ.get("LLAMA_CPP_LIB_PATH") or pathlib.Path(spec.origin).parent / "lib")
-"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def execute(
     """
     program = _find(command)
     _check_pattern(stats)
-    _check_library(program)
+    check_library(program, command[1:])
     # the command may change its directory; the log stays where it was asked for
     target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
     if "%p" in str(target.parent):
@@ -162,33 +154,3 @@ def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
         info = signal.sigwaitinfo(awaited)
         return info.si_signo, info.si_code > 0
     return signal.sigwait(awaited), False
-
-
-def _check_library(program: str) -> None:
-    """Raise `NativeError` when `program` is Python and would load an unpatched library."""
-    interpreter = _interpreter(Path(program))
-    if interpreter is None:
-        return
-    try:
-        probe = subprocess.run(
-            [interpreter, "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    for library in Path(probe.stdout.strip()).glob("libllama.*") if probe.stdout.strip() else ():
-        if b"llama_instr_abi" not in library.read_bytes():
-            raise NativeError(
-                f"the llama-cpp-python that {interpreter} loads is not the patched one "
-                f"({library}); run `instr build` in its environment"
-            )
-        return
-
-
-def _interpreter(program: Path) -> str | None:
-    """The Python that runs `program`: itself, or the one that its first line names."""
-    if re.fullmatch(r"python[\d.]*", program.name):
-        return str(program)
-    with program.open("rb") as file:
-        first = file.readline(512).decode(errors="replace")
-    match = re.match(r"#!\s*(?:/usr/bin/env\s+)?(\S*python[\d.]*)\s*$", first)
-    return shutil.which(match[1]) if match else None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import native
+from .child import python
 from .engine import ContextOptions
 from .errors import InstrError, UsageError
 from .last_words import without_directories
@@ -113,10 +114,9 @@ def _in_a_child(
     function: Callable[..., MemoryBreakdown], model: ModelFile, *arguments: object
 ) -> MemoryBreakdown:
     """What `function` of `memory_dry_run` returns or raises for these arguments."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import answer; answer()"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        python(f"from {__name__} import answer; answer()"),
         input=pickle.dumps((function, (model, *arguments))),
         # without it ggml has a debugger print the stack, for seconds
         env={**environment, "GGML_NO_BACKTRACE": "1"},

@@ -12,12 +12,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .child import python
 from .errors import InstrError, NativeError, UsageError
 from .imatrix import load_imatrix
 from .model_file import ModelFile
@@ -86,22 +86,15 @@ class Quantizer:
 
     def __enter__(self) -> Quantizer:
         self._stderr: BinaryIO = tempfile.TemporaryFile()
-        root = str(Path(__file__).parent.parent)
-        path = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.quantize_worker"],
+            python(f"from {__package__}.quantize_worker import main; main()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             encoding="utf-8",
             # Ctrl-C is for us: we end it
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root,
-                "PYTHONSAFEPATH": "1",
-                "GGML_NO_BACKTRACE": "1",
-            },
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         )
         return self
 

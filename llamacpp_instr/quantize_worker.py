@@ -1,4 +1,4 @@
-"""The process in which llama.cpp quantizes: `python -m llamacpp_instr.quantize_worker`.
+"""The process in which llama.cpp quantizes; `quantize` starts it.
 
 A quantization cannot be stopped from Python, and ggml ends the process on misuse; so it has one of
 its own. Requests come as lines of JSON on standard input, answers go as lines of JSON to standard
@@ -166,7 +166,3 @@ def _check_layout(lib: Any) -> None:
             "the installed llama-cpp-python has another quantizer than the pinned one; "
             "run `instr build`"
         )
-
-
-if __name__ == "__main__":
-    main()

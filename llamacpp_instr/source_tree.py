@@ -10,12 +10,12 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
 from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.child import pip
 from llamacpp_instr.errors import BuildError
 from llamacpp_instr.upstream import (
     Upstream,
@@ -62,9 +62,8 @@ def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | 
     """
     requirements = into / "requirements.txt"
     requirements.write_text(f"{requirement}\n")
-    download = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(into)]
-    source = ["--no-binary", "llama-cpp-python", "-r", str(requirements)]
-    status, output = log.run([*download, *source])
+    source = ("--no-binary", "llama-cpp-python", "-r", str(requirements))
+    status, output = log.run(pip("download", "--no-deps", "-d", str(into), *source))
     return next(into.glob("*.tar.gz"), None) if status == 0 else None, output
 
 

@@ -17,7 +17,7 @@ def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A llama_cpp that comes before any installed one; the test writes its `__init__.py`."""
     package = tmp_path / "llama_cpp"
     package.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     return package / "__init__.py"
 
 
