@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import unquote
 
-from llamacpp_instr.build_cache import cache_dir, workplace
+from llamacpp_instr.build_cache import keep_wheel, kept_wheel, own_cache, workplace
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.build_progress import BuildProgress
 from llamacpp_instr.child import pip
@@ -40,6 +40,9 @@ from llamacpp_instr.upstream import (
 
 # No kernel is compiled for this machine's CPU alone; the best variant is loaded at run time.
 PORTABLE_ARGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON")
+
+CONSTRAINTS = "build-constraints.txt"
+"""in the folder of the patches: the versions that the isolated build may fetch"""
 
 _FLAG_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS")
 
@@ -64,12 +67,13 @@ def build_wheel(
     flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
     require_tools()
     key = wheel_key(wheel_inputs(patches, flags, patched=patched, native=not portable))
-    cache = cache_dir()
-    kept = cache / "wheels" / key
-    if not list(kept.glob("*.whl")):
+    cache = own_cache()
+    kept = kept_wheel(cache, key)
+    if kept is None:
         with workplace(cache, key, stream) as work:
             # who had the place before us may have been building the very same
-            if not list(kept.glob("*.whl")):
+            kept = kept_wheel(cache, key)
+            if kept is None:
                 name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
                 log = BuildLog(cache / "logs" / f"build-{key}.log")
                 progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
@@ -80,9 +84,8 @@ def build_wheel(
                     wheel = _compile(tree, work, flags, progress, log)
                 finally:
                     progress.clear()
-                kept.mkdir(parents=True, exist_ok=True)
-                wheel.replace(kept / wheel.name)
-    return next(kept.glob("*.whl"))
+                kept = keep_wheel(cache, key, wheel)
+    return kept
 
 
 def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
@@ -94,7 +97,7 @@ def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
     if is_installed(wheel):
         return False
     print(f"installing {wheel.name}", file=stream, flush=True)
-    log = BuildLog(cache_dir() / "logs" / f"install-{wheel.parent.name}.log")
+    log = BuildLog(own_cache() / "logs" / f"install-{wheel.parent.name}.log")
     # what it depends on comes first: an interrupted installation is then seen as none
     for options in ([], ["--no-deps", "--force-reinstall"]):
         status, output = log.run(pip("install", *options, str(wheel)))
@@ -135,7 +138,7 @@ def check_patches() -> str:
     patches = patches_dir()
     upstream = read_upstream(patches)
     require_tools(compiler=False)
-    cache = cache_dir()
+    cache = own_cache()
     log = BuildLog(cache / "logs" / "check.log")
     with workplace(cache, "check", sys.stderr) as work:
         make_tree(fetch_sdist(patches, cache, log), work, patches, log, patched=True)
@@ -193,6 +196,7 @@ def wheel_inputs(
     return {
         "sdist": upstream.sha256,
         "patches": patch_digest(patches) if patched else wheel_patches,
+        "build": sha256_of(patches / CONSTRAINTS),
         "flags": list(flags),
         "environment": {name: os.environ.get(name, "") for name in _FLAG_VARIABLES},
         "compilers": [_compiler_version(path) for path in compilers()],
@@ -223,11 +227,17 @@ def _compile(
     tree: Path, work: Path, flags: Sequence[str], progress: BuildProgress, log: BuildLog
 ) -> Path:
     """Build the wheel of a source tree below `work`; the path of the wheel."""
-    commit = read_upstream(patches_dir()).commit[:12]
+    patches = patches_dir()
+    commit = read_upstream(patches).commit[:12]
+    # a file's URL holds no blank, at which pip would split; the first name is that of pip 25.2 and
+    # older, which knows no other constraints for what it builds with
+    constraints = (patches / CONSTRAINTS).absolute().as_uri()
     arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
     env = {
         **no_repository(tree),
         "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
+        "PIP_CONSTRAINT": f"{os.environ.get('PIP_CONSTRAINT', '')} {constraints}".strip(),
+        "PIP_BUILD_CONSTRAINT": constraints,
         "CMAKE_BUILD_PARALLEL_LEVEL": str(progress.jobs),
         # through the environment, as pip before 22.1 has no --config-settings
         "SKBUILD_BUILD_DIR": str(work / "build"),

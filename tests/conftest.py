@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from llamacpp_instr import build
 from llamacpp_instr.models import demo_model as find_demo_model
-from tests import tiny_models
+from tests import sdist_kit, tiny_models
 from tests.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,20 @@ def instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that pip takes for its only index, with the tiny sdist; its patch set is used."""
+    directory = tmp_path / "index"
+    directory.mkdir()
+    sdist = sdist_kit.make_sdist(directory)
+    patches = sdist_kit.make_patches(tmp_path, sdist)
+    monkeypatch.setattr(build, "patches_dir", lambda: patches)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(tmp_path / "cache"))
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 VERSION = "0.3.36"
@@ -114,8 +115,24 @@ def make_patches(directory: Path, sdist: Path, patches: dict[str, str] | None = 
         f'commit = "{COMMIT}"\n'
         "revision = 7\n"
     )
+    (root / "build-constraints.txt").write_text("")
     (root / "series").write_text("# in order\n" + "".join(f"{name}\n" for name in patches))
     for name, text in patches.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+def make_wheel(directory: Path, name: str, version: str) -> Path:
+    """Write a wheel with one module, whose VERSION is `version`."""
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tag)
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
