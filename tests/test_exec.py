@@ -85,6 +85,38 @@ def test_a_program_that_frees_nothing_ends_as_it_would(
     assert len([event for event in events if event["event"] == "step_end"]) == 150
 
 
+# how a Python program may end; by SIGINT it ends itself, and exit() is not called
+ENDINGS = {
+    "raise KeyboardInterrupt": -signal.SIGINT,
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)": -2,
+    "raise RuntimeError": 1,
+    "sys.exit(3)": 3,
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("how", ["exec", "record"])
+def test_however_a_python_program_ends_its_log_is_closed(
+    instr: Instr, application: Path, demo_model: Path, environment: dict[str, str], ending: str,
+    how: str,
+) -> None:  # fmt: skip
+    recorded = "import llamacpp_instr; session = llamacpp_instr.record('a.log')\n"
+    application.write_text((recorded if how == "record" else "") + f"{APPLICATION}\n{ending}")
+    command = [sys.executable, str(application), str(demo_model)]
+    if how == "exec":
+        done = instr("exec", "--log", "a.log", "--", *command)
+        status = ENDINGS[ending] if ENDINGS[ending] > 0 else 128 - ENDINGS[ending]
+    else:
+        done = subprocess.run(
+            command, cwd=application.parent, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        status = ENDINGS[ending]
+    assert done.returncode == status, done.stderr
+    end = read_events(application.parent / "a.log")[-1]
+    assert (end["event"], end["reason"]) == ("session_end", "exit")
+
+
 @pytest.mark.usefixtures("application")
 def test_eight_processes_write_eight_logs(instr: Instr, demo_model: Path, tmp_path: Path) -> None:
     done = instr("exec", "--log", "e-%p.log", "--", sys.executable, "eight.py", demo_model)
