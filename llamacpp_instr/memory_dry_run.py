@@ -19,7 +19,8 @@ that llama.cpp keeps of each token of a context; and what it aborts on ends this
 
 from __future__ import annotations
 
-import tempfile
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -128,11 +129,14 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
     model.check_has_weights()
     native.load()
     # the recorder says of every weight where it is put, in the words of any other log
-    with tempfile.TemporaryDirectory() as directory, captured(Interrupt()) as llama_log:
-        log = Path(directory) / "plan.log"
-        with record(log, level="minimal"), _DryModel(model.path, llama_log) as dry:
-            make(dry)
-        single, plan = _breakdowns(log)[-2:]
+    with (
+        _Pipe() as log,
+        captured(Interrupt()) as llama_log,
+        record(log.path, level="minimal"),
+        _DryModel(model.path, llama_log) as dry,
+    ):
+        make(dry)
+    single, plan = _breakdowns(log.content)[-2:]
     plan = plan.with_room_for(single)
     if not mmap:
         return plan
@@ -140,10 +144,30 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
     return plan.with_mapped_weights(mapped_bytes(model, in_place))
 
 
-def _breakdowns(log: Path) -> list[MemoryBreakdown]:
+class _Pipe:
+    """A file to write to by its path that is nowhere on a disk; its content is known in the end."""
+
+    def __enter__(self) -> _Pipe:
+        self._receiver, self._sender = os.pipe()
+        self.path = Path(f"/dev/fd/{self._sender}")
+        self.content = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._sender)
+        self._reader.join()
+
+    def _read(self) -> None:
+        with os.fdopen(self._receiver, "rb") as file:
+            self.content = file.read()
+
+
+def _breakdowns(log: bytes) -> list[MemoryBreakdown]:
     """Of each context in the log, in order."""
     # not the model's own: hyper-parameters that are no numbers are no JSON
-    lines = [line for line in log.read_bytes().splitlines() if line.startswith(_NEEDED)]
+    lines = [line for line in log.splitlines() if line.startswith(_NEEDED)]
     events = [_DECODER.decode(line) for line in lines]
     contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}
     tensors = [event for event in events if isinstance(event, TensorEvent)]

@@ -105,6 +105,7 @@ def _limit_memory() -> None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:  # not Linux
         held = 0
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort must leave no core dump
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or most > held + MAX_BYTES:
         resource.setrlimit(resource.RLIMIT_DATA, (held + MAX_BYTES, most))

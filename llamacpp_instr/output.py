@@ -3,7 +3,8 @@ standard output.
 
 Invariant: the file of that name is complete; what was there before stays until the new one is
 whole, whether an error, a full disk, Ctrl-C or SIGTERM ends the writing. No file is overwritten
-unless that was asked for, and this is known before the work begins.
+unless that was asked for, and this is known before the work begins. A model is overwritten by a
+model only, a file that is read by nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Collection, Iterator
@@ -59,10 +61,10 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def new_file(path: Path, force: bool = False) -> Iterator[Path]:
-    """The name of an empty file for others to write; it becomes `path` when the block is left
-    without an error. Raises as `open_output` does."""
-    check_output(path, force)
+def new_model(path: Path, force: bool = False) -> Iterator[Path]:
+    """The name of an empty file into which others write a model; it becomes `path` when the block
+    is left without an error. Raises as `open_output` does."""
+    check_model_output(path, force)
     with _named_errors(path), _tidy_end():
         temporary = _beside(path)
         try:
@@ -75,13 +77,25 @@ def new_file(path: Path, force: bool = False) -> Iterator[Path]:
 
 
 def check_output(path: str | Path, force: bool = False) -> None:
-    """Raises UsageError when `path` may not or cannot be written; creates nothing."""
+    """Raises UsageError when `path` may not or cannot be written; creates nothing.
+
+    A model is refused even with `force`. It may be an input that no argument names: another part
+    of a split model, or the model of a log.
+    """
+    if str(path) != "-" and begins_as_model(path):
+        raise UsageError(f"{path} is a model; name another file")
+    check_model_output(path, force)
+
+
+def check_model_output(path: str | Path, force: bool = False) -> None:
+    """The same for a file that a model is written to, which may replace another model."""
     path = Path(path)
     if str(path) == "-":
         return
-    if path.is_dir():
+    mode = _mode(path)
+    if mode is not None and stat.S_ISDIR(mode):
         raise UsageError(f"{path} is a directory; name a file")
-    if path.is_file() and not force:
+    if mode is not None and stat.S_ISREG(mode) and not force:
         raise UsageError(f"{path} exists; use --force to overwrite it")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no directory {path.parent}")
@@ -91,78 +105,123 @@ def check_output(path: str | Path, force: bool = False) -> None:
 
 def check_not_input(output: str | Path, *inputs: str | Path | None) -> None:
     """Raises UsageError when `output` is one of the files that are read: a forgotten argument must
-    not cost a model or a log, not even with --force. None and `-` are no files."""
-    written = Path(output)
-    if str(output) == "-" or not written.is_file():
+    not cost a log or a text, not even with --force. `-` is standard input, None no file."""
+    written = _status(output) if str(output) != "-" else None
+    if written is None or not stat.S_ISREG(written.st_mode):
         return
     for name in inputs:
-        if name and Path(name).is_file() and written.samefile(name):
-            raise UsageError(f"{output} is what is read; name another file")
+        source = _status(name) if name else None
+        if source is not None and os.path.samestat(source, written):
+            said = "standard input" if str(name) == "-" else name
+            raise UsageError(f"{output} would overwrite the input {said}; name another file")
+
+
+def begins_as_model(path: str | Path) -> bool:
+    """Whether a regular file begins as GGUF models do; False when it cannot be read."""
+    try:
+        if not Path(path).is_file():
+            return False  # to open a pipe would wait for who writes into it
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _status(name: str | Path) -> os.stat_result | None:
+    """Of a file that is read or written; None when there is none, and whoever opens it says so."""
+    try:
+        return os.fstat(0) if str(name) == "-" else Path(name).stat()
+    except (OSError, ValueError):
+        return None
 
 
 @contextlib.contextmanager
 def open_output_directory(
-    path: str | Path, suffixes: Collection[str], force: bool = False
+    path: str | Path, names: Collection[str], force: bool = False
 ) -> Iterator[Path]:
     """A new directory to write files into; it takes its name when the block is left without an
     error, so no half of a set is ever seen under that name.
 
-    `suffixes` are those of the files that the caller writes. An existing directory is replaced
-    only with `force`, and only when it holds nothing else. Raises UsageError when that is not so
-    or the directory cannot be made; InstrError when it cannot be written to its end.
+    `names` are those of all files that callers may ever write there. An existing directory is
+    replaced only with `force`, and only when it holds nothing else. Raises UsageError when that is
+    not so or the directory cannot be made; InstrError when it cannot be written to its end.
     """
+    check_output_directory(path, names, force)
     path = Path(path)
-    check_output_directory(path, suffixes, force)
-    temporary = _beside(path.resolve())
+    place = path.resolve()  # a symbolic link to the directory stays one
+    temporary = _beside(place)
     with _named_errors(path, inside=temporary), _tidy_end():
         try:
             _create_directory(path, temporary)
             yield temporary
-            if path.is_dir() and any(path.iterdir()):
+            if place.is_dir():
+                shutil.copymode(place, temporary)
+            if place.is_dir() and any(place.iterdir()):
                 if not force:
                     raise UsageError(f"{path} exists by now; use --force to replace what is in it")
-                _exchange(temporary, path)
+                check_output_directory(path, names, force)
+                _exchange(temporary, place, names)
             else:
-                temporary.replace(path)
+                temporary.replace(place)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
-def check_output_directory(path: Path, suffixes: Collection[str], force: bool = False) -> None:
+def check_output_directory(path: str | Path, names: Collection[str], force: bool = False) -> None:
     """Raises UsageError when `path` may not or cannot become such a directory; creates nothing."""
-    if not path.is_dir():
-        if path.exists():
-            raise UsageError(f"{path} is no directory; name another")
+    path = Path(path)
+    mode = _mode(path)
+    if mode is None:
         check_output(path)
         return
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is no directory; name another")
     entries = sorted(path.iterdir())
-    foreign = [entry.name for entry in entries if entry.suffix not in suffixes]
-    if foreign:
-        raise UsageError(f"{path} holds something else ({foreign[0]}); name another directory")
+    for entry in entries:
+        if entry.name not in names or entry.is_symlink() or not entry.is_file():
+            raise UsageError(f"{path} holds something else ({entry.name}); name another directory")
     if entries and not force:
         raise UsageError(f"{path} exists; use --force to replace what is in it")
-    check_output(path.resolve().parent / f"{path.resolve().name}.new", force=True)
+    check_output(_beside(path.resolve()), force=True)
 
 
-def _exchange(new: Path, old: Path) -> None:
-    """Put the directory `new` in the place of `old`, and remove that."""
-    aside = _beside(old.resolve())
+def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
+    """Put the directory `new` in the place of `old`, and remove the files of these names and it."""
+    aside = _beside(old)
     try:
         old.replace(aside)
         new.replace(old)
-        shutil.rmtree(aside)
     except BaseException:
         if not old.exists():
             aside.replace(old)
-        shutil.rmtree(aside, ignore_errors=True)
         raise
+    finally:
+        if aside.exists():
+            for name in names:
+                (aside / name).unlink(missing_ok=True)
+            try:
+                aside.rmdir()
+            except OSError:
+                raise InstrError(f"{old}: what was put there meanwhile is in {aside}") from None
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of file has this name; None when there is none. Raises UsageError for a name that
+    no file can have."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _beside(path: Path) -> Path:
     """A name beside `path`, so that what is made there can be renamed to it. Made is nothing yet:
     whoever removes it at the end must know the name before a signal can come."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    # short: a file system that has room for the name itself may have none for a longer one
+    return path.with_name(f".instr-{secrets.token_hex(8)}")
 
 
 def _take_name(temporary: Path, path: Path, force: bool) -> None:
@@ -225,6 +284,7 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             name = Path(os.fsdecode(error.filename))
-            if name != path and (inside is None or inside not in (name, *name.parents)):
+            ours = {path.resolve(), inside} & {name.resolve(), *name.resolve().parents}
+            if not ours:
                 raise  # about another file than ours
         raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -12,16 +12,16 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .child import python
 from .errors import InstrError, NativeError, UsageError
 from .imatrix import load_imatrix
 from .model_file import ModelFile
-from .output import new_file
+from .output import new_model
 from .progress import OnProgress
 from .quantization import (
     WRITABLE,
@@ -85,23 +85,33 @@ class Quantizer:
         check_source(source, options)
 
     def __enter__(self) -> Quantizer:
-        self._stderr: BinaryIO = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             python(f"from {__package__}.quantize_worker import main; main()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
+            errors="replace",
             # Ctrl-C is for us: we end it
             start_new_session=True,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         )
+        self._said = ""
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
-        self._stderr.close()
+        self._listener.join()
+        # a request that was not taken is still to be written when the pipe is closed
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass
+
+    def _listen(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self._said = (self._said + line)[-4000:]
 
     def plan(self, file_type: str) -> QuantizationPlan:
         """What `write` would write; raises `UsageError` for what it cannot."""
@@ -142,7 +152,7 @@ class Quantizer:
     ) -> list[QuantizeResult]:
         """Write what `plans` say to the new files `outputs`; what can be refused of any of them is
         refused before the first is begun."""
-        check_outputs(plans, outputs, self.options, force)
+        check_outputs(self.source, plans, outputs, self.options, force)
         total = sum(plan.n_elements for plan in plans)
         before = 0
         results = []
@@ -156,7 +166,7 @@ class Quantizer:
                 if on_progress:
                     on_progress(done[index - 1], total)
 
-            with new_file(output, force) as temporary:
+            with new_model(output, force) as temporary:
                 self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
                 check_came_true(plan, temporary)
                 results.append(QuantizeResult(output, temporary.stat().st_size, plan))
@@ -227,9 +237,9 @@ class Quantizer:
         """What to raise when the process has ended: the last that was heard of it."""
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._stderr.seek(0)
-        said = self._stderr.read()[-4000:].decode(errors="replace").split("\n")
-        heard = [line.strip() for line in [*(line for _, line in log), *said] if line.strip()]
+        self._listener.join()
+        lines = [*(line for _, line in log), *self._said.split("\n")]
+        heard = [line.strip() for line in lines if line.strip()]
         last = printable(heard[-1]) if heard else "it said nothing"
         return InstrError(
             f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from .errors import InstrError, UsageError
 from .imatrix import ImportanceMatrix
 from .model_file import ModelFile, load_model_file
-from .output import check_output
+from .output import check_model_output, check_not_input
 from .quantization import EMBEDDINGS, OUTPUT, QuantizationPlan, QuantizeOptions, finds, row_length
 
 
@@ -84,6 +84,7 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
 
 
 def check_outputs(
+    source: ModelFile,
     plans: Sequence[QuantizationPlan],
     outputs: Sequence[Path],
     options: QuantizeOptions,
@@ -99,9 +100,8 @@ def check_outputs(
             )
         if output.exists() and not output.is_file():
             raise UsageError(f"{output} is no regular file; models are written to files only")
-        if output.exists() and output.samefile(plan.source):
-            raise UsageError(f"{output} is the model itself; name another directory")
-        check_output(output, force)
+        check_not_input(output, *source.headers, options.imatrix)
+        check_model_output(output, force)
     directory = outputs[0].parent
     needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
     if needed > free:

@@ -85,7 +85,7 @@ def run(
     file = load_model_file(options.model)
     file.check_has_weights()
     path = file.path
-    check_not_input(options.log, path)
+    check_not_input(options.log, *file.headers)
     interrupt = Interrupt()
     with interrupt.watching(), interrupt.deferred():
         native.load()  # a module that is interrupted while it is imported blames something else

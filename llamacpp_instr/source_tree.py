@@ -11,12 +11,12 @@ import os
 import re
 import shutil
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.child import pip
 from llamacpp_instr.errors import BuildError
+from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.upstream import (
     Upstream,
     concerns_wheel,
@@ -42,9 +42,9 @@ def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
     if kept.is_file() and sha256_of(kept) == upstream.sha256:
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fetch-", dir=kept.parent) as name:
+    with temporary_directory("fetch-", kept.parent) as directory:
         requirement = f"llama-cpp-python=={upstream.version} --hash=sha256:{upstream.sha256}"
-        fetched, output = download_sdist(requirement, Path(name), log)
+        fetched, output = download_sdist(requirement, directory, log)
         if fetched is None:
             other = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
             if other:

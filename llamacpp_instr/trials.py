@@ -7,14 +7,14 @@ machine does meanwhile, and what changes from one process to the next, meets all
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import UsageError
 from .memory_plan import check_memory
 from .model_file import ModelFile, load_model_file
-from .output import check_output
+from .output import check_not_input, check_output
 from .quantization import parse_file_type
 from .quantize import Quantizer
 from .run import RunOptions, run
@@ -37,10 +37,12 @@ def run_trials(
     options: RunOptions,
     rounds: int,
     notice: Callable[[str], None],
+    inputs: Collection[Path] = (),
 ) -> list[Trial]:
     """Write `NAME-TYPE.gguf` and `TYPE-ROUND.log` into `directory` for every file type; a single
     one is tried beside the source itself, which comes first. The model and the log of `options`
-    are replaced, its `force` holds for all files; `notice` is told what begins.
+    are replaced, its `force` holds for all files but `inputs`, which are read
+    later; `notice` is told what begins.
 
     Raises `UsageError` for what cannot be quantized or run, `InstrError` when it fails.
     """
@@ -56,7 +58,10 @@ def run_trials(
         Trial(name, model, [directory / f"{name}-{i + 1}.log" for i in range(rounds)])
         for name, model in (beside | models).items()
     ]
-    for log in (log for trial in trials for log in trial.logs):
+    logs = [log for trial in trials for log in trial.logs]
+    for path in (*models.values(), *logs):
+        check_not_input(path, *source.headers, *inputs)
+    for log in logs:
         check_output(log, options.force)
     with Quantizer(source) as quantizer:
         plans = [quantizer.plan(name) for name in models]

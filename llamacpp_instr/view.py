@@ -120,7 +120,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, trace: Path, ui: Path, port: int = 0) -> None:
         # other users of this machine reach the port as well: what was generated is not for them
-        name = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(trace.name)}"
+        shown = os.fsencode(trace.name).decode(errors="replace")
+        name = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(shown)}"
         self.trace_path = name
         self.files = {**_ui_files(ui), name: trace}
         self.policy = _policy(ui / "index.html")

@@ -12,7 +12,8 @@ OURS = ("llamacpp_instr", "converters")
 
 # The floor knows nobody; then log -> session -> converters on one side ...
 FLOOR = {"llamacpp_instr"} | {
-    f"llamacpp_instr.{name}" for name in ("errors", "schema", "terminal", "output", "progress")
+    f"llamacpp_instr.{name}"
+    for name in ("errors", "schema", "terminal", "output", "temporary", "progress")
 }
 BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.errors": set(),
@@ -20,6 +21,7 @@ BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.terminal": set(),
     "llamacpp_instr.progress": {"llamacpp_instr.terminal"},
     "llamacpp_instr.output": {"llamacpp_instr.errors"},
+    "llamacpp_instr.temporary": {"llamacpp_instr.errors"},
     "llamacpp_instr.ops": FLOOR,
     "llamacpp_instr.dialects": FLOOR,
     "llamacpp_instr.kernels": FLOOR | {"llamacpp_instr.ops"},

@@ -142,7 +142,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, environment: dict[str, str], form
             if any(tmp_path.iterdir()):
                 break
             time.sleep(0.02)
-        assert [entry.name.startswith(".tables.") for entry in tmp_path.iterdir()] == [True]
+        assert [entry.name.startswith(".instr-") for entry in tmp_path.iterdir()] == [True]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
         assert process.stderr is not None
@@ -175,7 +175,7 @@ def test_an_interrupted_set_is_not_seen(tmp_path: Path, reason: type[BaseExcepti
         (place / "ops.csv").write_text("before")
 
     def write_half() -> None:
-        with open_output_directory(place, (".csv",), force=True) as directory:
+        with open_output_directory(place, ("ops.csv", "steps.csv"), force=True) as directory:
             (directory / "steps.csv").write_text("half")
             assert not (place / "steps.csv").exists()
             raise reason
@@ -189,7 +189,7 @@ def test_an_interrupted_set_is_not_seen(tmp_path: Path, reason: type[BaseExcepti
 def test_the_directory_may_be_there_empty(tmp_path: Path):
     place = tmp_path / "tables"
     place.mkdir()
-    with open_output_directory(place, (".csv",)) as directory:
+    with open_output_directory(place, ("a.csv",)) as directory:
         (directory / "a.csv").touch()
     assert [entry.name for entry in place.iterdir()] == ["a.csv"]
     (tmp_path / "other").mkdir()

@@ -145,7 +145,7 @@ def test_the_log_itself_is_not_overwritten(instr: Instr, log: Path) -> None:
     before = log.read_bytes()
     done = instr("to-perfetto", log, "--force", "-o", log)
     assert done.returncode == 2
-    assert done.stderr == f"Error: {log} is what is read; name another file\n"
+    assert done.stderr == f"Error: {log} would overwrite the input {log}; name another file\n"
     assert log.read_bytes() == before
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 20
-        while not sum(path.stat().st_size for path in tmp_path.glob(".a.pftrace.*")):
+        while not sum(path.stat().st_size for path in tmp_path.glob(".instr-*")):
             assert time.monotonic() < deadline, "nothing was begun"
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)

@@ -16,9 +16,10 @@ WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 25
 TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
 
 
-def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "") -> Path:
-    """A decoder; the values of the tensor `nan_in` are no numbers."""
-    writer = _writer(path, "llama", tokenizer)
+def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "", part: int = 0) -> Path:
+    """A decoder; the values of the tensor `nan_in` are no numbers. With `part` the model is split
+    into files of so many tensors, `NAME-00001-of-….gguf`."""
+    writer = _writer(path, "llama", tokenizer, part=part)
     writer.add_layer_norm_rms_eps(1e-5)
     return _finish(writer, path, _llama_tensors(VOCABULARY), nan_in)
 
@@ -148,9 +149,13 @@ def _attention() -> dict[str, tuple[int, ...]]:
 
 
 def _writer(
-    path: Path, arch: str, tokenizer: str = "test", tokens: Sequence[str] = TOKENS
+    path: Path,
+    arch: str,
+    tokenizer: str = "test",
+    tokens: Sequence[str] = TOKENS,
+    part: int = 0,
 ) -> gguf.GGUFWriter:
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=part)
     writer.add_context_length(POSITIONS)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(FEED_FORWARD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +101,7 @@ def compare(
                 context=ContextOptions(threads=threads),
                 force=force,
             )
-            candidates = list(_tried(source, directory, types.split(","), options, rounds))
+            candidates = list(_tried(source, directory, types.split(","), options, rounds, against))
         if len(candidates) < 2:
             raise UsageError("there is one model only; name another, or --types A,B")
         candidates = _with_errors(candidates, against)
@@ -142,7 +141,7 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.session import load_session
 
-    files = [load_model_file(of) if of == "demo" or _is_gguf(of) else None for of in inputs]
+    files = [load_model_file(of) if _is_model(of) else None for of in inputs]
     paths: list[str | None] = [None if f else of for f, of in zip(files, inputs, strict=True)]
     if logs:
         if not all(files):
@@ -174,7 +173,12 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
 
 
 def _tried(
-    source: ModelFile, directory: Path, types: Sequence[str], options: RunOptions, rounds: int
+    source: ModelFile,
+    directory: Path,
+    types: Sequence[str],
+    options: RunOptions,
+    rounds: int,
+    against: ModelFile,
 ) -> Iterator[Candidate]:
     """What quantizing, running and recording gives; a single type is held against the source."""
     from converters.compare.candidate import Candidate, recorded_memory
@@ -184,7 +188,8 @@ def _tried(
     from llamacpp_instr.terminal import notice
     from llamacpp_instr.trials import run_trials
 
-    for trial in run_trials(source, types, directory, options, rounds, notice):
+    trials = run_trials(source, types, directory, options, rounds, notice, against.headers)
+    for trial in trials:
         file, sessions = load_model_file(trial.model), [load_session(log) for log in trial.logs]
         memory = recorded_memory(sessions[-1])
         yield Candidate(trial.name, stored_in_file(file), file, sessions, memory)
@@ -241,10 +246,11 @@ def _directory(keep: str | None) -> Iterator[Path]:
     """Where the models and logs of --types are written. The logs name the models, so those that
     are kept stay where they were written."""
     from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.temporary import temporary_directory
 
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="instr-compare-") as name:
-            yield Path(name)
+        with temporary_directory("instr-compare-") as directory:
+            yield directory
         return
     try:
         Path(keep).mkdir(exist_ok=True)
@@ -253,10 +259,8 @@ def _directory(keep: str | None) -> Iterator[Path]:
     yield Path(keep)
 
 
-def _is_gguf(name: str) -> bool:
-    """Whether a file begins as models do; one that cannot be read is what its name says."""
-    try:
-        with Path(name).open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return name.endswith(".gguf")
+def _is_model(name: str) -> bool:
+    """Whether this names a model, not a log; what cannot be read is what its name says."""
+    from llamacpp_instr.output import begins_as_model
+
+    return name == "demo" or name.endswith(".gguf") or begins_as_model(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -69,13 +68,13 @@ def report(
     """
     from converters.render import form_of
     from llamacpp_instr.engine import ContextOptions
-    from llamacpp_instr.output import check_not_input, check_output, open_output
+    from llamacpp_instr.output import begins_as_model, check_not_input, check_output, open_output
 
     check_output(output, force)
     check_not_input(output, source)
     form = form_of("json" if as_json else None, output)
     options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
-    if _is_model(source):
+    if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
         shown = [_of_model(source, options, not no_mmap)]
     elif no_mmap or options != ContextOptions():
         raise UsageError(
@@ -101,16 +100,6 @@ def _rendered(shown: Shown, form: Form, short: bool) -> str:
     reports = [report for of_model in models for report in of_model]
     charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown]
     return render(form, reports, table=table, charts=charts)
-
-
-def _is_model(source: str) -> bool:
-    if source == "demo" or source.lower().endswith(".gguf"):
-        return True
-    try:
-        with Path(source).open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
 
 
 def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredModel, list[Report]]:

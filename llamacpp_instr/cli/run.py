@@ -136,10 +136,11 @@ def run(
     from llamacpp_instr.sampling import Sampling
     from llamacpp_instr.terminal import notice
 
-    check_not_input(log, prompt_file)
+    inputs = [model, prompt_file, "-" if "-" in prompts else None]
+    check_not_input(log, *inputs)
     if perfetto is not None:
         check_output(perfetto, force)
-        check_not_input(perfetto, model, prompt_file)
+        check_not_input(perfetto, *inputs)
         if Path(perfetto).resolve() == log.resolve():
             raise UsageError(f"{perfetto} cannot hold both the log and the trace")
     options = RunOptions(

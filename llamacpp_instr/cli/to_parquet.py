@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -22,17 +24,20 @@ def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
     its files are whole.
     """
     from converters.files import check_pyarrow, write_csv, write_parquet
-    from converters.table import stream_tables
+    from converters.table import NAMES, stream_tables
     from llamacpp_instr.log import LogEnd
-    from llamacpp_instr.output import open_output_directory
+    from llamacpp_instr.output import check_not_input, open_output_directory
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
     if not as_csv:
         check_pyarrow()
+    names = [f"{table}.{suffix}" for table in NAMES for suffix in ("parquet", "csv")]
+    for name in names:
+        check_not_input(Path(output) / name, log)
     ends: list[LogEnd] = []
     with (
-        open_output_directory(output, (".parquet", ".csv"), force) as directory,
+        open_output_directory(output, names, force) as directory,
         progress_bar(f"Reading {log}") as on_progress,
     ):
         write = write_csv if as_csv else write_parquet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from pathlib import Path
 
 import click
@@ -27,6 +26,7 @@ def view(path: Path, port: int, no_browser: bool) -> None:
     to this machine only (127.0.0.1) and sends nothing anywhere. A log is converted first; a trace
     (.pftrace, .json, either with .gz) is shown as it is.
     """
+    from llamacpp_instr.temporary import temporary_directory
     from llamacpp_instr.terminal import print_line
     from llamacpp_instr.view import find_ui, is_trace, show
 
@@ -34,8 +34,9 @@ def view(path: Path, port: int, no_browser: bool) -> None:
     with contextlib.ExitStack() as stack:
         trace, visible = path, None
         if not is_trace(path):
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="instr-view-"))
-            trace = Path(directory) / f"{path.name.partition('.')[0]}.pftrace"
+            directory = stack.enter_context(temporary_directory("instr-view-"))
+            # the UI shows the name: a part of it does, and fits with another suffix
+            trace = directory / f"{path.name.partition('.')[0][:50]}.pftrace"
             visible = _convert(path, trace)
         show(trace, port, not no_browser, visible, print_line)
 
