@@ -38,6 +38,8 @@ from llamacpp_instr.schema import (
 )
 
 Name = Literal["flat-event", "flat-type"]
+MAX_LINE = 1 << 20
+"""bytes; theirs have some hundreds, and every object in one is decoded"""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAME_KEYS: dict[str, Name] = {"event": "flat-event", "type": "flat-type"}
 
@@ -80,6 +82,8 @@ class Dialect:
 
     def convert(self, line: bytes) -> list[Event]:
         """The events that `line` stands for. Raises ValueError for a line of no dialect."""
+        if len(line) > MAX_LINE:
+            raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
         if _SURROGATE.search(line):
             msgspec.json.decode(line)  # refuses halves of a character, which cannot be written
         pairs = json.loads(line, object_pairs_hook=_Pairs)

@@ -1,28 +1,24 @@
 """Reads a log: a stream of (line number, event) from a file, `.gz`, `.zst` or standard input.
 
 Invariant: every line is either decoded whole and exactly as `schema` says, or reported with its
-number; memory is bounded by one chunk and one line, never by a number that stands in the file.
+number. Memory is bounded by one chunk and one line, and what a reader keeps of the lines by the
+size of the file (`log_file`).
 What the lines say together (references, order, counts) is `check`'s business.
 """
 
 from __future__ import annotations
 
-import errno
-import gzip
-import io
-import os
-import sys
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from llamacpp_instr.dialects import Dialect, dialect_of
 from llamacpp_instr.errors import LogError
+from llamacpp_instr.log_file import BAD_STREAM, decompressed, file_size, open_log, os_reason
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     EVENTS,
@@ -31,11 +27,8 @@ from llamacpp_instr.schema import (
     SCHEMA_VERSION,
     AnyEvent,
     Event,
-    SessionEnd,
     event_name,
 )
-
-CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -75,42 +68,58 @@ def read_events(
     a line that is not as the schema says; `lenient` counts and skips such lines instead.
     `on_progress` is told the bytes of the file that were read and how many there are.
     """
-    return LogReader(path, (lambda _line, _reason: None) if lenient else None, on_progress)
+    return LogReader(path, "skip" if lenient else "raise", on_progress)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """Stands for a line that cannot be decoded."""
+
+    reason: str
 
 
 class LogReader:
     """An iterable of (1-based line number, event), to be gone through once.
 
     `end` is None until the last line was read. `dialect` names the earlier fork's dialect that
-    the log is converted from, and is None for a log of ours. `on_bad_line` is given the number of
-    every line that cannot be decoded and why; without it the first such line is a LogError.
+    the log is converted from, and is None for a log of ours. A line that cannot be decoded is a
+    LogError, is counted and skipped, or is one of the `items`, as `bad_lines` says.
     """
 
     def __init__(
         self,
         path: str | Path,
-        on_bad_line: Callable[[int, str], None] | None = None,
+        bad_lines: Literal["raise", "skip", "give"] = "raise",
         on_progress: OnProgress | None = None,
     ) -> None:
         self.path = "standard input" if str(path) == "-" else str(path)
         self.end: LogEnd | None = None
-        self._on_bad_line = on_bad_line
+        self._bad_lines = bad_lines
+        self._damage: Iterable[Item] = ()
         self._on_progress = on_progress
         self._lines = self._skipped = self._bytes_before_last = 0
         self._cut = False
-        self._file = _open(path, self.path)
-        self._size = _size(self._file)
-        self._chunks = _decompressed(self._file, self.path)
+        self._file = open_log(path, self.path)
+        self._size = file_size(self._file)
+        self._chunks = decompressed(self._file, self.path)
         self._blocks = self._line_blocks()
         self._first = next(self._blocks, b"")
         self.dialect = self._identify()
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
+        assert self._bad_lines != "give"
+        return cast("Iterator[tuple[int, Event]]", self.items())
+
+    def items(self) -> Iterator[Item]:
+        """The events, and in their places the lines that cannot be decoded if they are to be
+        given."""
         last = b""
         for lines in self._whole_lines():
             last = lines[-1]
             yield from self._convert(lines) if self.dialect else self._decode(lines)
-        closed = isinstance(_attempt(_decode, last), SessionEnd)
+        yield from self._damage
+        head = _attempt(_decode_head, last)
+        closed = head and head.event == "session_end" and _attempt(_decode, last) is not None
         if self.dialect:
             closed = self.dialect.closed
         self.end = LogEnd(
@@ -122,7 +131,7 @@ class LogReader:
 
     # --- lines to events ---
 
-    def _decode(self, lines: list[bytes]) -> Iterator[tuple[int, Event]]:
+    def _decode(self, lines: list[bytes]) -> Iterator[Item]:
         first = self._lines - len(lines) + 1
         numbers, rest = count(first), iter(lines)
         while True:
@@ -132,25 +141,28 @@ class LogReader:
                 return
             except _BAD_LINE as error:
                 number = next(numbers) - 1
-                self._bad(_explain(lines[number - first], error), number)
+                yield from self._bad(number, _explain, lines[number - first], error)
                 numbers = count(number + 1)
 
-    def _convert(self, lines: list[bytes]) -> Iterator[tuple[int, Event]]:
+    def _convert(self, lines: list[bytes]) -> Iterator[Item]:
         assert self.dialect is not None
         for number, line in enumerate(lines, self._lines - len(lines) + 1):
             try:
                 events = self.dialect.convert(line)
             except _BAD_LINE as error:
-                self._bad(f"{self.dialect.name}: {error}", number)
+                yield from self._bad(number, "{}: {}".format, self.dialect.name, error)
                 continue
             for event in events:
                 yield number, event
 
-    def _bad(self, reason: str, number: int) -> None:
-        if self._on_bad_line is None:
-            raise LogError(reason, self.path, number) from None
+    def _bad(self, number: int, explain: Callable[..., str], *why: Any) -> Iterable[Item]:
+        """What stands for a line that cannot be decoded; `explain(*why)` is the reason."""
         self._skipped += 1
-        self._on_bad_line(number, reason)
+        if self._bad_lines == "skip":
+            return ()
+        if self._bad_lines == "raise":
+            raise LogError(explain(*why), self.path, number) from None
+        return ((number, BadLine(explain(*why))),)
 
     # --- bytes to lines ---
 
@@ -162,7 +174,7 @@ class LogReader:
             lines = block.split(b"\n")
             fragment = lines.pop()
             newline = 1
-            if fragment and _attempt(msgspec.json.decode, fragment) is not None:
+            if fragment and _is_json(fragment):
                 # only the newline is missing: no proper prefix of an object is an object
                 lines.append(fragment)
                 fragment, newline = b"", 0
@@ -199,14 +211,15 @@ class LogReader:
         except EOFError:
             self._cut = True
             return b""
-        except _BAD_STREAM as error:
+        except BAD_STREAM as error:
             if not self._lines:
                 raise LogError(f"the compressed data is damaged ({error})", self.path) from None
-            self._bad(f"the compressed data is damaged from here on ({error})", self._lines + 1)
+            reason = "the compressed data is damaged from here on ({})".format
+            self._damage = self._bad(self._lines + 1, reason, error)
             self._cut = True
             return b""
         except OSError as error:
-            raise LogError(_os_reason(error), self.path, self._lines) from None
+            raise LogError(os_reason(error), self.path, self._lines) from None
 
     # --- what is it? ---
 
@@ -214,18 +227,18 @@ class LogReader:
         line, newline, _ = self._first.partition(b"\n")
         if not self._first:
             raise LogError("empty: nothing was recorded", self.path)
-        head = _attempt(msgspec.json.decode, line)
-        if isinstance(head, dict) and head.get("event") == "session_start" and "schema" in head:
-            if head["schema"] == SCHEMA_VERSION:
+        head = _attempt(_decode_head, line)
+        if head and head.event == "session_start" and head.schema is not None:
+            if head.schema == SCHEMA_VERSION:
                 return None
             raise LogError(
-                f"written with schema version {head['schema']}, which this instr cannot read"
+                f"written with schema version {head.schema}, which this instr cannot read"
                 f" (it reads {SCHEMA_VERSION}); use the instr that wrote it",
                 self.path,
             )
         if head is None and not newline and line.startswith(FIRST_BYTES[: len(line)]):
             raise LogError("ends in the middle of its first line: nothing was recorded", self.path)
-        dialect = dialect_of(head) if isinstance(head, dict) else None
+        dialect = dialect_of(msgspec.structs.asdict(head)) if head else None
         if dialect is None:
             raise LogError("not a log: its first line is no session_start", self.path)
         return dialect
@@ -236,7 +249,22 @@ _BAD_LINE = (ValueError, RecursionError)
 
 _EVENT_NAMES = frozenset(event_name(event) for event in EVENTS)
 
+Item = tuple[int, Event | BadLine]
+"""the number of a line, and what it holds"""
+
+
+class _Head(msgspec.Struct):
+    """What a line says that it is; the rest of it is passed over and takes no memory."""
+
+    event: str | None = None
+    type: str | None = None
+    schema: int | None = None
+    timestamp: str | None = None
+
+
 _decode = msgspec.json.Decoder(AnyEvent).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def _attempt(decode: Callable[[bytes], Any], line: bytes) -> Any:
@@ -247,109 +275,31 @@ def _attempt(decode: Callable[[bytes], Any], line: bytes) -> Any:
         return None
 
 
+def _is_json(line: bytes) -> bool:
+    """Whether `line` is JSON; nothing is made of it, whatever it holds."""
+    try:
+        _skip(line)
+        line.decode()
+    except _BAD_LINE:
+        return False
+    return True
+
+
 def _explain(line: bytes, error: Exception) -> str:
     """Why `line` is none of the schema's, in the schema's words."""
     if not line.strip():
         return "an empty line"
-    head = _attempt(msgspec.json.decode, line)
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    if head is None:
+    if not _is_json(line):
         return f"not a line of JSON ({error})"
-    if not isinstance(head, dict):
+    if not line.lstrip().startswith(b"{"):
         return "not a JSON object"
-    event = head.get("event")
-    if not isinstance(event, str):
+    head = _attempt(_decode_head, line)
+    event = head and head.event
+    if event is None:
         return "no key `event`"
     if event not in _EVENT_NAMES:
         return f"unknown event `{event}`"
     # msgspec ends its messages with the place: " - at `$.dur[3]`"
     return f"{event}: {error}".replace("Object contains unknown", "unknown").replace("`$.", "`")
-
-
-# --- files to chunks ---
-
-
-def _open(path: str | Path, shown: str) -> BinaryIO:
-    if str(path) == "-":
-        return sys.stdin.buffer
-    if path == "":
-        raise LogError("no log is named: the path is empty")
-    try:
-        return Path(path).open("rb", buffering=0)
-    except OSError as error:
-        raise LogError(_os_reason(error), shown) from None
-
-
-def _size(file: BinaryIO) -> int:
-    """Bytes of a regular file, 0 for what has no size."""
-    try:
-        return os.fstat(file.fileno()).st_size if file.seekable() else 0
-    except OSError:
-        return 0
-
-
-def _os_reason(error: OSError) -> str:
-    if error.errno == errno.ENOENT:
-        return "no such file"
-    if error.errno == errno.EISDIR:
-        return "is a directory, not a log"
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_BAD_STREAM: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
-
-
-def _decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
-    """The file's content in chunks of at most CHUNK bytes; EOFError when gzip ends too early."""
-    magic = b""
-    while len(magic) < len(_ZSTD) and (more := file.read(len(_ZSTD) - len(magic))):
-        magic += more
-    source: BinaryIO = io.BufferedReader(_Replay(magic, file), CHUNK)
-    read: Callable[[int], bytes] = source.read1  # type: ignore[attr-defined]
-    if magic.startswith(_GZIP):
-        read = gzip.GzipFile(fileobj=source).read1
-    elif magic.startswith(_ZSTD):
-        read = _zstd_read(source, shown)
-    try:
-        while chunk := read(CHUNK):
-            yield chunk
-    finally:
-        if file is not sys.stdin.buffer:
-            file.close()
-
-
-def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
-    try:
-        import zstandard  # 20 ms that a plain log need not wait for
-    except ImportError:
-        reason = "compressed with zstd, which needs zstandard: pip install zstandard"
-        raise LogError(reason, shown) from None
-
-    stream = zstandard.ZstdDecompressor().stream_reader(source, CHUNK, read_across_frames=True)
-
-    def read(size: int) -> bytes:
-        try:
-            return stream.read(size)
-        except zstandard.ZstdError as error:
-            raise zlib.error(str(error)) from None
-
-    return read
-
-
-class _Replay(io.RawIOBase):
-    """A file whose first bytes were already read, made whole again; works for pipes."""
-
-    def __init__(self, head: bytes, file: BinaryIO) -> None:
-        self._head = head
-        self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] if self._head else self._read(len(buffer))
-        self._head = self._head[len(data) :] if self._head else b""
-        buffer[: len(data)] = data
-        return len(data)

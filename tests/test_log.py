@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr import log as log_module
+from llamacpp_instr import log_file
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.log import LogEnd, LogReader, read_events
+from llamacpp_instr.log import BadLine, LogEnd, LogReader, read_events
 from llamacpp_instr.schema import Event
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
@@ -70,7 +71,7 @@ def test_written_events_come_back(events: list[Event], tmp_path_factory: pytest.
 @pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
 @pytest.mark.parametrize("compress", COMPRESSIONS.values(), ids=COMPRESSIONS)
 def test_compression_and_chunks_make_no_difference(compress, chunk, path, monkeypatch):
-    monkeypatch.setattr(log_module, "CHUNK", chunk)
+    monkeypatch.setattr(log_file, "CHUNK", chunk)
     events, end = read(path, compress(LOG))
     assert events == EVENTS
     assert end.state == "closed"
@@ -216,7 +217,7 @@ def test_nothing_recorded(path):
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
 def test_damaged_compressed_data_is_an_error_and_leniently_an_end(compress, path, monkeypatch):
-    monkeypatch.setattr(log_module, "CHUNK", 2000)
+    monkeypatch.setattr(log_file, "CHUNK", 2000)
     random = Random(1)
     log = LOG + b"".join(encode(make_log(random.randint)[1:]) for _ in range(20))
     data = compress(log)
@@ -236,7 +237,7 @@ def test_a_wrong_checksum_of_compressed_data_is_an_error(path):
 
 def test_a_line_longer_than_the_bound_is_an_error(path, monkeypatch):
     monkeypatch.setattr(log_module, "MAX_LINE", 100_000)
-    monkeypatch.setattr(log_module, "CHUNK", 1000)
+    monkeypatch.setattr(log_file, "CHUNK", 1000)
     long_line = b'{"event":"message","t":1,"level":"warn","text":"' + b"x" * 200_000
     assert message(path, START + long_line) == "LOG:2: longer than 0 MiB"
 
@@ -248,11 +249,12 @@ def test_missing_directory_unreadable(path, tmp_path):
         read_events(tmp_path)
 
 
-def test_bad_lines_are_handed_over_with_their_numbers(path):
-    path.write_bytes(START + b"nonsense\n" + SYNC + b"}\n\n")
-    bad: list[int] = []
-    assert len(list(LogReader(path, lambda line, _reason: bad.append(line)))) == 2
-    assert bad == [2, 4]
+def test_bad_lines_are_given_in_their_places(path):
+    path.write_bytes(START + b"nonsense\n" + SYNC + b"}\n\n[]\n")
+    reasons = {n: i.reason for n, i in LogReader(path, "give").items() if isinstance(i, BadLine)}
+    assert [number for number, _ in LogReader(path, "give").items()] == [1, 2, 3, 4, 5]
+    assert [*reasons] == [2, 4, 5]
+    assert (reasons[4], reasons[5]) == ("an empty line", "not a JSON object")
 
 
 def test_the_end_in_words():

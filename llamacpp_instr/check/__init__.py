@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from llamacpp_instr.check.event import event_findings
 from llamacpp_instr.check.facts import Facts
 from llamacpp_instr.check.measures import Measures
-from llamacpp_instr.log import LogEnd, LogReader
+from llamacpp_instr.log import BadLine, LogEnd, LogReader
 from llamacpp_instr.schema import Event, Model, SessionEnd, SessionStart, event_name
+
+MAX_FINDINGS = 10_000
+"""of one log; a file of which more is wrong is none"""
 
 
 class Finding(NamedTuple):
@@ -36,22 +40,31 @@ class Finding(NamedTuple):
 
 def check_log(path: str | Path) -> Iterator[Finding]:
     """The findings of the log at `path` (`-` is standard input) in the order of its lines; none
-    when it is clean. Raises LogError for what cannot be read as a log at all."""
-    bad: list[tuple[int, str]] = []
-    reader = LogReader(path, lambda line, reason: bad.append((line, reason)))
+    when it is clean. After MAX_FINDINGS one more says that the rest was not checked. Raises
+    LogError for what cannot be read as a log at all."""
+    found = _findings(path)
+    for finding in islice(found, MAX_FINDINGS):
+        latest = finding
+        yield finding
+    if next(found, None):
+        message = f"more than {MAX_FINDINGS:,} findings: the rest of the log was not checked"
+        yield latest._replace(message=message)
+
+
+def _findings(path: str | Path) -> Iterator[Finding]:
+    reader = LogReader(path, "give")
     if reader.dialect:
         name = reader.dialect.name
         message = f"in the {name} dialect of an earlier fork: it converts, but cannot be checked"
         yield Finding(reader.path, 1, message)
         return
     checker = _Checker()
-    for line, event in reader:
-        # lines that could not be decoded came before this one
-        yield from (Finding(reader.path, *finding) for finding in bad)
-        bad.clear()
+    for line, event in reader.items():
+        if isinstance(event, BadLine):
+            yield Finding(reader.path, line, event.reason)
+            continue
         for message in checker.findings(line, event):
             yield Finding(reader.path, line, f"{event_name(event)}: {message}")
-    yield from (Finding(reader.path, *finding) for finding in bad)
     assert reader.end is not None
     for line, message in checker.end_findings(reader.end):
         yield Finding(reader.path, line, message)

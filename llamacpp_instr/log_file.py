@@ -1,0 +1,122 @@
+"""The bytes of a log from a file or standard input, plain, `.gz` or `.zst`, in chunks.
+
+Invariant: no chunk is larger than CHUNK, and a compressed file gives at most MAX_EXPANSION bytes
+for each of its own, so what a reader keeps of a log is bounded by the size of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llamacpp_instr.errors import LogError
+
+CHUNK = 1 << 18
+MAX_EXPANSION = 100
+"""bytes of a log for each byte of the compressed file; gzip makes 4 to 20 of real logs, zstd -19
+up to 40, of zeros 1,000 and 30,000"""
+
+
+def open_log(path: str | Path, shown: str) -> BinaryIO:
+    """The file at `path`; `-` is standard input. Raises LogError, which names it as `shown`."""
+    if str(path) == "-":
+        return sys.stdin.buffer
+    if path == "":
+        raise LogError("no log is named: the path is empty")
+    try:
+        return Path(path).open("rb", buffering=0)
+    except OSError as error:
+        raise LogError(os_reason(error), shown) from None
+
+
+def file_size(file: BinaryIO) -> int:
+    """Bytes of a regular file, 0 for what has no size."""
+    try:
+        return os.fstat(file.fileno()).st_size if file.seekable() else 0
+    except OSError:
+        return 0
+
+
+def os_reason(error: OSError) -> str:
+    """Why the file cannot be read."""
+    if error.errno == errno.ENOENT:
+        return "no such file"
+    if error.errno == errno.EISDIR:
+        return "is a directory, not a log"
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+BAD_STREAM: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
+
+
+def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
+    """The file's content in chunks of at most CHUNK bytes; EOFError when gzip ends too early."""
+    magic = b""
+    while len(magic) < len(_ZSTD) and (more := file.read(len(_ZSTD) - len(magic))):
+        magic += more
+    replay = _Replay(magic, file)
+    source: BinaryIO = io.BufferedReader(replay, CHUNK)
+    read: Callable[[int], bytes] = source.read1  # type: ignore[attr-defined]
+    if magic.startswith(_GZIP):
+        read = gzip.GzipFile(fileobj=source).read1
+    elif magic.startswith(_ZSTD):
+        read = _zstd_read(source, shown)
+    n_bytes = 0
+    try:
+        while chunk := read(CHUNK):
+            n_bytes += len(chunk)
+            if n_bytes > MAX_EXPANSION * replay.n_read:
+                raise LogError(
+                    f"expands to more than {MAX_EXPANSION} times its size, as no recorded log"
+                    " does; if it is one, decompress it first",
+                    shown,
+                )
+            yield chunk
+    finally:
+        if file is not sys.stdin.buffer:
+            file.close()
+
+
+def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
+    try:
+        import zstandard  # 20 ms that a plain log need not wait for
+    except ImportError:
+        reason = "compressed with zstd, which needs zstandard: pip install zstandard"
+        raise LogError(reason, shown) from None
+
+    stream = zstandard.ZstdDecompressor().stream_reader(source, CHUNK, read_across_frames=True)
+
+    def read(size: int) -> bytes:
+        try:
+            return stream.read(size)
+        except zstandard.ZstdError as error:
+            raise zlib.error(str(error)) from None
+
+    return read
+
+
+class _Replay(io.RawIOBase):
+    """A file whose first bytes were already read, made whole again; works for pipes."""
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self.n_read = 0
+        self._head = head
+        self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] if self._head else self._read(len(buffer))
+        self._head = self._head[len(data) :] if self._head else b""
+        buffer[: len(data)] = data
+        self.n_read += len(data)
+        return len(data)
