@@ -16,8 +16,9 @@ from pathlib import Path
 
 from .errors import UsageError
 from .log_files import check_replaceable, later_parts, logs_of, shortcoming
+from .patterns import check_pattern
 from .program import check_library
-from .recording import OnLogError, check_log_path, check_stats
+from .recording import OnLogError, check_log_path
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
@@ -114,7 +115,7 @@ def _find(command: Sequence[str]) -> str:
 
 
 def _check_pattern(stats: str | None) -> None:
-    check_stats(stats or "")
+    check_pattern("--stats", stats or "")
     # the library takes ECMAScript's syntax; what Python cannot read, it cannot either
     try:
         re.compile(stats or "")

@@ -14,11 +14,14 @@ from .errors import InstrError, UsageError
 from .imatrix import ImportanceMatrix
 from .model_file import ModelFile, load_model_file
 from .output import check_model_output, check_not_input
+from .patterns import check_pattern
 from .quantization import EMBEDDINGS, OUTPUT, QuantizationPlan, QuantizeOptions, finds, row_length
 
 
 def check_source(source: ModelFile, options: QuantizeOptions) -> None:
     """Raises `UsageError` when the source, or what is asked of its tensors, cannot be quantized."""
+    for pattern, _ in options.tensor_types:
+        check_pattern("--tensor-type", pattern)
     if not source.weights:
         raise UsageError(f"{source.path} holds only a vocabulary, no weights to quantize")
     alignment = source.metadata.get("general.alignment", 32)

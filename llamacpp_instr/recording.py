@@ -20,12 +20,11 @@ from . import native
 from .errors import InstrError, UsageError
 from .log_files import check_replaceable
 from .log_text import log_json, log_name
+from .patterns import check_pattern
 from .schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
 """What happens to the process when the log cannot be written any more."""
-
-MAX_PATTERN = 1000
 
 
 class Session:
@@ -178,7 +177,7 @@ def begin_session(
     if stop_on_nan and not stats:
         raise UsageError("stopping on NaN needs the tensors to look at (stats)")
     if stats:
-        check_stats(stats)
+        check_pattern("stats", stats)
     library = native.load()
     if library.status() & native.ACTIVE:
         raise UsageError(
@@ -222,15 +221,6 @@ def check_log_path(path: Path, force: bool, option: str) -> None:
         _check_can_create(path)
     elif not os.access(path, os.W_OK):
         raise UsageError(f"{path} cannot be written: permission denied")
-
-
-def check_stats(pattern: str) -> None:
-    """Raise `UsageError` for a regular expression that the library must not be given."""
-    if len(pattern) > MAX_PATTERN:
-        # the library's compiler of them calls itself for each character
-        raise UsageError(f"stats has {len(pattern)} characters; {MAX_PATTERN} are allowed")
-    if log_name("stats", pattern) != pattern:
-        raise UsageError(f"stats {pattern!r} holds a NUL or bytes that are not UTF-8")
 
 
 def _check_can_create(path: Path) -> None:

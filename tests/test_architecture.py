@@ -13,7 +13,7 @@ OURS = ("llamacpp_instr", "converters")
 # The floor knows nobody; then log -> session -> converters on one side ...
 FLOOR = {"llamacpp_instr"} | {
     f"llamacpp_instr.{name}"
-    for name in ("errors", "schema", "terminal", "output", "temporary", "progress")
+    for name in ("errors", "patterns", "schema", "terminal", "output", "temporary", "progress")
 }
 BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.errors": set(),
@@ -22,6 +22,7 @@ BELOW_READING: dict[str, set[str]] = {
     "llamacpp_instr.progress": {"llamacpp_instr.terminal"},
     "llamacpp_instr.output": {"llamacpp_instr.errors"},
     "llamacpp_instr.temporary": {"llamacpp_instr.errors"},
+    "llamacpp_instr.patterns": {"llamacpp_instr.errors"},
     "llamacpp_instr.ops": FLOOR,
     "llamacpp_instr.dialects": FLOOR,
     "llamacpp_instr.kernels": FLOOR | {"llamacpp_instr.ops"},
