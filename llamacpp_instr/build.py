@@ -27,8 +27,8 @@ from urllib.parse import unquote
 from llamacpp_instr.build_cache import keep_wheel, kept_wheel, own_cache, workplace
 from llamacpp_instr.build_log import BuildLog
 from llamacpp_instr.build_progress import BuildProgress
-from llamacpp_instr.child import pip
 from llamacpp_instr.errors import BuildError
+from llamacpp_instr.isolated import pip
 from llamacpp_instr.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
 from llamacpp_instr.upstream import (
     concerns_wheel,

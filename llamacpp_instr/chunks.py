@@ -37,20 +37,21 @@ class WritingContext(Context):
         return params
 
 
-def cut_chunks(model: Model, text: str, ctx: int, at_most: int | None = None) -> list[list[int]]:
+def cut_chunks(
+    model: Model, tokens: Sequence[int], ctx: int, at_most: int | None = None
+) -> list[list[int]]:
     """The whole chunks of `ctx` tokens of a text, cut as llama-perplexity cuts it: a chunk's first
     token gives way to the beginning-of-sequence token where the model wants one.
 
     Raises UsageError for a text of less than two chunks.
     """
-    tokens = model.tokenize(text, parse_special=False)
     if len(tokens) < 2 * ctx:
         raise UsageError(
             f"the text has {len(tokens):,} tokens; at least {2 * ctx:,} are needed for chunks of "
             f"{ctx:,}: give a longer text, or a smaller --ctx"
         )
     ends = range(ctx, len(tokens) + 1, ctx)[:at_most]
-    chunks = [tokens[end - ctx : end] for end in ends]
+    chunks = [list(tokens[end - ctx : end]) for end in ends]
     if model.adds_bos:
         for chunk in chunks:
             chunk[0] = _first_token(model)

@@ -18,8 +18,8 @@ from typing import Any
 
 from llamacpp_instr import __version__
 from llamacpp_instr.build import compilers, cpu_identity, usable_cpus
-from llamacpp_instr.child import python
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.isolated import python
 from llamacpp_instr.native import ABI
 from llamacpp_instr.upstream import patch_digest, patches_dir, read_upstream
 

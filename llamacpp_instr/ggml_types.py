@@ -80,6 +80,10 @@ TYPES: dict[int, GgmlType] = {
 }
 """By ggml's number. Numbers that are missing were removed from ggml."""
 
+NOT_COMPUTED = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
+"""Names of types with which ggml multiplies no matrix (`ggml_type_traits_cpu` has no `vec_dot`): it
+crashes."""
+
 BY_NAME: dict[str, GgmlType] = {type_.name: type_ for type_ in TYPES.values()}
 
 FILE_TYPES: dict[int, str] = {

@@ -22,6 +22,7 @@ from .last_words import last_words
 from .llama_log import LlamaLog, captured
 from .memory_plan import check_memory
 from .model_file import ModelFile
+from .prompts import tokenize
 from .sampling import Sampling
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def compare_outputs(
     check_comparison(files, options)
     for file in files:
         check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+    tokens = None
+    if text is not None:
+        [tokens] = tokenize(files[0].path, [text], parse_special=False)
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
@@ -104,7 +108,7 @@ def compare_outputs(
         batch = options.batch or _choose_batch(reference.n_vocab)
         choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
         # what is wrong with a text comes before what takes memory
-        cut = None if text is None else cut_chunks(reference, text, ctx, options.chunks)
+        cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
         contexts = [stack.enter_context(Context(model, choice)) for model in models]
         _check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)

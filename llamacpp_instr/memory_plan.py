@@ -7,20 +7,13 @@ error. The child also keeps a prediction apart from a session that is being reco
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from . import native
-from .child import python
+from .child import ChildEnded, call_in_child
 from .engine import ContextOptions
-from .errors import InstrError, UsageError
-from .last_words import without_directories
+from .errors import UsageError
+from .ggml_types import NOT_COMPUTED
 from .machine_memory import machine_memory
 from .memory import MAPPED, MemoryBreakdown
 from .memory_dry_run import LoadError, dry_run, dry_run_again
@@ -28,6 +21,9 @@ from .model_file import ModelFile
 
 MAX_BYTES = 2 << 30
 """that the child may take for a dry run"""
+
+_INDICES = {"ffn_gate_tid2eid"}
+"""roles of weights that are looked up, not multiplied"""
 
 
 def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> None:
@@ -37,6 +33,7 @@ def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -
     A few numbers in a file of some kilobytes can ask for any amount of memory, and llama.cpp takes
     what they ask for. Raises `NativeError` without the patched library.
     """
+    _check_types(model)
     plan = plan_memory(model, options, mmap)
     # a mapped file may be larger than memory, and other devices have their own
     held = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
@@ -51,6 +48,15 @@ def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -
             f"{model.path} needs {_gb(needed)} of memory ({parts}), this machine has {_gb(there)}; "
             "a smaller --ctx needs less"
         )
+
+
+def _check_types(model: ModelFile) -> None:
+    for weight in model.weights:
+        if weight.type.name in NOT_COMPUTED and weight.role not in _INDICES:
+            raise UsageError(
+                f"{model.path}: tensor {weight.name!r} is {weight.type}, with which llama.cpp "
+                "cannot compute; convert the model to another type"
+            )
 
 
 def _gb(n_bytes: int) -> str:
@@ -82,61 +88,11 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
     return plan
 
 
-def answer() -> None:
-    """The child's side: from a question on standard input to an answer on standard output."""
-    function, arguments = pickle.load(sys.stdin.buffer)
-    result: MemoryBreakdown | InstrError
-    try:
-        native.load()  # numpy takes memory for each processor of the machine: no file's claim
-        _limit_memory()
-        result = function(*arguments)
-    except InstrError as error:
-        result = error
-    sys.stdout.buffer.write(pickle.dumps(result))
-
-
-def _limit_memory() -> None:
-    """Let this process fail where a file makes it claim more than any dry run needs."""
-    try:
-        import resource
-    except ImportError:  # not on this operating system
-        return
-    try:
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    except OSError:  # not Linux
-        held = 0
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort must leave no core dump
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or most > held + MAX_BYTES:
-        resource.setrlimit(resource.RLIMIT_DATA, (held + MAX_BYTES, most))
-
-
 def _in_a_child(
     function: Callable[..., MemoryBreakdown], model: ModelFile, *arguments: object
 ) -> MemoryBreakdown:
     """What `function` of `memory_dry_run` returns or raises for these arguments."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
-    done = subprocess.run(
-        python(f"from {__name__} import answer; answer()"),
-        input=pickle.dumps((function, (model, *arguments))),
-        # without it ggml has a debugger print the stack, for seconds
-        env={**environment, "GGML_NO_BACKTRACE": "1"},
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode < 0:
-        raise LoadError(f"{model.path}: llama.cpp ended the process: {_last_words(done)}")
-    if done.returncode:
-        raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
-    result: Any = pickle.loads(done.stdout)
-    if isinstance(result, InstrError):
-        raise result
-    assert isinstance(result, MemoryBreakdown)
-    return result
-
-
-def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """What a process said that ended itself: the assertion of ggml's that did not hold."""
-    lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
-    words = next((line for line in reversed(lines) if line), "")
-    return without_directories(words) or f"signal {-done.returncode}"
+    try:
+        return call_in_child(MAX_BYTES, function, model, *arguments)
+    except ChildEnded as end:
+        raise LoadError(f"{model.path}: llama.cpp ended the process: {end}") from None

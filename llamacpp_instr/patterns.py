@@ -14,7 +14,8 @@ MAX_NESTING = 100
 
 def check_pattern(option: str, pattern: str) -> None:
     """Raises UsageError, naming the option, for a pattern that is too long, nested too deeply or
-    not UTF-8. Whether it is a regular expression is the library's to say: its syntax is ECMAScript's."""
+    not UTF-8. Whether it is a regular expression is the library's to say: its syntax is that of
+    ECMAScript."""
     if len(pattern) > MAX_PATTERN:
         raise UsageError(
             f"{option}: the pattern has {len(pattern):,} characters, more than {MAX_PATTERN:,}"

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .child import python
 from .errors import InstrError, NativeError, UsageError
 from .imatrix import load_imatrix
+from .isolated import python
 from .model_file import ModelFile
 from .output import new_model
 from .progress import OnProgress

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import native
+from .child import no_core_dump
 from .errors import InstrError, NativeError
 from .imatrix import load_imatrix
 from .quantize_log import PROGRESS
@@ -36,7 +37,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _no_core_dump()
+    no_core_dump()
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
 
@@ -64,13 +65,6 @@ def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
         with contextlib.suppress(OSError):
             Path(path).unlink()
     os._exit(0)
-
-
-def _no_core_dump() -> None:
-    with contextlib.suppress(ImportError):  # not on Windows
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 class _Quantizer:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import native, terminal
-from .chat import render_chat
 from .engine import ComputeError, Context, ContextOptions, Model
 from .errors import InstrError, UsageError
 from .generate import check_prompt, embed, generate
@@ -24,6 +23,7 @@ from .llama_log import captured
 from .memory_plan import check_memory
 from .model_file import load_model_file
 from .output import check_not_input
+from .prompts import tokenize
 from .recording import OnLogError, Session, begin_session
 from .sampling import Sampler, Sampling
 from .terminal import write_text
@@ -90,6 +90,7 @@ def run(
     with interrupt.watching(), interrupt.deferred():
         native.load()  # a module that is interrupted while it is imported blames something else
     check_memory(file, options.context, options.mmap)
+    prompts = tokenize(path, options.prompts, chat=options.chat)
     with interrupt.watching(), captured(interrupt) as llama_log:
         session = begin_session(
             options.log,
@@ -112,7 +113,12 @@ def run(
         try:
             with last_words(about), Model(path, llama_log, options.mmap) as model:
                 (_run_embed if options.embed else _run_text)(
-                    options, model, session, out or sys.stdout.buffer, notice or terminal.notice
+                    options,
+                    prompts,
+                    model,
+                    session,
+                    out or sys.stdout.buffer,
+                    notice or terminal.notice,
                 )
         except UsageError:
             session.close()
@@ -136,6 +142,7 @@ def run(
 
 def _run_text(
     options: RunOptions,
+    prompts: Sequence[Sequence[int]],
     model: Model,
     session: Session,
     out: BinaryIO,
@@ -148,8 +155,7 @@ def _run_text(
         )
     if not model.has_decoder:
         raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
-    text = options.prompts[0]
-    prompt = model.tokenize(render_chat(model, text) if options.chat else text)
+    [prompt] = prompts
     with Context(model, options.context) as context:
         if not context.memory:
             raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
@@ -173,12 +179,12 @@ def _run_text(
 
 def _run_embed(
     options: RunOptions,
+    prompts: Sequence[Sequence[int]],
     model: Model,
     session: Session,
     out: BinaryIO,
     notice: Callable[[str], None],
 ) -> None:
-    prompts = [model.tokenize(text) for text in options.prompts]
     longest = max(len(prompt) for prompt in prompts)
     with Context(model, options.context, embed_tokens=max(longest, 1)) as context:
         for prompt in prompts:

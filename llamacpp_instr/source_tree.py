@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from llamacpp_instr.build_log import BuildLog
-from llamacpp_instr.child import pip
 from llamacpp_instr.errors import BuildError
+from llamacpp_instr.isolated import pip
 from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.upstream import (
     Upstream,

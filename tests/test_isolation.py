@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.child import pip, python
+from llamacpp_instr.isolated import pip, python
 from tests.conftest import assert_refused
 
 INSTR = Path(sys.executable).parent / "instr"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import gguf
 import pytest
 
 from tests.conftest import Instr, assert_refused
+from tests.mutants import N, texts, write_mutant
 from tests.native_kit import random_models
 
 
@@ -77,6 +80,67 @@ def test_quality_says_the_same(instr: Instr, models: Path, tmp_path: Path) -> No
     assert "bad.gguf: llama.cpp ended the process: ops.cpp:" in line
 
 
+CRASHES = {
+    "SIGABRT": "ctypes.CDLL(None).abort()",
+    "SIGFPE": "getattr(ctypes.CDLL(None), 'raise')(signal.SIGFPE)",
+    "SIGSEGV": "ctypes.string_at(8)",
+    "unordered_map::at": "model.tokenize('hello')",  # an exception of C++ that nobody catches
+}
+
+
+@pytest.mark.parametrize("words", CRASHES)
+@pytest.mark.parametrize("thread", [False, True])
+def test_every_crash_is_one_line(tmp_path: Path, words: str, thread: bool) -> None:
+    model = tmp_path / "no_bytes.gguf"
+    write_mutant(model, {"tokens": texts([f"[{i}]" for i in range(N)])})
+    program = f"""
+import ctypes, signal, threading
+from pathlib import Path
+from llamacpp_instr.engine import Model
+from llamacpp_instr.interrupt import Interrupt
+from llamacpp_instr.last_words import last_words
+from llamacpp_instr.llama_log import captured
+def crash():
+    {CRASHES[words]}
+with captured(Interrupt()) as log, Model(Path({str(model)!r}), log) as model:
+    with last_words(lambda: ("the model", 2)):
+        if {thread}:
+            other = threading.Thread(target=crash)
+            other.start()
+            other.join()
+        else:
+            crash()
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
+    done = run_program(program, tmp_path, environment)
+    assert done.stderr == f"Error: the model: llama.cpp ended the process: {words}\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+def test_a_crash_outside_is_what_it_was(tmp_path: Path, name: str) -> None:
+    program = f"""
+import faulthandler, signal
+from llamacpp_instr.last_words import last_words
+faulthandler.enable()
+with last_words(lambda: ("nothing", 0)):
+    pass
+signal.raise_signal(signal.{name})
+"""
+    done = run_program(program, tmp_path, {"PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == -getattr(signal, name)
+    assert "Fatal Python error" in done.stderr
+
+
+def run_program(
+    program: str, directory: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 def test_who_uses_the_library_by_themselves_keeps_ggmls_way(models: Path, tmp_path: Path) -> None:
     """Also after a run of ours in the same process."""
     bad = damaged(
@@ -91,11 +155,8 @@ run(RunOptions({str(models / "gpt2.gguf")!r}, ["hello"], Path("good.log"), n=1),
 with record("session.log"):
     llama_cpp.Llama({str(bad)!r}, verbose=False)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path), "GGML_NO_BACKTRACE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    environment = {"PYTHONPATH": ":".join(sys.path), "GGML_NO_BACKTRACE": "1"}
+    done = run_program(program, tmp_path, environment)
     assert done.returncode == -6, done.stderr
     assert "GGML_ASSERT" in done.stderr
     assert "ended the process" not in done.stderr

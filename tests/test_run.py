@@ -252,6 +252,18 @@ def test_ctrl_c_stops_a_long_prefill_at_once(environment: dict[str, str], tmp_pa
     assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
 
 
+def test_ctrl_c_stops_the_making_of_tokens(environment: dict[str, str], tmp_path: Path) -> None:
+    """llama.cpp takes minutes for so many special tokens in one call."""
+    (tmp_path / "long.txt").write_text("a<s>" * (1 << 18))
+    process = start(environment, tmp_path, *DEMO, "--prompt-file", "long.txt", "-n", 1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=4)
+    assert (process.returncode, errors.split()) == (130, [b"Interrupted"])
+    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+
+
 def test_a_reader_that_leaves_stops_the_run(environment: dict[str, str], tmp_path: Path) -> None:
     process = start(environment, tmp_path, *DEMO, "-p", PROMPT, "--repeat", 100000)
     assert process.stdout is not None

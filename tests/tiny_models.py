@@ -6,7 +6,7 @@ number in hexadecimal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -16,12 +16,19 @@ WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 25
 TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
 
 
-def write_llama(path: Path, tokenizer: str = "test", nan_in: str = "", part: int = 0) -> Path:
-    """A decoder; the values of the tensor `nan_in` are no numbers. With `part` the model is split
-    into files of so many tensors, `NAME-00001-of-….gguf`."""
+def write_llama(
+    path: Path,
+    tokenizer: str = "test",
+    nan_in: str = "",
+    part: int = 0,
+    dtypes: Mapping[str, type] | None = None,
+) -> Path:
+    """A decoder; the values of the tensor `nan_in` are no numbers, and some tensors are stored as
+    numpy's types, not as float32. With `part` the model is split into files of so many tensors,
+    `NAME-00001-of-….gguf`."""
     writer = _writer(path, "llama", tokenizer, part=part)
     writer.add_layer_norm_rms_eps(1e-5)
-    return _finish(writer, path, _llama_tensors(VOCABULARY), nan_in)
+    return _finish(writer, path, _llama_tensors(VOCABULARY), nan_in, dtypes)
 
 
 def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
@@ -169,7 +176,11 @@ def _writer(
 
 
 def _finish(
-    writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[int, ...]], nan_in: str = ""
+    writer: gguf.GGUFWriter,
+    path: Path,
+    tensors: dict[str, tuple[int, ...]],
+    nan_in: str = "",
+    dtypes: Mapping[str, type] | None = None,
 ) -> Path:
     random = np.random.default_rng(1)
     for name, shape in tensors.items():
@@ -178,7 +189,7 @@ def _finish(
         values = random.normal(mean, 0.3, shape).astype(np.float32)
         if name == nan_in:
             values[:] = np.nan
-        writer.add_tensor(name, values)
+        writer.add_tensor(name, values.astype((dtypes or {}).get(name, np.float32)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
