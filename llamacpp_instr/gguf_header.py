@@ -25,6 +25,9 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MAX_NAME = 63  # bytes of a tensor's name
 _MAX_ITEMS = 1 << 30  # of an array
+_MAX_COUNT = 1 << 14
+"""Tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
+llama.cpp looks for each among all others, and our tables print every one."""
 _STRING, _ARRAY = 8, 9
 # little-endian struct codes by GGUF's number of the scalar type
 _SCALARS = {
@@ -190,6 +193,9 @@ class _Reader:
         version, n_tensors, n_metadata = _COUNTS.unpack(self.take(_COUNTS.size, what))
         if n_tensors < 0 or n_metadata < 0:
             self.damaged(f"it claims {n_tensors} tensors and {n_metadata} metadata entries")
+        for n, things in ((n_tensors, "tensors"), (n_metadata, "metadata entries")):
+            if n > _MAX_COUNT:
+                self.damaged(f"it claims {n:,} {things}, more than {_MAX_COUNT:,}")
         # no list is made of these sizes: the loops end where the file does
         metadata: dict[str, Scalar] = {}
         for index in range(n_metadata):

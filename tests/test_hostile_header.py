@@ -23,6 +23,8 @@ from llamacpp_instr.model_file import load_model_file
 from tests import tiny_models
 
 STRING, ARRAY, FLOAT32, UINT32 = 8, 9, 6, 4
+MOST = 1 << 14
+"""tensors, and metadata entries"""
 
 
 def text(value: str | bytes) -> bytes:
@@ -160,6 +162,8 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
         ([entry("a", ARRAY, struct.pack("<IQIQ", 9, 1, 4, 0))], [], "unknown value type 9"),
         ([entry("a", ARRAY, struct.pack("<IQ", 0, 2**31))], [], "array of 2,147,483,648 items"),
         ([entry("k" * 5000, 99, b"")], [], "kkk... has the unknown value type 99"),
+        ([entry(f"{i}", UINT32, bytes(4)) for i in range(MOST)], [], "claims 16,385 metadata"),
+        ([], [tensor(f"{i}", [0]) for i in range(MOST + 1)], "claims 16,385 tensors, more than"),
         ([], [tensor("a", [8]), tensor("a", [8], 0, 32)], "tensor 'a' is there twice"),
         ([], [tensor("n" * 64, [8])], "the name of tensor 0 is longer than 63 bytes"),
         ([], [tensor("a", [2**32, 2**31])], "more elements than can be counted"),
@@ -178,6 +182,12 @@ def test_what_llama_cpp_refuses(
     line = inspect(write(tmp_path / "model.gguf", entries, tensors))
     assert line is not None
     assert words in line
+
+
+def test_as_many_tensors_and_entries_as_may_be(tmp_path: Path) -> None:
+    entries = [entry(f"{i}", UINT32, bytes(4)) for i in range(MOST - 1)]
+    path = write(tmp_path / "model.gguf", entries, [tensor(f"{i}", [0]) for i in range(MOST)])
+    assert len(load_model_file(path).weights) == MOST
 
 
 def test_names_that_would_steer_a_terminal_or_be_markup(tmp_path: Path) -> None:
