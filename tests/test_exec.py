@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.check import check_log
 from tests.conftest import Instr, assert_refused, read_events
 
 APPLICATION = """
@@ -252,3 +253,15 @@ def test_an_unpatched_library_is_refused_before_the_program_runs(
         env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert_refused(done, "not the patched one", str(package / "lib"), "instr build")
+
+
+def test_a_model_that_is_a_vocabulary_alone_has_no_layers(
+    instr: Instr, demo_model: Path, tmp_path: Path
+) -> None:
+    code = f"import llama_cpp; llama_cpp.Llama({str(demo_model)!r}, vocab_only=True, verbose=False)"
+    done = instr("exec", "--log", "a.log", "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not list(check_log(tmp_path / "a.log"))
+    [model] = [event for event in read_events(tmp_path / "a.log") if event["event"] == "model"]
+    assert model["hparams"]["n_layer"] == 0
+    assert "n_head" not in model["hparams"]

@@ -162,9 +162,12 @@ void write_hparams(json_line & line, const llama_model & model) {
     line.object(LLAMA_INSTR_K_HPARAMS);
     line.kv("n_vocab", model.vocab.n_tokens()).kv("n_ctx_train", hp.n_ctx_train);
     line.kv("n_layer", hp.n_layer()).kv("n_embd", hp.n_embd);
-    line.kv("n_head", hp.n_head()).kv("n_head_kv", hp.n_head_kv());
-    line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
-    line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff()).kv("n_swa", hp.n_swa);
+    if (hp.n_layer() > 0) {  // those of a layer; a vocabulary alone has none, and asking ends the process
+        line.kv("n_head", hp.n_head()).kv("n_head_kv", hp.n_head_kv());
+        line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
+        line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff());
+    }
+    line.kv("n_swa", hp.n_swa);
     line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
     const auto number = [&line](const char * key, float v) {
         if (std::isfinite(v)) {  // a file may claim anything; JSON has no infinity

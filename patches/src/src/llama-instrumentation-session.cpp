@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <thread>
 #include <unistd.h>
@@ -237,6 +238,10 @@ struct startup {
         auto & g = global();
         pthread_atfork(nullptr, nullptr, in_child);
         atexit(at_exit);
+        // Python ends itself by SIGINT after a KeyboardInterrupt, when it has cleaned up; exit() never runs then
+        if (const auto py_at_exit = (int (*)(void (*)())) dlsym(RTLD_DEFAULT, "Py_AtExit")) {
+            py_at_exit(at_exit);
+        }
         g.environment_asks = !request_of_environment().path.empty();
         g.update_flag();
         if (g.environment_asks) {
