@@ -14,12 +14,17 @@ import importlib.util
 import io
 import logging
 import math
+import os
 import re
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.temporary import start_owner
 from llamacpp_instr.terminal import printable
 
 COLORS = (
@@ -79,10 +84,24 @@ Values: TypeAlias = "Sequence[float | None]"
 """None, NaN and infinities are left out: a gap"""
 
 
+_owners: list[subprocess.Popen[bytes]] = []
+
+
 def import_matplotlib() -> Any:
     """matplotlib, which says nothing of a home that cannot be written to: it draws all the same."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    import matplotlib as mpl
+    chosen = os.environ.get("MPLCONFIGDIR")
+    try:
+        import matplotlib as mpl
+    except OSError:
+        raise UsageError(
+            "matplotlib finds no directory for its settings that can be written to; "
+            "set MPLCONFIGDIR to one"
+        ) from None
+    made = os.environ.get("MPLCONFIGDIR")
+    if made is not None and made != chosen:
+        # a temporary one, which it would leave behind when a signal ends this process
+        _owners.append(start_owner(Path(made)))
 
     return mpl
 

@@ -7,6 +7,7 @@ are finite and are those that llama-quantize would pass to the quantizer, to the
 from __future__ import annotations
 
 import math
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import UsageError
 from .gguf_header import Header, TensorInfo, read_array, read_header
+from .output import file_mode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +53,8 @@ def load_imatrix(path: Path) -> ImportanceMatrix:
     whole."""
     import numpy as np
 
-    if path.exists() and not path.is_file():
+    mode = file_mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"{path} is no file; give an importance matrix")
     try:
         with path.open("rb") as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 from .errors import UsageError
 from .ggml_types import TYPES
 from .gguf_header import Header, quoted, read_header
+from .output import file_mode
 
 DEMO = "demo"
 """The name that stands for the demo model."""
@@ -64,11 +65,7 @@ def demo_model() -> Path:
 
 
 def _check_file(path: Path) -> None:
-    try:
-        exists = path.exists()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    if not exists:
+    if file_mode(path) is None:
         raise UsageError(f"{path} does not exist; give a GGUF file, or `{DEMO}` for the demo model")
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the GGUF file in it")

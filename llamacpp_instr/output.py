@@ -92,7 +92,7 @@ def check_model_output(path: str | Path, force: bool = False) -> None:
     path = Path(path)
     if str(path) == "-":
         return
-    mode = _mode(path)
+    mode = file_mode(path)
     if mode is not None and stat.S_ISDIR(mode):
         raise UsageError(f"{path} is a directory; name a file")
     if mode is not None and stat.S_ISREG(mode) and not force:
@@ -171,7 +171,7 @@ def open_output_directory(
 def check_output_directory(path: str | Path, names: Collection[str], force: bool = False) -> None:
     """Raises UsageError when `path` may not or cannot become such a directory; creates nothing."""
     path = Path(path)
-    mode = _mode(path)
+    mode = file_mode(path)
     if mode is None:
         check_output(path)
         return
@@ -206,9 +206,9 @@ def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
                 raise InstrError(f"{old}: what was put there meanwhile is in {aside}") from None
 
 
-def _mode(path: Path) -> int | None:
-    """What kind of file has this name; None when there is none. Raises UsageError for a name that
-    no file can have."""
+def file_mode(path: Path) -> int | None:
+    """The mode of a file, with its type; None when there is none. Raises UsageError for a name
+    that no file can have."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -7,6 +7,7 @@ an estimate.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from .errors import UsageError
 from .ggml_types import BY_NAME, FILE_TYPES, GgmlType
 from .model_file import ModelFile, Weight
+from .output import file_mode
 
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 """Short names of file types, as llama-quantize has them."""
@@ -183,11 +185,13 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
         raise UsageError("models are written to files only; give a directory with -o")
     names = list(dict.fromkeys(parse_file_type(name) for name in file_types))
     place = Path(output)
-    if place.suffix == ".gguf" and not place.is_dir():
+    mode = file_mode(place)
+    is_directory = mode is not None and stat.S_ISDIR(mode)
+    if place.suffix == ".gguf" and not is_directory:
         if len(names) > 1:
             raise UsageError(f"{output} is one file, for {len(names)} types; give a directory")
         return {names[0]: place}
-    if place.exists() and not place.is_dir():
+    if mode is not None and not is_directory:
         raise UsageError(f"{output} is no directory; name one, or a file that ends in .gguf")
     return {name: place / quantized_name(source, name) for name in names}
 

@@ -1,8 +1,8 @@
-"""A directory for temporary files that outlives no command, whatever ends it.
+"""Directories for temporary files that go away with the command, whatever ends it.
 
-A child process owns the directory: it waits for the end of a pipe that this process holds open, and
-then removes it. So nothing stays behind after SIGTERM, SIGKILL or an abort of ggml's, where this
-process has no chance to clean up.
+A child process owns such a directory: it waits for the end of a pipe that this process holds open,
+and then removes the directory. So nothing stays behind after SIGTERM, SIGKILL or an abort of ggml,
+where this process has no chance to clean up.
 """
 
 from __future__ import annotations
@@ -47,15 +47,22 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
             "there is no directory for temporary files that can be written to; set TMPDIR to one"
         ) from None
     path = place.absolute() / f"{prefix}{secrets.token_hex(8)}"
-    with subprocess.Popen(
+    with start_owner(path):
+        path.mkdir(0o700)
+        yield path
+
+
+def start_owner(path: Path) -> subprocess.Popen[bytes]:
+    """The process that removes the directory `path`, a whole path, when its standard input ends:
+    when it is left as a context manager, or when this process ends."""
+    owner = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _OWNER, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=path.anchor,  # else the directory of the caller could not be unmounted
         start_new_session=True,  # Ctrl-C is for us
-    ) as owner:
-        assert owner.stdout
-        owner.stdout.readline()  # from now on no signal but SIGKILL ends it
-        path.mkdir(0o700)
-        yield path
+    )
+    assert owner.stdout
+    owner.stdout.readline()  # from now on only SIGKILL ends it
+    return owner

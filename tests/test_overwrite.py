@@ -393,3 +393,28 @@ def test_a_log_and_its_trace_are_two_files(place: Path, instr: Instr) -> None:
 def test_the_log_that_names_a_model_does(place: Path) -> None:
     (event,) = read_events(place / "named.log", "model")
     assert Path(event["path"]).name == "named.gguf"
+
+
+@pytest.mark.parametrize("length", [255, 256])
+@pytest.mark.parametrize(
+    ("option", "case"),
+    [(option, case) for option, case in ALL if (option[0], case.output) != ("quantize", "kept")],
+    ids=ids,
+)
+def test_the_longest_name_is_written_and_a_longer_one_refused(
+    option: tuple[str, str], case: Case, length: int, place: Path, instr: Instr
+) -> None:
+    suffix = Path(case.output).suffix if option[0] != "exec" else ""
+    name = "n" * (length - len(suffix)) + suffix
+    (place / "new.log").unlink()
+    before = files(place)
+    command, *words = case.line.format(name).split()
+    done = instr(command, *words)
+    if length == 255:
+        assert done.returncode == 0, said(done)
+        return
+    assert done.returncode in (1, 2)
+    (error,) = said(done).splitlines()
+    assert error.startswith("Error: ")
+    assert "File name too long" in error
+    assert changed(before, files(place)) == set()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +259,18 @@ def test_it_serves_until_it_is_interrupted_and_leaves_nothing_open(
     assert (process.returncode, out, err) == (0, "", "")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((url.hostname, url.port))
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.log", b"n" * 251 + b".log", "ö".encode() * 120])
+def test_a_log_of_any_name_is_shown(name: bytes, tmp_path: Path) -> None:
+    log = tmp_path / os.fsdecode(name)
+    shutil.copyfile(Path(__file__).parent / "fixtures" / "demo-verbose.log", log)
+    process, address = start(log)
+    route = urllib.parse.parse_qs(urllib.parse.urlsplit(address).fragment.partition("?")[2])
+    with urllib.request.urlopen(route["url"][0]) as answer:
+        assert answer.read(1) == b"\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
 
 
 def test_it_ends_with_whoever_started_it(trace: Path) -> None:
