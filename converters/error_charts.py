@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from converters.charts import Chart, Point, lines_by_layer, scatter_size_error
@@ -18,7 +19,7 @@ def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
     if not errors:
         return []
     layers = layers_of(error.layer for its in errors.values() for error in its)
-    lines = {name: [_sums(its, layer).sqnr_db for layer in layers] for name, its in errors.items()}
+    lines = {name: _by_layer(its, layers) for name, its in errors.items()}
     points = [
         Point(name, sum(e.n_bytes for e in its) / MIB, 10 ** (-_sums(its).sqnr_db / 20))
         for name, its in errors.items()
@@ -40,5 +41,12 @@ def layer_names(layers: Sequence[int]) -> list[str]:
     return [shown(layer, "layer") for layer in layers]
 
 
-def _sums(errors: Sequence[WeightError], layer: int | None = None) -> Sums:
-    return sum((e.sums for e in errors if layer is None or e.layer == layer), Sums())
+def _by_layer(errors: Sequence[WeightError], layers: Sequence[int]) -> list[float]:
+    of_layer: dict[int, list[WeightError]] = defaultdict(list)
+    for error in errors:
+        of_layer[error.layer].append(error)
+    return [_sums(of_layer[layer]).sqnr_db for layer in layers]
+
+
+def _sums(errors: Sequence[WeightError]) -> Sums:
+    return sum((error.sums for error in errors), Sums())

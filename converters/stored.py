@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.memory import mapped_bytes
 from llamacpp_instr.model_file import ModelFile, layer_of, load_model_file, role_of
-from llamacpp_instr.schema import Model, Tensor
+from llamacpp_instr.schema import Model
 from llamacpp_instr.session import Session
 
 
@@ -54,13 +55,21 @@ class StoredModel:
     span: int | None = None
     """bytes from each file's first tensor to the end of its last; None when it was not seen"""
 
-    @property
+    @cached_property
     def n_elements(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @cached_property
+    def by_layer(self) -> dict[int, list[StoredTensor]]:
+        """The tensors of each layer; -1 is of none."""
+        found: dict[int, list[StoredTensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.layer, []).append(tensor)
+        return found
 
 
 def stored_in_file(model: ModelFile) -> StoredModel:
@@ -71,12 +80,11 @@ def stored_in_file(model: ModelFile) -> StoredModel:
     return StoredModel(model.path.name, description, tensors, model.file_size, span)
 
 
-def stored_in_log(model: Model, tensors: list[Tensor], file: ModelFile | None) -> StoredModel:
+def stored_in_log(session: Session, model: Model, file: ModelFile | None) -> StoredModel:
     """The model as the events of a log tell it; `file` is the model's, when it is still there."""
     by_name = {
         event.name: StoredTensor(event.name, event.type.upper(), tuple(event.ne), event.bytes)
-        for event in tensors
-        if event.model == model.model
+        for event in session.tensors_of.get(model.model, [])
     }
     name = model.path.replace("\\", "/").rpartition("/")[2]
     if file:
@@ -91,9 +99,7 @@ def recorded_file(session: Session, model: Model) -> ModelFile:
     Raises `UsageError`, which says why, when it is not there or holds other tensors.
     """
     file = load_model_file(_where(session, model))
-    for tensor in session.tensors:
-        if tensor.model != model.model:
-            continue
+    for tensor in session.tensors_of.get(model.model, []):
         weight = file.by_name.get(tensor.name)
         ne = [n for n in (weight.ne if weight else ()) if n > 1]
         same = weight and weight.type.name == tensor.type.upper() and weight.n_bytes == tensor.bytes

@@ -195,8 +195,8 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     if not rows:
         return Report("Layers", [], [])
     if len(rows) > ALL_LAYERS:
-        total = {layer: sum(by_phase.values()) for layer, by_phase in spent.items()}
-        slowest = sorted(range(len(rows)), key=lambda i: -total[sorted(spent)[i]])[:ALL_LAYERS]
+        total = {layer: sum(spent[layer].values()) for layer in sorted(spent)}
+        slowest = np.argsort([-ns for ns in total.values()], kind="stable")[:ALL_LAYERS].tolist()
         median = float(np.median([ns for layer, ns in total.items() if layer >= 0]))
         notes.append(f"The slowest of {len(rows)}; the median layer took {shown(median, 'ns')}.")
         rows = [rows[i] for i in sorted(slowest)]

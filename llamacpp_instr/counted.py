@@ -32,8 +32,8 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
         if n := int((warm & counted).sum()):
             notes.append(f"{n} steps of warm-up runs are left out.")
         counted &= ~warm
-    if session.n_open_steps:
-        notes.append(f"{session.n_open_steps} steps had not ended and are left out.")
+    if session.open_steps:
+        notes.append(f"{len(session.open_steps)} steps had not ended and are left out.")
     steps = steps.rows(counted)
     encode = steps["kind"] == "encode"
     steps.columns["label"] = np.where(encode, "encode", steps["phase"])

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,13 @@ class Session:
     """begun and not ended"""
     _kernels: dict[int, Kernels] = field(default_factory=dict)
 
-    @property
-    def n_open_steps(self) -> int:
-        return len(self.open_steps)
+    @cached_property
+    def tensors_of(self) -> dict[int, list[Tensor]]:
+        """The tensors of each model that has some."""
+        found: dict[int, list[Tensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.model, []).append(tensor)
+        return found
 
     def kernels(self, plan: int) -> Kernels:
         """What the kernels of `plan` are, worked out when it is first asked for."""
@@ -346,6 +351,7 @@ class _Loader:
         self.splits.append(_timed(event, label=_column(event.split, event.dur)))
 
     def _tensor(self, event: Tensor) -> None:
+        _follow("model", event.model, self.models)
         if math.prod(event.ne) > MOST:
             raise _Unfollowable("a shape that no tensor has")
         self.tensors.append(event)

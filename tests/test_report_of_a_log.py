@@ -155,8 +155,8 @@ def test_sums_of_any_log(events: list[schema.Event], tmp_path_factory: Any) -> N
     path.write_bytes(encode(events))
     session = load_session(path)
     for model in session.models.values():
-        stored = stored_in_log(model, session.tensors, None)
-        helds = recorded_memory(session, model)
+        stored = stored_in_log(session, model, None)
+        helds = recorded_memory(session)[model.model]
         _, *held, types, roles, layers, tensors = compression_reports(stored, helds)
         assert len(held) == len(helds)
         for table in (types, roles, layers, tensors):

@@ -74,7 +74,7 @@ def test_an_unclosed_log_is_a_session_too(events, tmp_path_factory):
     assert session.end is None
     assert session.log_end.state == "unclosed"
     n_ended = len(of(events, s.StepEnd))
-    assert session.n_open_steps == len(of(events, s.StepBegin)) - n_ended
+    assert len(session.open_steps) == len(of(events, s.StepBegin)) - n_ended
 
 
 def test_marks_are_spans_instants_and_open_ends(tmp_path):
@@ -93,7 +93,7 @@ def test_marks_are_spans_instants_and_open_ends(tmp_path):
 @pytest.mark.parametrize(
     ("left_out", "reason"),
     [
-        (s.Model, "context: model 0 was never given"),
+        (s.Model, "tensor: model 0 was never given"),
         (s.Context, "memory: context . was never given"),
         (s.Graph, "compute: graph . was never given"),
         (s.Plan, "ops: plan . was never given"),

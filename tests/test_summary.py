@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from converters.report import Column, Report, render_text, shown
-from converters.summary import compute_summary
+from converters.summary import ALL_LAYERS, compute_summary
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.summary import summary
 from llamacpp_instr.session import load_session
@@ -222,3 +223,18 @@ def test_a_report_as_text_and_as_json():
         "rows": [{"Name": "a [b] row", "time": 1500}, {"Name": "b", "time": 20}],
         "notes": ["Said once."],
     }
+
+
+def test_layers_take_time_by_their_number(tmp_path):
+    """40,000 layers took 12 s and 80,000 four times as long; now less than one."""
+    events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
+    layers = next(event for event in events if isinstance(event, s.Layers))
+    n = 80_000
+    layers.layer, layers.dur, layers.gap = list(range(n)), [1] * n, None
+    path = tmp_path / "long.log"
+    path.write_bytes(encode(events))
+    session = load_session(path)
+    begin = time.process_time()
+    found = {report.title: report for report in compute_summary(session)}
+    assert time.process_time() - begin < 10
+    assert len(found["Layers"].rows) == ALL_LAYERS

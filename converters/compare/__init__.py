@@ -127,12 +127,12 @@ def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
 
 
 def _by_layer(candidates: Sequence[Candidate]) -> Report:
-    layers = sorted({weight.layer for of in candidates for weight in of.weights.values()})
+    layers = sorted({layer for of in candidates for layer in of.model.by_layer})
     rows: list[list[Cell]] = []
     for layer in layers:
         row: list[Cell] = [layer]
         for of in candidates:
-            weights = [weight for weight in of.weights.values() if weight.layer == layer]
+            weights = of.model.by_layer.get(layer, [])
             row += [bits_per_weight(weights), types_of(weights)]
         rows.append(row)
     columns = [Column("layer", "layer")]

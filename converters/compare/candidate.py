@@ -65,7 +65,7 @@ class Candidate:
 def check_recorded(session: Session, model: StoredModel) -> None:
     """Raises UsageError, naming a tensor, unless the session ran the model."""
     there = {tensor.name: tensor for tensor in model.tensors}
-    for tensor in stored_in_log(recorded_model(session), session.tensors, None).tensors:
+    for tensor in stored_in_log(session, recorded_model(session), None).tensors:
         same = there.get(tensor.name)
         if same is None or (same.type, same.n_bytes) != (tensor.type, tensor.n_bytes):
             has = same.type if same else "not there"
@@ -90,8 +90,7 @@ def recorded_memory(session: Session) -> MemoryBreakdown | None:
         return None
     last = session.memory[-1]
     context = session.contexts[last.ctx]
-    tensors = [tensor for tensor in session.tensors if tensor.model == context.model]
-    return read_breakdown(context, last.buffers, tensors)
+    return read_breakdown(context, last.buffers, session.tensors_of.get(context.model, []))
 
 
 def short_names(paths: Sequence[Path], otherwise: Sequence[Path]) -> list[str]:

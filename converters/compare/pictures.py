@@ -15,13 +15,13 @@ def draw_comparison(candidates: Sequence[Candidate]) -> list[Chart]:
     layers = layers_of(tensor.layer for of in candidates for tensor in of.model.tensors)
     # the reference last, so that a model has its colour in both charts
     ordered = sorted(candidates, key=lambda of: of.is_reference)
-    bits = {of.name: [_bits(of, layer) for layer in layers] for of in ordered}
+    bits = {of.name: _bits(of, layers) for of in ordered}
     return [
         lines_by_layer("Bits per weight by layer", "bits per weight", layer_names(layers), bits),
         *draw_errors({of.name: list(of.errors.values()) for of in candidates if of.errors}),
     ]
 
 
-def _bits(of: Candidate, layer: int) -> float | None:
-    tensors = [tensor for tensor in of.model.tensors if tensor.layer == layer]
-    return bits_per_weight(tensors) if tensors else None
+def _bits(of: Candidate, layers: Sequence[int]) -> list[float | None]:
+    tensors = of.model.by_layer
+    return [bits_per_weight(tensors[layer]) if layer in tensors else None for layer in layers]

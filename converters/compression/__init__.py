@@ -24,6 +24,9 @@ LARGEST = 20
 """tensors that a terminal shows"""
 MANY_LAYERS = 12
 """layers, or kinds of layers, that a terminal shows"""
+MANY_TYPES = 50
+MANY_ROLES = 200
+"""types and roles that a terminal shows, as many as a model can have"""
 
 
 def compression_reports(model: StoredModel, held: Sequence[Held]) -> list[Report]:
@@ -57,8 +60,8 @@ def shortened(reports: Sequence[Report]) -> list[Report]:
     return [
         overview,
         *(_without(report, "tensors") for report in held),
-        _without(types, "elements", "of F32"),
-        _without(roles, "tensors", "elements", "of F32"),
+        _first(_without(types, "elements", "of F32"), MANY_TYPES),
+        _first(_without(roles, "tensors", "elements", "of F32"), MANY_ROLES),
         _alike(_without(layers, "elements", "of F32")),
         _largest(_without(tensors, "elements", "of F16", "of F32", "layer", "role")),
     ]
@@ -69,6 +72,13 @@ def _without(report: Report, *names: str) -> Report:
     columns = [report.columns[i] for i in kept]
     rows = [[row[i] for i in kept] for row in report.rows]
     return replace(report, columns=columns, rows=rows)
+
+
+def _first(report: Report, most: int) -> Report:
+    if len(report.rows) <= most:
+        return report
+    note = f"{len(report.rows) - most:,} more are left out; a file (-o) has them all."
+    return replace(report, rows=report.rows[:most], notes=[note, *report.notes])
 
 
 def _largest(tensors: Report) -> Report:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from converters.compression.held import Held
 from llamacpp_instr.memory import read_breakdown
-from llamacpp_instr.schema import Model
+from llamacpp_instr.schema import Memory
 from llamacpp_instr.session import Session
 
 
-def recorded_memory(session: Session, model: Model) -> list[Held]:
-    """The memory of the model's contexts; those that are alike are one."""
-    tensors = [tensor for tensor in session.tensors if tensor.model == model.model]
-    found: dict[tuple[object, ...], Held] = {}
-    for ctx, context in session.contexts.items():
-        events = [memory for memory in session.memory if memory.ctx == ctx]
-        if context.model != model.model or not events:
-            continue
-        first, last = (read_breakdown(context, events[i].buffers, tensors) for i in (0, -1))
+def recorded_memory(session: Session) -> dict[int, list[Held]]:
+    """By model the memory of its contexts; those that are alike are one."""
+    events: dict[int, list[Memory]] = defaultdict(list)
+    for event in session.memory:
+        events[event.ctx].append(event)
+    rss = max((event.rss for event in session.memory), default=0)
+    found: dict[int, dict[tuple[object, ...], Held]] = defaultdict(dict)
+    for ctx, of_context in events.items():
+        context = session.contexts[ctx]
+        tensors = session.tensors_of.get(context.model, [])
+        first, last = (read_breakdown(context, of_context[i].buffers, tensors) for i in (0, -1))
         key = last.settings, tuple(first.uses), tuple(last.uses)
-        rss = max(memory.rss for memory in session.memory)
-        held = found.setdefault(key, Held(None, last, first, [], rss))
+        held = found[context.model].setdefault(key, Held(None, last, first, [], rss))
         held.contexts.append(ctx)
-    return list(found.values())
+    return {model: list(helds.values()) for model, helds in found.items()}

@@ -168,7 +168,7 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
         if file is not None:
             check_recorded(session, stored_in_file(file))
         file = file or _recorded_file(session)
-        stored = stored_in_log(recorded_model(session), session.tensors, file)
+        stored = stored_in_log(session, recorded_model(session), file)
         yield Candidate(name, stored, file, [session], recorded_memory(session))
 
 

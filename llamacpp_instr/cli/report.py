@@ -132,14 +132,15 @@ def _of_log(log: str) -> Shown:
     if not session.tensors:
         raise UsageError(f"{log} tells of no model's tensors")
     shown = []
-    for model in session.models.values():
+    memory = recorded_memory(session)
+    for number, model in session.models.items():
         file, why = None, ""
         try:
             file = recorded_file(session, model)
         except UsageError as error:
             why = f"Nothing was predicted: {error}."
-        helds = [_predicted(held, file, why) for held in recorded_memory(session, model)]
-        stored = stored_in_log(model, session.tensors, file)
+        helds = [_predicted(held, file, why) for held in memory.get(number, [])]
+        stored = stored_in_log(session, model, file)
         shown.append((stored, compression_reports(stored, helds)))
     return shown
 
