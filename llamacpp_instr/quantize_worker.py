@@ -55,7 +55,7 @@ def main() -> None:
 
 def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     outputs = []
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:  # UTF-8, whatever the environment says of standard input
         request = json.loads(line)
         if not request["dry_run"]:
             outputs.append(request["output"])

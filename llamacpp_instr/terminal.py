@@ -6,6 +6,7 @@ text, so it can neither start an escape sequence nor turn the direction of what 
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from typing import BinaryIO
@@ -43,9 +44,24 @@ def render_json(value: object) -> str:
     return json.dumps(value, indent=2).replace("\x7f", "\\u007f") + "\n"
 
 
+MOST = 1000
+"""characters of a line that quotes what is in a file"""
+
+
+def shortened(line: str) -> str:
+    """The line, without its middle if it is longer than MOST: what it quotes may be megabytes."""
+    return line if len(line) <= MOST else f"{line[: MOST * 2 // 3]}…{line[-MOST // 3 :]}"
+
+
 def notice(line: str) -> None:
-    """Print a line to standard error, printable wherever that goes."""
-    print(printable(line), file=sys.stderr, flush=True)
+    """Print a line to standard error, printable wherever that goes, and not too long."""
+    print(printable(shortened(line)), file=sys.stderr, flush=True)
+
+
+def replace_what_cannot_be_shown() -> None:
+    """From now on a character that standard output's encoding lacks is printed as `?`."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _written_out(found: re.Match[str]) -> str:

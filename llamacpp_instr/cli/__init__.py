@@ -19,7 +19,7 @@ import click
 
 from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.terminal import notice
+from llamacpp_instr.terminal import notice, replace_what_cannot_be_shown
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("llamacpp_instr.cli.build:build", "Build and install the instrumented llama.cpp."),
@@ -91,6 +91,7 @@ class LazyGroup(click.Group):
         """Run the command line and leave with its exit code; an error is one line."""
         extra["standalone_mode"] = False
         _fill_standard_streams()
+        replace_what_cannot_be_shown()
         try:
             status = super().main(args, prog_name or "instr", **extra)
         except click.Abort:

@@ -21,17 +21,21 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     2 when a file cannot be read as a log.
     """
     from llamacpp_instr.check import check_log
-    from llamacpp_instr.terminal import print_line, printable, render_json
+    from llamacpp_instr.terminal import print_line, printable, render_json, shortened
 
     if as_json:
-        found = [finding._asdict() for log in logs for finding in check_log(log)]
+        found = [
+            finding._replace(message=shortened(finding.message))._asdict()
+            for log in logs
+            for finding in check_log(log)
+        ]
         click.echo(render_json(found), nl=False)
         context.exit(1 if found else 0)
     clean = True
     for log in logs:
         n_findings = 0
         for finding in check_log(log):
-            click.echo(printable(str(finding)))
+            click.echo(printable(shortened(str(finding))))
             n_findings += 1
         if not n_findings:
             print_line(f"{log}: clean")
