@@ -21,7 +21,8 @@ _INTRODUCTION = """\
 A session is recorded as a log: lines of JSON (NDJSON), each an event, in the order in which they
 were written. This is schema version {version}. Logs may be compressed with gzip or zstd; every
 command reads them alike. A log is whole up to its last complete line, whatever stopped the
-process.
+process. Commands refuse a line longer than 16 MiB, and a compressed log that expands to more than
+100 times its size, which no recorded log does.
 
 {conventions}
 

@@ -230,6 +230,26 @@ def _notes(n: int) -> list[s.Event]:
     return [*events, *(s.Note(t=t, name=f"n{i}", data={str(i): i}) for i in range(n))]
 
 
+def _layers(n: int) -> list[s.Event]:
+    """A compute of many layers."""
+    events = _log()
+    layers = _of(events, s.Layers)
+    compute = _more(_of(events, s.Compute), 1, compute=lambda _: 900)
+    return events + compute + _more(
+        layers, 1, compute=lambda _: 900, layer=lambda _: [*range(n)], dur=lambda _: [1] * n,
+        gap=lambda _: None,
+    )  # fmt: skip
+
+
+def _types(n: int) -> list[s.Event]:
+    """Tensors of a type and a layer each."""
+    events = _tensors(n)
+    for i, event in enumerate(events):
+        if isinstance(event, s.Tensor):
+            event.type = f"t{i}"
+    return events
+
+
 def _computes(n: int) -> list[s.Event]:
     events = _log()
     compute, ops, layers = (_of(events, kind) for kind in (s.Compute, s.Ops, s.Layers))
@@ -248,6 +268,8 @@ LOGS: dict[str, Callable[[int], list[s.Event]]] = {
     "contexts": _contexts,
     "models": _models,
     "tensors": _tensors,
+    "types": _types,
+    "layers": _layers,
     "graphs": _graphs,
     "views of views": _views,
     "nodes of large kernels": _fused,

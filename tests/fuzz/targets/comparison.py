@@ -31,7 +31,7 @@ def attempt(path: Path) -> None:
 
 
 def _candidate(name: str, session: Session) -> Candidate:
-    stored = stored_in_log(recorded_model(session), session.tensors, None)
+    stored = stored_in_log(session, recorded_model(session), None)
     return Candidate(name, stored, None, [session], recorded_memory(session))
 
 

@@ -18,11 +18,12 @@ KIND = "log"
 def attempt(path: Path) -> None:
     session = load_session(path)
     models = []
+    memory = recorded_memory(session)
     for model in session.models.values():
         with contextlib.suppress(UsageError):
             recorded_file(session, model)
-        stored = stored_in_log(model, session.tensors, None)
-        models.append(compression_reports(stored, recorded_memory(session, model)))
+        stored = stored_in_log(session, model, None)
+        models.append(compression_reports(stored, memory.get(model.model, [])))
     for reports in models:
         check_reports(reports)
         check_reports(shortened(reports))
