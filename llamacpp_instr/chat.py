@@ -17,8 +17,9 @@ SECONDS = 5
 """of computing that a template may take; real ones take milliseconds"""
 TIME_IS_UP = getattr(signal, "SIGPROF", -1)
 """the signal that then ends the process"""
-_MOST_TEXT = 1 << 20
-"""characters that a template may add to eight times the prompt"""
+_MOST_TEXT = 1 << 16
+"""characters that a template may add to eight times the prompt; a few hundred special tokens in a
+text take no time, a hundred thousand take minutes"""
 
 
 def render_chat(model: Model, prompt: str) -> str:
@@ -36,6 +37,7 @@ def render_chat(model: Model, prompt: str) -> str:
         with _limited_time():
             formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
             text: str = formatter(messages=[{"role": "user", "content": prompt}]).prompt
+        text.encode()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{model.path}: its chat template cannot be rendered: {reason}") from None

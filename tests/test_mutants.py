@@ -125,6 +125,9 @@ def test_a_strange_vocabulary_runs(instr: Instr, tmp_path: Path, name: str) -> N
         (text("{{ raise_exception('no\n way') }}"), "cannot be rendered: no way"),
         (text("{{ 'a' * 10 ** 10 }}"), "cannot be rendered: MemoryError"),
         (text("{{ 'a' * 10 ** 8 }}"), "makes 100,000,000 characters of a prompt of 14"),
+        (text("{{ '\\ud800' }}"), "cannot be rendered: 'utf-8' codec"),
+        # llama.cpp would take minutes for the tokens
+        (text("{{ '<s>a' * 200000 }}"), "makes 800,000 characters of a prompt of 14"),
         # one call of C that never ends: no exception could stop it
         (text("{{ 10 ** (10 ** 10) }}"), "did not end within"),
     ],
