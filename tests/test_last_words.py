@@ -68,6 +68,29 @@ def test_a_compute_that_fails_is_one_line_and_leaves_an_unclosed_log(
     assert "closed" in checked.stdout
 
 
+def test_a_model_that_becomes_shorter_is_one_line(
+    environment: dict[str, str], tmp_path: Path, demo_model: Path
+) -> None:
+    """It is mapped: the bytes that are gone are SIGBUS."""
+    model = tmp_path / "cut.gguf"
+    shutil.copyfile(demo_model, model)
+    command = ["run", "cut.gguf", "-p", "Once", "--repeat", "1000", "--threads", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", *command],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.read(10)
+        os.truncate(model, 4096)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    line = errors.decode().splitlines()[-1]
+    assert line == ("Error: cut.gguf, recorded in session.log: llama.cpp ended the process: SIGBUS")
+    lines = (tmp_path / "session.log").read_text()
+    assert lines.endswith("\n")
+    assert "session_end" not in [json.loads(text)["event"] for text in lines.splitlines()]
+
+
 def test_quality_says_the_same(instr: Instr, models: Path, tmp_path: Path) -> None:
     good = models / "gpt2.gguf"
     key = "gpt2.attention.layer_norm_epsilon"
