@@ -66,7 +66,8 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
     def on_terminate() -> None:
         # the former handler prints what the exception says, and aborts: that ends in `on_signal`
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)  # for a text that is longer than a pipe takes
+        os.write(writer, b"an exception of C++\n")
         os.environ["GGML_NO_BACKTRACE"] = "1"
         os.dup2(writer, 2)
         said.append(reader)

@@ -1,0 +1,79 @@
+"""A function in a process of its own: its result, its error, or why the process ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import pytest
+
+from llamacpp_instr.child import ChildEnded, call_in_child
+from llamacpp_instr.errors import UsageError
+
+MIB = 1 << 20
+
+
+def add(one: int, other: int) -> int:
+    """Also prints, as C code might: that is no part of the answer."""
+    os.write(1, b"adding\n")
+    return one + other
+
+
+def refuse() -> None:
+    raise UsageError("no")
+
+
+def leave(status: int) -> None:
+    os.write(2, b"the reason\n")
+    os._exit(status)
+
+
+def crash(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def take(n_bytes: int) -> int:
+    return len(bytes(n_bytes))
+
+
+def take_in_c(n_bytes: int) -> bool:
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    return bool(malloc(n_bytes))
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def test_results_and_errors_come_back() -> None:
+    assert call_in_child(MIB * 64, add, 2, 3) == 5
+    with pytest.raises(UsageError, match="no"):
+        call_in_child(MIB * 64, refuse)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_exit_is_an_end(status: int) -> None:
+    with pytest.raises(ChildEnded, match=rf"^the reason \(exit status {status}\)$"):
+        call_in_child(MIB * 64, leave, status)
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+def test_a_signal_is_an_end(name: str) -> None:
+    number = getattr(signal, name)
+    with pytest.raises(ChildEnded, match=f"^{name}$") as ended:
+        call_in_child(MIB * 64, crash, number)
+    assert ended.value.number == number
+
+
+def test_memory_is_limited() -> None:
+    assert call_in_child(MIB * 512, take, MIB * 256) == MIB * 256
+    with pytest.raises(ChildEnded, match=r"it takes more than 0\.3 GB of memory"):
+        call_in_child(MIB * 256, take, MIB * 512)
+    assert not call_in_child(MIB * 256, take_in_c, MIB * 512)
+
+
+def test_a_bug_of_ours_is_no_end() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        call_in_child(MIB * 64, divide)
