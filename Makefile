@@ -51,8 +51,9 @@ view: $(VIEW_INSTALLED)
 	@[ -e out/demo.log ] || $(MAKE) demo
 	$(BIN)/instr view out/demo.log
 
+# a file's tests share what they record, so they run in one process
 test: native $(TEST_INSTALLED) $(UI_KIT)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .

@@ -6,13 +6,15 @@ it was made of, so a second run of the suite builds nothing.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from llamacpp_instr import build
@@ -78,13 +80,12 @@ def random_models() -> Path:
     """Directory of the small random models that upstream's test writes, by architecture."""
     library = unpatched_library()
     models = library.parent / "models"
-    if not (models / ".complete").exists():
-        shutil.rmtree(models, ignore_errors=True)
-        models.mkdir()
-        subprocess.run(
-            [library / "test-llama-archs", "-o", models], check=True, capture_output=True
-        )
-        (models / ".complete").touch()
+    with _locked(models) as done:
+        if not done:
+            models.mkdir()
+            subprocess.run(
+                [library / "test-llama-archs", "-o", models], check=True, capture_output=True
+            )
     return models
 
 
@@ -126,10 +127,16 @@ def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: boo
     flags = (*CMAKE, *flags)
     place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
     binaries = place / "bin"
-    if (place / ".complete").exists():
-        return binaries
-    _clear(place)
-    work = place / "work"
+    with _locked(place) as done:
+        if not done:
+            _build(name, place, flags, targets, patched)
+    return binaries
+
+
+def _build(
+    name: str, place: Path, flags: Sequence[str], targets: Sequence[str], patched: bool
+) -> None:
+    work, binaries = place / "work", place / "bin"
     tree = _tree(work / "tree", patched)
     # cmake and ninja came with the test extra, beside this Python
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -144,14 +151,26 @@ def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: boo
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     # the programs find their libraries by an absolute path, so they stay where they were built
-    shutil.rmtree(binaries, ignore_errors=True)
     binaries.symlink_to(objects / "bin")
-    (place / ".complete").touch()
-    return binaries
 
 
 def _key(flags: Sequence[str], patched: bool) -> str:
     return build.wheel_key(build.wheel_inputs(patches_dir(), flags, patched=patched, native=True))
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[bool]:
+    """Whether the place is complete; if not, it is cleared, and complete after the block. Test
+    processes that run at once wait here for the one that fills it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f".{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        complete = place / ".complete"
+        done = complete.exists()
+        if not done:
+            _clear(place)
+        yield done
+        complete.touch()
 
 
 def _clear(place: Path) -> None:
@@ -163,14 +182,12 @@ def _clear(place: Path) -> None:
 
 def _tree(place: Path, patched: bool) -> Path:
     """The vendored llama.cpp below `place`, unpacked there unless it is."""
-    complete = place / ".complete"
-    if not complete.exists():
-        _clear(place)
-        place.mkdir(parents=True)
-        cache = cache_dir()
-        log = BuildLog(cache / "logs" / "tests.log")
-        sdist = fetch_sdist(patches_dir(), cache, log)
-        make_tree(sdist, place, patches_dir(), log, patched=patched)
-        complete.touch()
+    with _locked(place) as done:
+        if not done:
+            place.mkdir(parents=True)
+            cache = cache_dir()
+            log = BuildLog(cache / "logs" / "tests.log")
+            sdist = fetch_sdist(patches_dir(), cache, log)
+            make_tree(sdist, place, patches_dir(), log, patched=patched)
     (root,) = (path for path in place.iterdir() if path.is_dir())
     return root / VENDORED

@@ -17,8 +17,8 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     """Check logs strictly: every line against the schema, references, order, spans, counts.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Prints one line for
-    each finding, with its line number, and stops after 10,000. Exits with 0 when there is none, 1 when there are some,
-    2 when a file cannot be read as a log.
+    each finding, with its line number, and stops after 10,000. Exits with 0 when there is none, 1
+    when there are some, 2 when a file cannot be read as a log.
     """
     from llamacpp_instr.check import check_log
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened

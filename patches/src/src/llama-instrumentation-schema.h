@@ -4,7 +4,7 @@
 
 #define LLAMA_INSTR_SCHEMA_VERSION 1
 #define LLAMA_INSTR_FIRST_BYTES "{\"event\":\"session_start\""
-#define LLAMA_INSTR_MAX_LINE 67108864
+#define LLAMA_INSTR_MAX_LINE 16777216
 
 // events, in the schema's order
 #define LLAMA_INSTR_EV_SESSION_START "session_start"
