@@ -24,11 +24,11 @@ COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that commands have for temporary files."""
     directory = tmp_path / "temporary"
     directory.mkdir()
-    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setitem(environment, "TMPDIR", str(directory))
     return directory
 
 
