@@ -82,7 +82,7 @@ def test_the_source_is_never_the_output(instr: Instr, wide: Path, tmp_path: Path
     (tmp_path / "link.gguf").symlink_to(source)
     for name in ("model.gguf", "link.gguf"):
         done = instr("quantize", source, "--types", "Q8_0", "-o", name, "--force")
-        assert_refused(done, "the model itself")
+        assert_refused(done, f"{name} would overwrite the input {source}")
     assert source.read_bytes() == before
 
 
@@ -221,9 +221,10 @@ def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
     # others write to the disk, too: by far too much, and only checked
     rows = 2 * shutil.disk_usage(tmp_path).free // 1024 + 1
     model = write_sparse_model(tmp_path / "sparse.gguf", (rows, 256))
-    plan = plan_quantization(load_model_file(model), "F32")
+    source = load_model_file(model)
+    plan = plan_quantization(source, "F32")
     with pytest.raises(UsageError, match=r"bytes are needed in .*, which has .* left"):
-        check_outputs([plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
+        check_outputs(source, [plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
 
 
 def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:
