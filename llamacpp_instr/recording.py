@@ -20,6 +20,7 @@ from . import native
 from .errors import InstrError, UsageError
 from .log_files import check_replaceable
 from .log_text import log_json, log_name
+from .output import file_mode
 from .patterns import check_pattern
 from .schema import LEVELS
 
@@ -199,22 +200,16 @@ def check_log_path(path: Path, force: bool, option: str) -> None:
 
     What is overwritten begins as a log, or is no regular file.
     """
-    if "\0" in str(path):
-        raise UsageError(f"{str(path)!r}: the name of a file cannot hold a NUL")
-    parent = path.parent
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    mode = file_mode(path)
+    if mode is None:
+        parent = path.parent
         if not parent.is_dir():
             reason = "is not a directory" if parent.exists() else "does not exist"
-            raise UsageError(f"{path} cannot be written: {parent} {reason}") from None
+            raise UsageError(f"{path} cannot be written: {parent} {reason}")
         _check_can_create(path)
-        return
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    if stat.S_ISDIR(found.st_mode):
+    elif stat.S_ISDIR(mode):
         raise UsageError(f"{path} is a directory; give the path of a file for the log")
-    if stat.S_ISREG(found.st_mode):
+    elif stat.S_ISREG(mode):
         if not force:
             raise UsageError(f"{path} exists; use {option} to overwrite it")
         check_replaceable(path)

@@ -78,6 +78,16 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+def start_run(
+    environment: dict[str, str], directory: Path, *args: object
+) -> subprocess.Popen[bytes]:
+    """`instr run` in a directory, with its output in pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", "run", *map(str, args)],
+        cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def shared_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A tiny set of patches and its editable tree, for tests that leave them as they are."""

@@ -6,9 +6,6 @@ import io
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 
 from llamacpp_instr.run import _TextWriter
 from tests import tiny_models
-from tests.conftest import Instr, assert_refused, read_events
+from tests.conftest import Instr, assert_refused, read_events, start_run
 
 OLD_LOG = Path(__file__).parent / "fixtures" / "every-event.log"
 DEMO = ("demo", "--threads", "1")  # more threads than free processors wait for each other
@@ -212,70 +209,6 @@ def test_a_nan_stops_when_asked(instr: Instr, tmp_path: Path) -> None:
     assert instr(*run, "--force").returncode == 0
 
 
-def start(environment: dict[str, str], directory: Path, *args: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "llamacpp_instr", "run", *map(str, args)],
-        cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def test_ctrl_c_keeps_the_text_and_closes_the_log(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    process = start(environment, tmp_path, *DEMO, "-p", PROMPT, "-n", 100, "--repeat", 100000)
-    assert process.stdout is not None
-    first = process.stdout.read(100)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    (first + rest).decode()
-    assert b"Traceback" not in errors
-    assert b"Exception ignored" not in errors
-    end = read_events(tmp_path / "session.log")[-1]
-    assert end["event"] == "session_end"
-    assert end["dropped"] == 0
-
-
-def test_ctrl_c_stops_a_long_prefill_at_once(environment: dict[str, str], tmp_path: Path) -> None:
-    """This prefill takes more than ten seconds in one call of llama.cpp."""
-    (tmp_path / "long.txt").write_text("Once upon a time there was a little girl. " * 3000)
-    process = start(
-        environment, tmp_path, *DEMO, "--prompt-file", "long.txt", "-n", 1, "--ctx", 60000,
-        "--batch", 60000, "--level", "minimal",
-    )  # fmt: skip
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=4)
-    assert process.returncode == 130, errors
-    assert read_events(tmp_path / "session.log", "step_end")[-1]["status"] == 2
-    assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
-
-
-def test_ctrl_c_stops_the_making_of_tokens(environment: dict[str, str], tmp_path: Path) -> None:
-    """llama.cpp takes minutes for so many special tokens in one call."""
-    (tmp_path / "long.txt").write_text("a<s>" * (1 << 18))
-    process = start(environment, tmp_path, *DEMO, "--prompt-file", "long.txt", "-n", 1)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=4)
-    assert (process.returncode, errors.split()) == (130, [b"Interrupted"])
-    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
-
-
-def test_a_reader_that_leaves_stops_the_run(environment: dict[str, str], tmp_path: Path) -> None:
-    process = start(environment, tmp_path, *DEMO, "-p", PROMPT, "--repeat", 100000)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.read(10)
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait(timeout=60) == 1
-    assert b"Traceback" not in errors
-    assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
-
-
 @pytest.mark.parametrize(
     ("model", "args", "words"),
     [
@@ -348,28 +281,12 @@ def test_an_unpatched_library_is_one_line(environment: dict[str, str], tmp_path:
     (package / "__init__.py").write_text("from . import llama_cpp; __version__ = '0.1'")
     (package / "llama_cpp.py").write_text("import ctypes; _lib = ctypes.CDLL('libc.so.6')")
     environment = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
-    done = start(environment, tmp_path, "demo", "-p", "a")
+    done = start_run(environment, tmp_path, "demo", "-p", "a")
     output, errors = done.communicate(timeout=60)
     assert (done.returncode, output) == (2, b"")
     [line] = errors.decode().splitlines()
     assert line.startswith("Error: the installed llama-cpp-python 0.1 is not the patched one")
     assert line.endswith("run `instr build`")
-
-
-def test_ctrl_c_while_the_library_loads_is_no_fault_of_the_library(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    """Some modules take an interruption of their import for a damaged installation."""
-    package = tmp_path / "llama_cpp"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    time.sleep(0.1)\nexcept KeyboardInterrupt:\n    raise ImportError('half of it')\n"
-    )
-    environment = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
-    done = start(environment, tmp_path, "demo", "-p", "a")
-    _, errors = done.communicate(timeout=60)
-    assert (done.returncode, errors.decode().split()) == (130, ["Interrupted"])
 
 
 def test_prompts_that_are_no_text_are_refused(instr: Instr, tmp_path: Path) -> None:
@@ -383,7 +300,7 @@ def test_a_prompt_is_text_whatever_the_locale_is(
 ) -> None:
     """Without UTF-8 in the locale Python takes a prompt's bytes for something else."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = start({**environment, **plain}, tmp_path, "demo", "-p", "schön", "-n", "1")
+    done = start_run({**environment, **plain}, tmp_path, "demo", "-p", "schön", "-n", "1")
     _, errors = done.communicate(timeout=60)
     assert done.returncode == 0, errors
     assert read_events(tmp_path / "session.log")[0]["args"]["prompts"] == ["schön"]
