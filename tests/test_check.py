@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.check import check_log
+from llamacpp_instr.check import MAX_FINDINGS, check_log
 from llamacpp_instr.cli.check import check
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log import read_events
@@ -186,3 +186,11 @@ def test_the_command_says_clean_or_finding_and_exits_accordingly(path, tmp_path)
 def test_old_dialects_cannot_be_checked():
     (finding,) = check_log(FIXTURES / "dialects" / "flat-type.log")
     assert "flat-type dialect of an earlier fork: it converts" in finding.message
+
+
+def test_a_file_of_wrong_lines_is_not_checked_to_its_end(path):
+    (first,) = RECORDED[0].read_bytes().splitlines(keepends=True)[:1]
+    found = findings(path, first + b"\n" * (2 * MAX_FINDINGS))
+    assert len(found) == MAX_FINDINGS + 1
+    assert {message for _, message in found[:-1]} == {"an empty line"}
+    assert "more than 10,000 findings" in found[-1][1]

@@ -263,3 +263,22 @@ def test_the_end_in_words():
     assert LogEnd("truncated", 9, 2, 0).sentence() == (
         "the log ended unclosed, in the middle of line 10; 2 damaged lines were skipped"
     )
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor(level=19).compress])
+def test_a_compressed_log_that_expands_like_no_log_is_refused(compress, path):
+    data = START + b'{"event":"mark","t":1,"mark":1,"name":"","phase":"instant"}\n' * 100_000
+    packed = compress(data)
+    assert len(data) > log_file.MAX_EXPANSION * len(packed)
+    assert "expands to more than 100 times its size" in message(path, packed)
+    path.write_bytes(data)
+    assert sum(1 for _ in read_events(path)) == 100_001
+
+
+@pytest.mark.parametrize("level", ["minimal", "detailed", "verbose"])
+def test_no_sound_log_expands_a_third_as_much(level):
+    log = encode(make_log(Random(3).randint, n_contexts=2, level=level))
+    smallest = min(
+        len(gzip.compress(log, 9)), len(zstandard.ZstdCompressor(level=19).compress(log))
+    )
+    assert len(log) < log_file.MAX_EXPANSION / 3 * smallest

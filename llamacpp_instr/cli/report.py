@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Shown = list[tuple[StoredModel, list[Report]]]
 
+MOST_CHARTS = 20
+"""of a page; further models of a log have none"""
+
 
 @click.command(
     "report",
@@ -98,7 +101,7 @@ def _rendered(shown: Shown, form: Form, short: bool) -> str:
     if form == "text" and short:
         models = [shortened(reports) for reports in models]
     reports = [report for of_model in models for report in of_model]
-    charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown]
+    charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown[:MOST_CHARTS]]
     return render(form, reports, table=table, charts=charts)
 
 

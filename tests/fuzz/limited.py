@@ -1,0 +1,71 @@
+"""Command lines in one process that may take little memory and time:
+
+    python -m tests.fuzz.limited RESULTS < LINES
+
+Each line of LINES is a JSON array, the arguments of `instr`. RESULTS gets a line for each that did
+what no input may make it do: it ended with an error that is none of ours, or took too long.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from llamacpp_instr.cli import main
+from llamacpp_instr.cli.view import _convert
+from llamacpp_instr.errors import InstrError
+
+MEMORY = 1 << 30
+"""bytes that the process may have of its own, the interpreter and its libraries included"""
+SECONDS = 20.0
+"""of CPU time for each command line"""
+
+
+class Slow(BaseException):
+    """Not an Exception, so that nobody makes something else of it."""
+
+
+def _too_slow(_number: int, _frame: object) -> None:
+    raise Slow
+
+
+def limited(results: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    signal.signal(signal.SIGPROF, _too_slow)
+    with results.open("w", encoding="utf-8") as out:
+        for line in sys.stdin:
+            arguments = json.loads(line)
+            # whoever reads this knows then with what the process died
+            print(line.strip(), file=out, flush=True)
+            said = _said_by(arguments)
+            print(json.dumps(said), file=out, flush=True)
+
+
+def _said_by(arguments: list[str]) -> str:
+    """What is wrong with how a command ended, empty when nothing is."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        if arguments[0] == "view":
+            _convert(Path(arguments[1]), Path(arguments[2]))  # what it does before it serves
+        else:
+            main(arguments)
+    except InstrError:
+        return ""
+    except SystemExit as left:
+        return "" if left.code in (0, 1, 2) else f"exit code {left.code}"
+    except Slow:
+        where = traceback.extract_tb(sys.exc_info()[2])[-2]
+        return f"more than {SECONDS} s of CPU time, at {where.filename}:{where.lineno}"
+    except BaseException:
+        return traceback.format_exc()[-3000:]
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return ""
+
+
+if __name__ == "__main__":
+    limited(Path(sys.argv[1]))
