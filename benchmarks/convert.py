@@ -30,17 +30,17 @@ from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 from benchmarks.long_log import write_long_log
 from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
-from converters.perfetto import Options, write_perfetto
-from converters.timeline import plan_timeline
-from llamacpp_instr.log import read_events
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import Graph, Ops, Plan
 
 PAIRS = 7
 PEER_COMPUTES = 40
 CONVERT = """
 import resource, sys
-from converters.perfetto import Options, write_perfetto
-from llamacpp_instr.log import read_events
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.reader import read_events
 with open("/dev/null", "wb") as out:
     written = write_perfetto(read_events(sys.argv[1]), out, Options())
 usage = resource.getrusage(resource.RUSAGE_SELF)

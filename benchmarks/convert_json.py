@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks.convert import cpu
 from benchmarks.long_log import write_long_log
 from benchmarks.ratios import median_ratio
-from converters.chrome import write_chrome
-from llamacpp_instr.log import read_events
+from converters.exports.chrome import write_chrome
+from llamacpp_instr.log.reader import read_events
 
 PAIRS = 15
 LOG_BYTES = 4 << 20

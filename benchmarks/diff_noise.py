@@ -14,8 +14,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from converters.diff import DEFAULT_VIEWS, compute_diff
-from llamacpp_instr.session import load_session
+from converters.analyses.diff import DEFAULT_VIEWS, compute_diff
+from llamacpp_instr.log.session import load_session
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 import gguf
 
 from benchmarks.ratios import median_ratio
-from converters.inspect import compute_inspection, compute_tensors
-from llamacpp_instr.model_file import load_model_file
+from converters.analyses.inspect import compute_inspection, compute_tensors
+from llamacpp_instr.model.file import load_model_file
 
 PAIRS = 5
 N_LAYERS, N_TOKENS = 222, 128_000

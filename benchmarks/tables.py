@@ -80,9 +80,9 @@ def measure(what: str, log: Path) -> dict[str, float]:
 
 
 def by_tables(log: Path) -> dict[str, float]:
-    from converters.table import tables_of
-    from llamacpp_instr.log import read_events
-    from llamacpp_instr.session import load_session
+    from converters.exports.tables import tables_of
+    from llamacpp_instr.log.reader import read_events
+    from llamacpp_instr.log.session import load_session
 
     begin = time.process_time()
     for _ in read_events(log):
@@ -102,8 +102,8 @@ def by_tables(log: Path) -> dict[str, float]:
 
 
 def by_parquet(log: Path) -> dict[str, float]:
-    from converters.files import check_pyarrow, write_parquet
-    from converters.table import stream_tables
+    from converters.exports.table_files import check_pyarrow, write_parquet
+    from converters.exports.tables import stream_tables
 
     check_pyarrow()
     begin = time.process_time()

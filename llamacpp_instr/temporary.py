@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import UsageError
+from llamacpp_instr.errors import UsageError
 
 _OWNER = """
 import os, shutil, signal, sys, time

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.ggml_types import BY_NAME
+from llamacpp_instr.model.types import BY_NAME
 
 
 def half(*numbers: float) -> bytes:

@@ -26,16 +26,16 @@ from pathlib import Path
 
 import gguf
 
-from llamacpp_instr import native
-from llamacpp_instr.engine import Context, ContextOptions, Model
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.gguf_header import read_header
-from llamacpp_instr.interrupt import Interrupt
-from llamacpp_instr.llama_log import captured
-from llamacpp_instr.memory import MAPPED
-from llamacpp_instr.memory_dry_run import dry_run
-from llamacpp_instr.memory_plan import MAX_BYTES
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.memory.breakdown import MAPPED
+from llamacpp_instr.memory.dry_run import dry_run
+from llamacpp_instr.memory.plan import MAX_BYTES
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.header import read_header
 from tests.native_kit import patched_tree, random_models
 
 VALUES = (0, 1 << 24, 1 << 31)

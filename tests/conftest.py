@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr import build
-from llamacpp_instr.models import demo_model as find_demo_model
+from llamacpp_instr.build import wheel as build
+from llamacpp_instr.model.find import demo_model as find_demo_model
 from tests import sdist_kit, tiny_models
 from tests.patches_kit import World, make_world, need_git
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import gguf
 
-from llamacpp_instr.gguf_header import read_header
-from llamacpp_instr.models import demo_model
+from llamacpp_instr.model.find import demo_model
+from llamacpp_instr.model.header import read_header
 
 Entries = Mapping[str, bytes]
 """By name type and value as they are in a file; no bytes: the entry is removed."""

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamacpp_instr import build
-from llamacpp_instr.build_cache import cache_dir
-from llamacpp_instr.build_log import BuildLog
-from llamacpp_instr.source_tree import VENDORED, fetch_sdist, make_tree
-from llamacpp_instr.upstream import patches_dir
+from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.log import BuildLog
+from llamacpp_instr.build.source_tree import VENDORED, fetch_sdist, make_tree
+from llamacpp_instr.build.upstream import patches_dir
+from llamacpp_instr.build.wheel import wheel_inputs, wheel_key
+from llamacpp_instr.llama.threads import usable_cpus
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "llamacpp_instr" / "data" / "demo.gguf"
@@ -145,7 +146,7 @@ def _build(
     print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(objects), *flags],
-        ["cmake", "--build", str(objects), "-j", str(build.usable_cpus()), "--target", *targets],
+        ["cmake", "--build", str(objects), "-j", str(usable_cpus()), "--target", *targets],
     ):
         command[0] = shutil.which(command[0], path=path) or command[0]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -155,7 +156,7 @@ def _build(
 
 
 def _key(flags: Sequence[str], patched: bool) -> str:
-    return build.wheel_key(build.wheel_inputs(patches_dir(), flags, patched=patched, native=True))
+    return wheel_key(wheel_inputs(patches_dir(), flags, patched=patched, native=True))
 
 
 @contextmanager

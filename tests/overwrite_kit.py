@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.table import NAMES
+from converters.exports.tables import NAMES
 from tests import tiny_models
 from tests.quantize_kit import importances, write_imatrix
 

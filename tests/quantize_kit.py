@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
 from tests.native_kit import unpatched_library
 
 LAYERS, ROWS = 8, 8

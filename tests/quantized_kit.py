@@ -10,8 +10,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from llamacpp_instr.ggml_types import FILE_TYPES
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import FILE_TYPES
 from tests.native_kit import DEMO, unpatched_library
 
 QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES.values() if name != "NVFP4"]

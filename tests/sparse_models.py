@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gguf
 
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
 
 
 def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -> Path:

@@ -13,9 +13,9 @@ from statistics import median
 import pytest
 
 from llamacpp_instr import schema
-from llamacpp_instr.check import check_log
-from llamacpp_instr.log import read_events
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import load_session
 from tests.native_kit import (
     DEMO,
     ROOT,

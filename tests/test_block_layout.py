@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.block_layout import LAYOUTS, Bytes, Floats, can_decode, decode_blocks
-from llamacpp_instr.ggml_types import BY_NAME, GgmlType
-from llamacpp_instr.model_file import load_model_file
-from llamacpp_instr.native import load
+from llamacpp_instr.llama.native import load
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME, GgmlType
+from llamacpp_instr.weights.layout import LAYOUTS, Bytes, Floats, can_decode, decode_blocks
 from tests.quantized_kit import quantized_demo
 
 TYPE_NAMES = list(LAYOUTS)

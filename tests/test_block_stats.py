@@ -11,13 +11,13 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr import blocks
-from llamacpp_instr.block_layout import LAYOUTS
-from llamacpp_instr.block_stats import GRID, BlockStats, compute_block_stats
-from llamacpp_instr.blocks import find_reference, load_block, load_values
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.ggml_types import BY_NAME
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.weights import blocks
+from llamacpp_instr.weights.blocks import find_reference, load_block, load_values
+from llamacpp_instr.weights.layout import LAYOUTS
+from llamacpp_instr.weights.statistics import GRID, BlockStats, compute_block_stats
 from tests.block_models import half, random_rows, rows_of, write_blocks
 from tests.quantized_kit import quantized_demo
 

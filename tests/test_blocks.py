@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr import cli
-from llamacpp_instr.block_layout import LAYOUTS
+from llamacpp_instr.weights.layout import LAYOUTS
 from tests.block_models import half, random_rows, rows_of, write_blocks
 from tests.conftest import Instr, assert_refused
 from tests.native_kit import unpatched_library

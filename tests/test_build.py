@@ -13,16 +13,12 @@ from pathlib import Path
 import pip
 import pytest
 
-from llamacpp_instr import build, upstream
-from llamacpp_instr.build_log import BuildLog, find_cause
-from llamacpp_instr.build_progress import (
-    BuildProgress,
-    about,
-    parse_progress,
-    remaining_seconds,
-)
+from llamacpp_instr.build import upstream
+from llamacpp_instr.build import wheel as build
+from llamacpp_instr.build.log import BuildLog, find_cause
+from llamacpp_instr.build.progress import BuildProgress, about, parse_progress, remaining_seconds
+from llamacpp_instr.build.source_tree import fetch_sdist
 from llamacpp_instr.errors import BuildError
-from llamacpp_instr.source_tree import fetch_sdist
 from tests import sdist_kit as kit
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -105,7 +101,7 @@ def test_a_wheel_is_installed_once_and_again_when_damaged(tmp_path: Path) -> Non
         return asked.stdout.strip()
 
     install = (
-        "import pathlib; from llamacpp_instr.build import install_wheel as i;"
+        "import pathlib; from llamacpp_instr.build.wheel import install_wheel as i;"
         f"print(i(pathlib.Path({str(wheel)!r})))"
     )
     assert run(install) == "True"

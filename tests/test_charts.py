@@ -17,11 +17,11 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from converters import charts
-from converters.charts import Chart, Point
-from converters.layer_chart import chart_bits_by_layer
-from converters.stored import stored_in_file
-from llamacpp_instr.model_file import load_model_file
+from converters.analyses.layer_chart import chart_bits_by_layer
+from converters.analyses.stored_weights import stored_in_file
+from converters.report import charts
+from converters.report.charts import Chart, Point
+from llamacpp_instr.model.file import load_model_file
 
 LAYERS = ["0", "1", "none"]
 CHARTS: dict[str, Callable[[], Chart]] = {
@@ -153,7 +153,9 @@ def test_inspect_without_matplotlib(tmp_path: Path, environment: dict[str, str])
 
 def test_a_home_that_cannot_be_written_to_is_no_matter(environment: dict[str, str]) -> None:
     """matplotlib would print two lines about the place of its cache."""
-    code = "from converters.charts import import_matplotlib; import_matplotlib().get_cachedir()"
+    code = (
+        "from converters.report.charts import import_matplotlib; import_matplotlib().get_cachedir()"
+    )
     places = {"HOME": "/proc", "XDG_CONFIG_HOME": "/proc", "XDG_CACHE_HOME": "/proc"}
     kept = {name: value for name, value in environment.items() if name != "MPLCONFIGDIR"}
     done = subprocess.run(

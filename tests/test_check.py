@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.check import MAX_FINDINGS, check_log
 from llamacpp_instr.cli.check import check
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.check import MAX_FINDINGS, check_log
+from llamacpp_instr.log.reader import read_events
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.check import check_log
+from llamacpp_instr.log.check import check_log
 from tests.made_log import encode, make_log
 
 

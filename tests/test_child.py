@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from llamacpp_instr.child import ChildEnded, call_in_child
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.child import ChildEnded, call_in_child
 
 MIB = 1 << 20
 

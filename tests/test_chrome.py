@@ -17,11 +17,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from converters.chrome import write_chrome
-from converters.timeline import Lanes, Selection
+from converters.exports.chrome import write_chrome
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.log import read_events as read_log
+from llamacpp_instr.graph.timeline import Lanes, Selection
+from llamacpp_instr.log.reader import read_events as read_log
 from tests.conftest import Instr, assert_refused, read_events
 from tests.made_log import encode, make_log
 from tests.perfetto_truth import Truth, truth

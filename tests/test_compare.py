@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.compare import compute_comparison
-from converters.compare.candidate import Candidate, short_names
-from converters.compare.rows import Pair, Row, faster_or_slower, more_or_fewer
-from converters.compare.uses import PhaseUses, Use, compute_use_times
-from converters.noise import Ratio
-from converters.report import Report, render_text
-from converters.step_times import StepTimes
-from converters.stored import stored_in_file
+from converters.analyses.compare import compute_comparison
+from converters.analyses.compare.candidate import Candidate, short_names
+from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
+from converters.analyses.compare.rows import Pair, Row, faster_or_slower, more_or_fewer
+from converters.analyses.noise import Ratio
+from converters.analyses.step_times import StepTimes
+from converters.analyses.stored_weights import stored_in_file
+from converters.report.report import Report, render_text
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model_file import load_model_file
-from llamacpp_instr.session import load_session
-from llamacpp_instr.weights import compute_weight_errors
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
 from tests.quantized_kit import quantized_demo
 

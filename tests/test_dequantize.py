@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.dequantize import (
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME, TYPES, GgmlType
+from llamacpp_instr.weights.dequantize import (
     Dequantizer,
     GgmlDequantizer,
     GgufDequantizer,
     load_dequantizer,
 )
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.ggml_types import BY_NAME, TYPES, GgmlType
-from llamacpp_instr.model_file import load_model_file
 from tests.quantized_kit import quantized_demo
 
 GGML = load_dequantizer()

@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.log import read_events
-from llamacpp_instr.schema import (
-    LATEST,
-    Event,
-    Mark,
-    Model,
-    Note,
-    SessionStart,
-    StepBegin,
-    StepEnd,
-)
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.schema import LATEST, Event, Mark, Model, Note, SessionStart, StepBegin, StepEnd
 
 SAMPLES = Path(__file__).parent / "fixtures" / "dialects"
 

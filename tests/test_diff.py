@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from converters.diff import VIEWS, Diff, compute_diff
-from converters.report import render_text
+from converters.analyses.diff import VIEWS, Diff, compute_diff
+from converters.report.report import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.made_log import encode, make_log
 from tests.strategies import logs
@@ -275,8 +275,8 @@ def test_wrong_input_is_one_line(tmp_path, instr: Instr):
 
 
 def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("converters.step_times.FEW_CELLS", 100)
-    monkeypatch.setattr("converters.step_times.MOST_EMPTY", 5)
+    monkeypatch.setattr("converters.analyses.step_times.FEW_CELLS", 100)
+    monkeypatch.setattr("converters.analyses.step_times.MOST_EMPTY", 5)
     log = steady_log(1)
     at = next(i for i, event in enumerate(log) if isinstance(event, s.Layers))
     assert compute_diff(*[load_session(write(tmp_path / "a.log", log))] * 2, "layer").reports

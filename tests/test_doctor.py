@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llamacpp_instr import cli, doctor
-from llamacpp_instr.doctor import Library, library_problems
+from llamacpp_instr import cli
+from llamacpp_instr.build import doctor
+from llamacpp_instr.build.doctor import Library, library_problems
 
 
 @pytest.fixture

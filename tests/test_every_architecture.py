@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr import schema
-from llamacpp_instr.check import check_log
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
 from tests.native_kit import ROOT, random_models, unpatched_library
 
 # What no layer owns: the embedding before the first, the output after the last, and what some

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from converters.inspect import compute_inspection
-from llamacpp_instr.fallback import find_fallbacks
-from llamacpp_instr.model_file import ModelFile, load_model_file
+from converters.analyses.inspect import compute_inspection
+from llamacpp_instr.model.fallback import find_fallbacks
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests import native_kit, tiny_models
 
 WARNING = re.compile(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr import schema
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 from tests.native_kit import DEMO
 
 KILLS = 100

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.perfetto import Options, write_perfetto
-from converters.table import load_tables
-from llamacpp_instr.log import read_events
+from converters.exports.perfetto import Options, write_perfetto
+from converters.exports.tables import load_tables
+from llamacpp_instr.log.reader import read_events
 from tests.perfetto_queries import OP, arg, slices
 from tests.trace_processor import ask, needs_node
 

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from converters import files
-from converters.table import NAMES, load_tables, stream_tables
+from converters.exports import table_files as files
+from converters.exports.tables import NAMES, load_tables, stream_tables
 from llamacpp_instr.cli.to_parquet import to_parquet
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.output import open_output_directory

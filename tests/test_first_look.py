@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from converters.first_look import first_look
+from converters.exports.first_look import first_look
 from llamacpp_instr.schema import Event, Mark, StepBegin, StepEnd
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.cli import main
-from llamacpp_instr.log import read_events
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.model.file import load_model_file
 from tests.fuzz import growth, guard
 from tests.fuzz.guard import CONTROL, Finding, try_input
 from tests.fuzz.targets import SURFACES

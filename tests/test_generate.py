@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.engine import Context, ContextOptions, Model
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.generate import embed, run_tokens
-from llamacpp_instr.llama_log import captured
+from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.generate import embed, run_tokens
+from llamacpp_instr.llama.log import captured
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from llamacpp_instr import cli, schema
-from llamacpp_instr.check import check_log
+from llamacpp_instr.log.check import check_log
 from tools import generate
 
 ROOT = Path(__file__).parent.parent

@@ -7,8 +7,8 @@ import ctypes
 import gguf
 import pytest
 
-from llamacpp_instr import native
-from llamacpp_instr.ggml_types import BY_NAME, FILE_TYPES, TYPES, GgmlType
+from llamacpp_instr.llama import native
+from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, TYPES, GgmlType
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.gguf_header import read_header
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.header import read_header
 from tests import native_kit
 
 

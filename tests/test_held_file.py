@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.check import check_log
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import StepEnd
 from tests.native_kit import DEMO, compile_program, installed_library
 

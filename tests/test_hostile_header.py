@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from converters.inspect import compute_inspection, compute_tensors
-from converters.render import render_csv, render_html, render_markdown
-from converters.report import render_text
+from converters.analyses.inspect import compute_inspection, compute_tensors
+from converters.report.render import render_csv, render_html, render_markdown
+from converters.report.report import render_text
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.ggml_types import TYPES
-from llamacpp_instr.gguf_header import read_array, read_header
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.header import read_array, read_header
+from llamacpp_instr.model.types import TYPES
 from tests import tiny_models
 
 STRING, ARRAY, FLOAT32, UINT32 = 8, 9, 6, 4

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.gguf_header import read_header
-from llamacpp_instr.hyper_parameters import check_hyper_parameters
+from llamacpp_instr.model.header import read_header
+from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
 from tests.native_kit import DEMO, random_models
 

@@ -7,13 +7,15 @@ a commit that has moved on, two Dockerfiles that drift apart.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import __version__, upstream
+from llamacpp_instr import __version__
+from llamacpp_instr.build import upstream
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCKERFILES = [REPOSITORY / "docker" / name for name in ("Dockerfile", "Dockerfile.cuda")]
@@ -37,9 +39,10 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
                 place = tmp_path / target / Path(source).name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes((REPOSITORY / source).read_bytes())
-    code = (
-        "import llamacpp_instr.build as b; print(b.__file__); from llamacpp_instr.cli import main"
-    )
+            elif source.startswith("llamacpp_instr"):
+                shutil.copytree(REPOSITORY / source, tmp_path / target)
+    code = "import llamacpp_instr.build.wheel as b; print(b.__file__)"
+    code += "; from llamacpp_instr.cli import main"
     command = [sys.executable, "-c", f"{code}; main(['build', '--help'])"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.imatrix import load_imatrix
+from llamacpp_instr.model.imatrix import load_imatrix
 from tests.quantize_kit import legacy_imatrix, write_imatrix
 
 SUMS = {"a.weight": np.array([3, 6, 9, 1.5], np.float32), "b.weight": np.ones(8, np.float32)}

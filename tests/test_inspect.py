@@ -13,9 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
-from converters.inspect import compute_inspection, compute_tensors
-from converters.report import Cell, Report, render_text
-from llamacpp_instr.model_file import ModelFile, load_model_file
+from converters.analyses.inspect import compute_inspection, compute_tensors
+from converters.report.report import Cell, Report, render_text
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests import native_kit
 from tests.conftest import Instr, assert_refused
 

@@ -119,10 +119,10 @@ def test_every_crash_is_one_line(tmp_path: Path, words: str, thread: bool) -> No
     program = f"""
 import ctypes, signal, threading
 from pathlib import Path
-from llamacpp_instr.engine import Model
-from llamacpp_instr.interrupt import Interrupt
-from llamacpp_instr.last_words import last_words
-from llamacpp_instr.llama_log import captured
+from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.log import captured
 def crash():
     {CRASHES[words]}
 with captured(Interrupt()) as log, Model(Path({str(model)!r}), log) as model:
@@ -144,7 +144,7 @@ with captured(Interrupt()) as log, Model(Path({str(model)!r}), log) as model:
 def test_a_crash_outside_is_what_it_was(tmp_path: Path, name: str) -> None:
     program = f"""
 import faulthandler, signal
-from llamacpp_instr.last_words import last_words
+from llamacpp_instr.llama.crashes import last_words
 faulthandler.enable()
 with last_words(lambda: ("nothing", 0)):
     pass
@@ -173,7 +173,7 @@ def test_who_uses_the_library_by_themselves_keeps_ggmls_way(models: Path, tmp_pa
 import io, llama_cpp
 from pathlib import Path
 from llamacpp_instr import record
-from llamacpp_instr.run import RunOptions, run
+from llamacpp_instr.run.session import RunOptions, run
 run(RunOptions({str(models / "gpt2.gguf")!r}, ["hello"], Path("good.log"), n=1), io.BytesIO())
 with record("session.log"):
     llama_cpp.Llama({str(bad)!r}, verbose=False)

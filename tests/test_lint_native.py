@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build import usable_cpus
+from llamacpp_instr.llama.threads import usable_cpus
 from tests.lint_native import Tree, configured, own_files, patched_files
 
 

@@ -15,10 +15,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr import log as log_module
-from llamacpp_instr import log_file
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.log import BadLine, LogEnd, LogReader, read_events
+from llamacpp_instr.log import reader as log_module
+from llamacpp_instr.log import source as log_file
+from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader, read_events
 from llamacpp_instr.schema import Event
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import llamacpp_instr
-from llamacpp_instr.check import check_log
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log import read_events
-from llamacpp_instr.log_text import MAX_DATA, MAX_DEPTH, MAX_NAME
-from llamacpp_instr.recording import Session
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.record.recording import Session
+from llamacpp_instr.record.text import MAX_DATA, MAX_DEPTH, MAX_NAME
 from llamacpp_instr.schema import MAX_LINE, Mark, Note, SessionStart
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import native
-from llamacpp_instr.engine import CACHE_TYPES, FLASH_ATTN, Context, ContextOptions, Model
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama_log import captured
-from llamacpp_instr.memory import MemoryBreakdown, read_breakdown
-from llamacpp_instr.memory_dry_run import MAX_CTX, LoadError, dry_run
-from llamacpp_instr.memory_plan import plan_memory, plan_memory_again
-from llamacpp_instr.model_file import ModelFile, load_model_file
-from llamacpp_instr.recording import record
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.engine import CACHE_TYPES, FLASH_ATTN, Context, ContextOptions, Model
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
+from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
+from llamacpp_instr.memory.plan import plan_memory, plan_memory_again
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.record.recording import record
 from llamacpp_instr.schema import BufferUse
 from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events
@@ -233,9 +233,9 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     assert path.stat().st_size > 20e9
     code = (
         "import resource, sys\n"
-        "from llamacpp_instr.engine import ContextOptions\n"
-        "from llamacpp_instr.memory_dry_run import dry_run\n"
-        "from llamacpp_instr.model_file import load_model_file\n"
+        "from llamacpp_instr.llama.engine import ContextOptions\n"
+        "from llamacpp_instr.memory.dry_run import dry_run\n"
+        "from llamacpp_instr.model.file import load_model_file\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "dry_run(load_model_file('demo'), ContextOptions(), True)\n"
         "before = peak()\n"

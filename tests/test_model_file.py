@@ -7,8 +7,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from llamacpp_instr.gguf_header import read_array
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.header import read_array
 
 
 def test_weights_are_those_of_gguf_py(demo_model: Path, models: Path) -> None:

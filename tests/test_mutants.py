@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr import native
-from llamacpp_instr.ggml_types import NOT_COMPUTED, TYPES
+from llamacpp_instr.llama import native
+from llamacpp_instr.model.types import NOT_COMPUTED, TYPES
 from tests import tiny_models
 from tests.conftest import Instr, assert_refused
 from tests.mutants import (

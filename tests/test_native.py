@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.check import check_log
+from llamacpp_instr.log.check import check_log
 from tests.native_kit import DEMO, ROOT, compile_program, installed_library
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.noise import (
+from converters.analyses.noise import (
     PROCESS,
     TICK_NS,
     Blocks,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from converters.op_words import describe
-from converters.timeline import OpSlice, plan_timeline
 from llamacpp_instr import schema as s
-from llamacpp_instr.log import read_events
+from llamacpp_instr.graph.timeline import OpSlice, plan_timeline
+from llamacpp_instr.graph.words import describe
+from llamacpp_instr.log.reader import read_events
 from tests.perfetto_recordings import record
 
 DEMO = Path(__file__).parent / "fixtures" / "demo-verbose.log"

@@ -6,8 +6,15 @@ import struct
 
 import pytest
 
-from llamacpp_instr.kernels import plan_kernels
-from llamacpp_instr.ops import block_of, blocks_of, bytes_moved, bytes_written, flops, op_params
+from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.graph.ops import (
+    block_of,
+    blocks_of,
+    bytes_moved,
+    bytes_written,
+    flops,
+    op_params,
+)
 from llamacpp_instr.schema import Graph, Leaf, Nodes, Plan, Split
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from converters.charts import bar_by_layer
-from converters.page import Picture, render_page
-from converters.report import Column, Report
+from converters.report.charts import bar_by_layer
+from converters.report.page import Picture, render_page
+from converters.report.report import Column, Report
 from tests import ui_kit
 from tests.conftest import Instr
 

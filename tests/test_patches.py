@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr import source_tree, upstream
-from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.build import source_tree, upstream
+from llamacpp_instr.build.log import BuildLog
 from llamacpp_instr.errors import BuildError
 from tests import patches_kit as kit
 from tests.patches_kit import ANSWER, COUNT, LESS, World, commit, git

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import source_tree, upstream
-from llamacpp_instr.build_cache import cache_dir
-from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.build import source_tree, upstream
+from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.log import BuildLog
 from tests.patches_kit import ANSWER, COUNT, LESS, World, need_git
 from tools.patches.check import find_faults
 

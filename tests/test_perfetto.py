@@ -16,13 +16,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.perfetto import Options, Written, write_perfetto
-from converters.perfetto import packets as p
-from converters.perfetto.wire import padded_words
-from converters.timeline import Selection
+from converters.exports.perfetto import Options, Written, write_perfetto
+from converters.exports.perfetto import packets as p
+from converters.exports.perfetto.wire import padded_words
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.log import read_events
+from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.log.reader import read_events
 from tests.made_log import encode, make_log
 from tests.perfetto_truth import truth
 from tests.strategies import logs, unclosed_logs
@@ -224,7 +224,7 @@ def test_impossible_times_are_wrong_input(change, tmp_path) -> None:
 def test_large_batches_are_the_same_as_small_ones(tmp_path, monkeypatch) -> None:
     events = make_log(Random(8).randint, n_contexts=3, level="verbose")
     large = Back(convert(tmp_path / "a.log", encode(events), Options())[0])
-    monkeypatch.setattr("converters.perfetto.kernels.BATCH", 1)
+    monkeypatch.setattr("converters.exports.perfetto.kernels.BATCH", 1)
     small = Back(convert(tmp_path / "a.log", encode(events), Options())[0])
     for track in {"layers", *(n for n in large.tracks.values() if n.startswith("thread "))}:
         assert large.rows(track, "tensor") == small.rows(track, "tensor")

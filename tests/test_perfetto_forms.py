@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.perfetto import Options, graphs
-from converters.perfetto.forms import Form, Forms
-from converters.perfetto.packets import Packets
+from converters.exports.perfetto import Options, graphs
+from converters.exports.perfetto.forms import Form, Forms
+from converters.exports.perfetto.packets import Packets
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
 from tests.made_log import encode, make_log
@@ -65,8 +65,8 @@ def test_shapes_alternate_and_every_value_stands_in_its_place(made) -> None:
 def test_how_many_wait_changes_no_byte(made) -> None:
     large = write(made)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("converters.perfetto.forms.WAITING", 1)
-        patch.setattr("converters.perfetto.forms.FORMS", 1)
+        patch.setattr("converters.exports.perfetto.forms.WAITING", 1)
+        patch.setattr("converters.exports.perfetto.forms.FORMS", 1)
         assert write(made)[0] == large
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from converters.perfetto import Options, write_perfetto
-from llamacpp_instr.log import read_events as read_log
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.reader import read_events as read_log
 from llamacpp_instr.schema import LEVELS
 from tests.conftest import read_events
 from tests.perfetto_queries import HOW_ORDERED, ROWS, SUMS, TRACKS, WRONG

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.divergence import SHARES, Outputs
-from llamacpp_instr.logits import OutputOptions, compare_outputs
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.quality.divergence import SHARES, Outputs
+from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
 from tests.native_kit import DEMO, unpatched_library
 from tests.quantized_kit import quantized_demo
 from tools.demo_model.grammar import stories

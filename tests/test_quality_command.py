@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacpp_instr import logits
-from llamacpp_instr.chunks import WritingContext, write_chunks
-from llamacpp_instr.divergence import Outputs
-from llamacpp_instr.engine import Context, ContextOptions, Model
-from llamacpp_instr.llama_log import captured
-from llamacpp_instr.logits import OutputOptions, compare_outputs
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.quality import logits
+from llamacpp_instr.quality.chunks import WritingContext, write_chunks
+from llamacpp_instr.quality.divergence import Outputs
+from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
 from tests import tiny_models
 from tests.conftest import Instr, assert_refused
 from tests.native_kit import DEMO, random_models

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from converters.quantization import quantization_reports
-from llamacpp_instr.ggml_types import BY_NAME
-from llamacpp_instr.model_file import Weight, load_model_file
-from llamacpp_instr.native import import_llama_cpp
-from llamacpp_instr.quantization import (
+from converters.analyses.quantization import quantization_reports
+from llamacpp_instr.llama.native import import_llama_cpp
+from llamacpp_instr.model.file import Weight, load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.quantize.plan import (
     ALIASES,
     WRITABLE,
     QuantizationPlan,
     QuantizeOptions,
     quantized_name,
 )
-from llamacpp_instr.quantize import Quantizer, plan_quantization, quantize_model
+from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
 from tests.conftest import Instr
 from tests.native_kit import (
     compile_program,

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.ggml_types import BY_NAME
-from llamacpp_instr.model_file import load_model_file
-from llamacpp_instr.quantization import QuantizeOptions
-from llamacpp_instr.quantize import Quantizer, plan_quantization, quantize_model
-from llamacpp_instr.quantize_checks import check_outputs
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.quantize.checks import check_outputs
+from llamacpp_instr.quantize.plan import QuantizeOptions
+from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
 from tests.conftest import Instr, assert_refused
 from tests.quantize_kit import importances, llama_quantize, write_imatrix, write_model
 from tests.tiny_models import write_llama

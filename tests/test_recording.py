@@ -12,8 +12,8 @@ import llama_cpp
 import pytest
 
 import llamacpp_instr
-from llamacpp_instr import native
 from llamacpp_instr.errors import NativeError, UsageError
+from llamacpp_instr.llama import native
 from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converters.render import render_csv, render_html, render_markdown
-from converters.report import Column, Report, render_text
+from converters.report.render import render_csv, render_html, render_markdown
+from converters.report.report import Column, Report, render_text
 from llamacpp_instr.terminal import printable
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.compression import compression_reports
-from converters.compression.recorded import recorded_memory
-from converters.stored import stored_in_log
+from converters.analyses.memory import compression_reports
+from converters.analyses.memory.recorded import recorded_memory
+from converters.analyses.stored_weights import stored_in_log
 from llamacpp_instr import schema
-from llamacpp_instr.engine import Context, ContextOptions, Model
-from llamacpp_instr.llama_log import captured
-from llamacpp_instr.recording import record
-from llamacpp_instr.session import load_session
+from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.record.recording import record
 from tests.conftest import ROOT, Instr, assert_refused, read_events
 from tests.made_log import encode
 from tests.native_kit import random_models

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.check import check_log
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import (
     FIRST_BYTES,
     Event,
@@ -31,7 +31,7 @@ from tests.conftest import Instr, assert_refused
 APPLICATION = """
 import ctypes, json, sys, threading
 import llama_cpp.llama_cpp as api
-from llamacpp_instr import native
+from llamacpp_instr.llama import native
 
 STEPS = 1300
 marks = native.load()

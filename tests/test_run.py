@@ -14,7 +14,7 @@ import llama_cpp
 import pytest
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from llamacpp_instr.run import _TextWriter
+from llamacpp_instr.run.session import _TextWriter
 from tests import tiny_models
 from tests.conftest import Instr, assert_refused, read_events, start_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import SessionStart
 from tests.native_kit import ROOT, compile_program, installed_library
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.counted import steps_inside
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.session import Table, load_parts, load_session
+from llamacpp_instr.log.session import Table, load_parts, load_session
+from llamacpp_instr.log.steps import steps_inside
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 

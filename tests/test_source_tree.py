@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import source_tree, upstream
-from llamacpp_instr.build_log import BuildLog
+from llamacpp_instr.build import source_tree, upstream
+from llamacpp_instr.build.log import BuildLog
 from llamacpp_instr.errors import BuildError
 from tests import sdist_kit as kit
 

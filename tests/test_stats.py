@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from converters.report import Report, render_text
-from converters.stats import BYS, compute_stats
-from converters.table import load_tables
+from converters.analyses.stats import BYS, compute_stats
+from converters.exports.tables import load_tables
+from converters.report.report import Report, render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.stats import stats
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs

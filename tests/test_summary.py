@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from converters.report import Column, Report, render_text, shown
-from converters.summary import ALL_LAYERS, compute_summary
+from converters.analyses.summary import ALL_LAYERS, compute_summary
+from converters.report.report import Column, Report, render_text, shown
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.summary import summary
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.session import load_session
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 
-from converters.table import NAMES, load_tables, stream_tables
+from converters.exports.tables import NAMES, load_tables, stream_tables
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.session import load_parts
+from llamacpp_instr.log.session import load_parts
 from tests.made_log import encode, make_log
 from tests.strategies import logs, unclosed_logs
 
@@ -91,7 +91,8 @@ def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     monkeypatch = pytest.MonkeyPatch()
     request.addfinalizer(monkeypatch.undo)
     monkeypatch.setattr(
-        "converters.table.load_parts", lambda path, told: load_parts(path, told, part_rows=1)
+        "converters.exports.tables.load_parts",
+        lambda path, told: load_parts(path, told, part_rows=1),
     )
     pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}
     for name, frame in stream_tables(path):

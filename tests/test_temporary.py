@@ -98,7 +98,7 @@ def test_a_viewer_that_is_ended_leaves_nothing(how: str, temporary: Path, tmp_pa
 def test_a_directory_of_matplotlib_is_removed_by_a_signal(temporary: Path) -> None:
     pytest.importorskip("matplotlib")
     program = (
-        "import os, signal\nfrom converters.charts import import_matplotlib\n"
+        "import os, signal\nfrom converters.report.charts import import_matplotlib\n"
         "import_matplotlib()\nimport_matplotlib()\n"
         "assert os.listdir(os.environ['TMPDIR'])\nos.kill(os.getpid(), signal.SIGTERM)"
     )

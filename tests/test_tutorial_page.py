@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from converters.table import load_tables
+from converters.exports.tables import load_tables
 from tests.conftest import Instr
 from tests.notebook import ROOT, TUTORIAL, executed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import upstream
+from llamacpp_instr.build import upstream
 from llamacpp_instr.errors import BuildError
 from tests import sdist_kit as kit
 

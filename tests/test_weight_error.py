@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from llamacpp_instr.ggml_types import TYPES
-from llamacpp_instr.weight_error import (
+from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.weights.error import (
     CHUNK,
     SAMPLE,
     ErrorSum,

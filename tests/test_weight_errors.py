@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.render import render_csv, render_html, render_markdown
-from converters.report import Report, render_text
-from converters.weight_errors import weight_error_reports
-from llamacpp_instr.ggml_types import BY_NAME
-from llamacpp_instr.model_file import load_model_file
-from llamacpp_instr.weight_error import SAMPLE, Sums, WeightError
-from llamacpp_instr.weights import compute_weight_errors
+from converters.analyses.weight_errors import weight_error_reports
+from converters.report.render import render_csv, render_html, render_markdown
+from converters.report.report import Report, render_text
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
 from tests.quantized_kit import quantized_demo
 
 NAN = math.nan

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.charts import Chart, Point, scatter_size_error
-from converters.compare.candidate import Candidate
-from converters.compare.rows import Pair
-from converters.noise import Ratio
-from converters.stored import stored_in_file
-from llamacpp_instr.divergence import Outputs
-from llamacpp_instr.engine import ContextOptions
-from llamacpp_instr.logits import OutputOptions, compare_outputs
-from llamacpp_instr.model_file import ModelFile, load_model_file
-from llamacpp_instr.quantize import quantize_model
-from llamacpp_instr.run import RunOptions
-from llamacpp_instr.session import load_session
-from llamacpp_instr.trials import run_trials
-from llamacpp_instr.weight_error import Sums
-from llamacpp_instr.weights import compute_weight_errors
+from converters.analyses.compare.candidate import Candidate
+from converters.analyses.compare.rows import Pair
+from converters.analyses.noise import Ratio
+from converters.analyses.stored_weights import stored_in_file
+from converters.report.charts import Chart, Point, scatter_size_error
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.quality.divergence import Outputs
+from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
+from llamacpp_instr.quantize.runner import quantize_model
+from llamacpp_instr.run.session import RunOptions
+from llamacpp_instr.run.turns import run_trials
+from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.weights.error import Sums
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "quantization.md"

@@ -41,15 +41,20 @@ def blocks(
 
     With --block everything of one: its bytes, scales, quants and values. MODEL is a GGUF file.
     """
-    from converters import blocks as reports
-    from converters.block_heat_map import check_heat_map, write_heat_map
-    from converters.render import form_of, render
-    from llamacpp_instr.block_stats import compute_block_stats
-    from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
+    from converters.analyses import blocks as reports
+    from converters.analyses.block_heat_map import check_heat_map, write_heat_map
+    from converters.report.render import form_of, render
     from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.model_file import load_model_file
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weights.blocks import (
+        check_openable,
+        find_reference,
+        find_weight,
+        load_block,
+    )
+    from llamacpp_instr.weights.statistics import compute_block_stats
 
     check_output(output, force)
     check_not_input(output, model, reference)

@@ -39,7 +39,7 @@ def build(
     checked, patched and compiled. A second build with the same inputs comes from the cache
     ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr) in seconds.
     """
-    from llamacpp_instr.build import build_wheel, check_patches, copy_wheel, install_wheel
+    from llamacpp_instr.build.wheel import build_wheel, check_patches, copy_wheel, install_wheel
     from llamacpp_instr.terminal import print_line
 
     if check:

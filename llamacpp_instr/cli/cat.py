@@ -32,8 +32,8 @@ def cat(
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
-    from converters.flat import Selection, expand_lines, select_lines
-    from llamacpp_instr.log import read_events
+    from converters.exports.flat import Selection, expand_lines, select_lines
+    from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.terminal import notice
 

@@ -20,7 +20,7 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     each finding, with its line number, and stops after 10,000. Exits with 0 when there is none, 1
     when there are some, 2 when a file cannot be read as a log.
     """
-    from llamacpp_instr.check import check_log
+    from llamacpp_instr.log.check import check_log
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened
 
     if as_json:

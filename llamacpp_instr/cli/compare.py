@@ -12,11 +12,11 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from converters.compare.candidate import Candidate
-    from llamacpp_instr.memory import MemoryBreakdown
-    from llamacpp_instr.model_file import ModelFile
-    from llamacpp_instr.run import RunOptions
-    from llamacpp_instr.session import Session
+    from converters.analyses.compare.candidate import Candidate
+    from llamacpp_instr.log.session import Session
+    from llamacpp_instr.memory.breakdown import MemoryBreakdown
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.run.session import RunOptions
 
 
 @click.command(
@@ -69,14 +69,14 @@ def compare(
     MODEL is a GGUF file, or demo; a LOG stands for the model that it recorded. Every other one is
     held against the first.
     """
-    from converters.compare import compute_comparison
-    from converters.compare.pictures import draw_comparison
-    from converters.render import form_of, render
-    from llamacpp_instr.engine import ContextOptions
+    from converters.analyses.compare import compute_comparison
+    from converters.analyses.compare.pictures import draw_comparison
+    from converters.report.render import form_of, render
     from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.model_file import load_model_file
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output, open_output
-    from llamacpp_instr.run import RunOptions
+    from llamacpp_instr.run.session import RunOptions
 
     if types is None:
         _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
@@ -128,18 +128,18 @@ def _check_no_effect(ctx: click.Context, *names: str) -> None:
 
 def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     """The models and logs that were named."""
-    from converters.compare.candidate import (
+    from converters.analyses.compare.candidate import (
         Candidate,
         check_recorded,
         recorded_memory,
         recorded_model,
         short_names,
     )
-    from converters.stored import stored_in_file, stored_in_log
+    from converters.analyses.stored_weights import stored_in_file, stored_in_log
     from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.model_file import load_model_file
+    from llamacpp_instr.log.session import load_session
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.session import load_session
 
     files = [load_model_file(of) if _is_model(of) else None for of in inputs]
     paths: list[str | None] = [None if f else of for f, of in zip(files, inputs, strict=True)]
@@ -181,12 +181,12 @@ def _tried(
     against: ModelFile,
 ) -> Iterator[Candidate]:
     """What quantizing, running and recording gives; a single type is held against the source."""
-    from converters.compare.candidate import Candidate, recorded_memory
-    from converters.stored import stored_in_file
-    from llamacpp_instr.model_file import load_model_file
-    from llamacpp_instr.session import load_session
+    from converters.analyses.compare.candidate import Candidate, recorded_memory
+    from converters.analyses.stored_weights import stored_in_file
+    from llamacpp_instr.log.session import load_session
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.run.turns import run_trials
     from llamacpp_instr.terminal import notice
-    from llamacpp_instr.trials import run_trials
 
     trials = run_trials(source, types, directory, options, rounds, notice, against.headers)
     for trial in trials:
@@ -198,7 +198,7 @@ def _tried(
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:
     """The candidates with the errors of their weights, where there are files to compute them of."""
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights import compute_weight_errors
+    from llamacpp_instr.weights.compare import compute_weight_errors
 
     against = against or candidates[0].file
     if against is None:
@@ -218,10 +218,10 @@ def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> 
 
 def _planned(model: ModelFile) -> MemoryBreakdown | None:
     """What a context of `instr run` would hold; None where llama.cpp cannot tell."""
-    from llamacpp_instr.engine import ContextOptions
     from llamacpp_instr.errors import NativeError
-    from llamacpp_instr.memory_dry_run import LoadError
-    from llamacpp_instr.memory_plan import plan_memory
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_run import LoadError
+    from llamacpp_instr.memory.plan import plan_memory
 
     try:
         return plan_memory(model, ContextOptions())
@@ -231,8 +231,8 @@ def _planned(model: ModelFile) -> MemoryBreakdown | None:
 
 def _recorded_file(session: Session) -> ModelFile | None:
     """The file that a session ran, when it is still there and still the same model."""
-    from converters.compare.candidate import recorded_model
-    from converters.stored import recorded_file
+    from converters.analyses.compare.candidate import recorded_model
+    from converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.errors import UsageError
 
     try:

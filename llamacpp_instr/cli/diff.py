@@ -50,11 +50,11 @@ def diff(
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
     Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
     """
-    from converters.diff import VIEWS, compute_diff
-    from converters.render import form_of, render
+    from converters.analyses.diff import VIEWS, compute_diff
+    from converters.report.render import form_of, render
+    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.session import load_session
     from llamacpp_instr.terminal import notice
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None

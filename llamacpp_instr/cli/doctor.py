@@ -19,7 +19,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
     The exit code is 0 when recording works, else 1.
     """
-    from llamacpp_instr.doctor import diagnose
+    from llamacpp_instr.build.doctor import diagnose
     from llamacpp_instr.terminal import print_line, render_json
 
     found = diagnose()

@@ -96,7 +96,7 @@ def exec_(
     secret, password, passwd, passphrase, credential(s), auth or authorization; words that begin
     with sk-, hf_, gh?_ or github_pat_; and passwords in URLs.
     """
-    from llamacpp_instr.execute import execute
+    from llamacpp_instr.run.exec import execute
     from llamacpp_instr.terminal import notice
 
     done = execute(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from converters.charts import Chart
-    from llamacpp_instr.model_file import ModelFile
+    from converters.report.charts import Chart
+    from llamacpp_instr.model.file import ModelFile
 
 
 @click.command(
@@ -32,9 +32,9 @@ def inspect(model: str, tensors: bool, flag: str | None, output: str, force: boo
     Reads the headers only, however large the file. MODEL is a GGUF file, of a split model its
     first part, or demo for the demo model.
     """
-    from converters.inspect import compute_inspection, compute_tensors, list_tensors
-    from converters.render import form_of, render
-    from llamacpp_instr.model_file import load_model_file
+    from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
+    from converters.report.render import form_of, render
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output, open_output
 
     check_output(output, force)
@@ -54,7 +54,7 @@ def inspect(model: str, tensors: bool, flag: str | None, output: str, force: boo
 
 
 def _charts(model: ModelFile) -> list[Chart]:
-    from converters.layer_chart import chart_bits_by_layer
-    from converters.stored import stored_in_file
+    from converters.analyses.layer_chart import chart_bits_by_layer
+    from converters.analyses.stored_weights import stored_in_file
 
     return [chart_bits_by_layer(stored_in_file(model).tensors)] if model.weights else []

@@ -12,12 +12,12 @@ import click
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
-    from converters.charts import Chart
-    from converters.report import Report
-    from llamacpp_instr.divergence import Outputs
-    from llamacpp_instr.logits import OutputOptions
-    from llamacpp_instr.model_file import ModelFile
-    from llamacpp_instr.weight_error import WeightError
+    from converters.report.charts import Chart
+    from converters.report.report import Report
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.quality.divergence import Outputs
+    from llamacpp_instr.quality.logits import OutputOptions
+    from llamacpp_instr.weights.error import WeightError
 
 
 @click.command(
@@ -80,13 +80,13 @@ def quality(
     All models run side by side, so no logits are stored; on the same text the figures are those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
-    from converters.error_charts import draw_errors
-    from converters.quality import compute_quality, draw_divergence, short_names
-    from converters.render import form_of, render
-    from llamacpp_instr.logits import DEFAULT_SEED, OutputOptions, check_comparison
-    from llamacpp_instr.model_file import load_model_file
+    from converters.analyses.error_charts import draw_errors
+    from converters.analyses.quality import compute_quality, draw_divergence, short_names
+    from converters.report.render import form_of, render
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output, open_output
-    from llamacpp_instr.weight_error import Sums
+    from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_comparison
+    from llamacpp_instr.weights.error import Sums
 
     form = form_of(flag, output)
     given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
@@ -127,7 +127,7 @@ def _check_effect(given: Mapping[str, object], only: str | None) -> None:
 
 def _check_library() -> None:
     """Raise `NativeError` before the weights are read, not after."""
-    from llamacpp_instr.native import import_llama_cpp
+    from llamacpp_instr.llama.native import import_llama_cpp
 
     try:
         import_llama_cpp()
@@ -138,7 +138,7 @@ def _check_library() -> None:
 def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[list[WeightError]]:
     """The errors of each candidate's weights."""
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights import compute_weight_errors
+    from llamacpp_instr.weights.compare import compute_weight_errors
 
     errors = []
     for file in files[1:]:
@@ -150,8 +150,8 @@ def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[li
 def _compare_outputs(
     files: Sequence[ModelFile], text_file: str | None, options: OutputOptions
 ) -> Outputs:
-    from llamacpp_instr.logits import compare_outputs
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.quality.logits import compare_outputs
 
     text = None if text_file is None else _read_text(text_file)
     with progress_bar("Comparing outputs") as on_progress:
@@ -161,7 +161,7 @@ def _compare_outputs(
 def _weight_reports(
     names: Sequence[str], errors: Sequence[Sequence[WeightError]], every_tensor: bool
 ) -> list[Report]:
-    from converters.weight_errors import weight_error_reports
+    from converters.analyses.weight_errors import weight_error_reports
 
     reports: list[Report] = []
     for name, its in zip(names[1:], errors, strict=False):  # none where only outputs are compared

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from llamacpp_instr.ggml_types import GgmlType
+    from llamacpp_instr.model.types import GgmlType
 
 
 @click.command(
@@ -70,12 +70,12 @@ def quantize(
     MODEL is a GGUF file, best in F16, BF16 or F32; of a split model the first part; or `demo`.
     A table tells each file's size, and which tensors could not have the type meant for them.
     """
-    from converters.quantization import quantization_json, quantization_reports
-    from converters.report import render_text
-    from llamacpp_instr.model_file import load_model_file
+    from converters.analyses.quantization import quantization_json, quantization_reports
+    from converters.report.report import render_text
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.quantization import QuantizeOptions, parse_tensor_type, quantized_paths
-    from llamacpp_instr.quantize import Quantizer
+    from llamacpp_instr.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
+    from llamacpp_instr.quantize.runner import Quantizer
     from llamacpp_instr.terminal import render_json
 
     options = QuantizeOptions(
@@ -104,7 +104,7 @@ def quantize(
 
 def _override(text: str) -> tuple[str, GgmlType]:
     from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.quantization import parse_tensor_type
+    from llamacpp_instr.quantize.plan import parse_tensor_type
 
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:

@@ -11,12 +11,12 @@ from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
-    from converters.compression.held import Held
-    from converters.render import Form
-    from converters.report import Report
-    from converters.stored import StoredModel
-    from llamacpp_instr.engine import ContextOptions
-    from llamacpp_instr.model_file import ModelFile
+    from converters.analyses.memory.report_of_context import Held
+    from converters.analyses.stored_weights import StoredModel
+    from converters.report.render import Form
+    from converters.report.report import Report
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.model.file import ModelFile
 
     Shown = list[tuple[StoredModel, list[Report]]]
 
@@ -69,8 +69,8 @@ def report(
     MODEL is a GGUF file, of a split model its first part, or demo for the demo model. LOG is a
     file, plain or compressed, or - for standard input.
     """
-    from converters.render import form_of
-    from llamacpp_instr.engine import ContextOptions
+    from converters.report.render import form_of
+    from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.output import begins_as_model, check_not_input, check_output, open_output
 
     check_output(output, force)
@@ -92,9 +92,9 @@ def report(
 
 
 def _rendered(shown: Shown, form: Form, short: bool) -> str:
-    from converters.compression import joined_tensors, shortened
-    from converters.layer_chart import chart_bits_by_layer
-    from converters.render import render
+    from converters.analyses.layer_chart import chart_bits_by_layer
+    from converters.analyses.memory import joined_tensors, shortened
+    from converters.report.render import render
 
     models = [reports for _, reports in shown]
     table = joined_tensors(models)
@@ -106,12 +106,12 @@ def _rendered(shown: Shown, form: Form, short: bool) -> str:
 
 
 def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredModel, list[Report]]:
-    from converters.compression import compression_reports
-    from converters.compression.held import Held
-    from converters.stored import stored_in_file
-    from llamacpp_instr.memory_dry_run import LoadError
-    from llamacpp_instr.memory_plan import plan_memory
-    from llamacpp_instr.model_file import load_model_file
+    from converters.analyses.memory import compression_reports
+    from converters.analyses.memory.report_of_context import Held
+    from converters.analyses.stored_weights import stored_in_file
+    from llamacpp_instr.memory.dry_run import LoadError
+    from llamacpp_instr.memory.plan import plan_memory
+    from llamacpp_instr.model.file import load_model_file
 
     options.check()
     model = load_model_file(name)
@@ -124,11 +124,11 @@ def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredMod
 
 
 def _of_log(log: str) -> Shown:
-    from converters.compression import compression_reports
-    from converters.compression.recorded import recorded_memory
-    from converters.stored import recorded_file, stored_in_log
+    from converters.analyses.memory import compression_reports
+    from converters.analyses.memory.recorded import recorded_memory
+    from converters.analyses.stored_weights import recorded_file, stored_in_log
+    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.session import load_session
 
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
@@ -150,7 +150,7 @@ def _of_log(log: str) -> Shown:
 
 def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
     """With the prediction for the settings of what was measured, or why there is none."""
-    from llamacpp_instr.memory_plan import plan_memory_again
+    from llamacpp_instr.memory.plan import plan_memory_again
 
     if file is None or held.measured is None:
         return replace(held, notes=[*held.notes, why_not])

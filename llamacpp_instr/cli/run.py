@@ -129,11 +129,11 @@ def run(
     comes; everything else, a summary at the end included, to standard error. On a terminal
     control characters of the text are written out, as \x1b; a pipe or a file gets them.
     """
-    from llamacpp_instr.engine import ContextOptions
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
-    from llamacpp_instr.run import RunOptions
-    from llamacpp_instr.run import run as run_model
-    from llamacpp_instr.sampling import Sampling
+    from llamacpp_instr.run.session import RunOptions
+    from llamacpp_instr.run.session import run as run_model
     from llamacpp_instr.terminal import notice
 
     inputs = [model, prompt_file, "-" if "-" in prompts else None]
@@ -169,8 +169,8 @@ def run(
 
 
 def _write_trace(log: Path, trace: str, force: bool) -> None:
-    from converters.perfetto import Options, write_perfetto
-    from llamacpp_instr.log import read_events
+    from converters.exports.perfetto import Options, write_perfetto
+    from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import open_output
 
     with open_output(trace, force) as file:
@@ -178,9 +178,9 @@ def _write_trace(log: Path, trace: str, force: bool) -> None:
 
 
 def _print_summary(log: Path) -> None:
-    from converters.report import render_text
-    from converters.summary import compute_summary
-    from llamacpp_instr.session import load_session
+    from converters.analyses.summary import compute_summary
+    from converters.report.report import render_text
+    from llamacpp_instr.log.session import load_session
 
     click.echo(render_text(compute_summary(load_session(log))), err=True)
 

@@ -49,11 +49,11 @@ def stats(
     At the level verbose also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input.
     """
-    from converters.render import form_of, render
-    from converters.stats import compute_stats
+    from converters.analyses.stats import compute_stats
+    from converters.report.render import form_of, render
+    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.session import load_session
 
     check_output(output, force)
     check_not_input(output, log)

@@ -18,10 +18,10 @@ def summary(log: str, as_json: bool) -> None:
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
-    from converters.report import render_text
-    from converters.summary import compute_summary
+    from converters.analyses.summary import compute_summary
+    from converters.report.report import render_text
+    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.session import load_session
     from llamacpp_instr.terminal import render_json
 
     with progress_bar(f"Reading {log}") as on_progress:

@@ -23,9 +23,9 @@ def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. DIR appears when all
     its files are whole.
     """
-    from converters.files import check_pyarrow, write_csv, write_parquet
-    from converters.table import NAMES, stream_tables
-    from llamacpp_instr.log import LogEnd
+    from converters.exports.table_files import check_pyarrow, write_csv, write_parquet
+    from converters.exports.tables import NAMES, stream_tables
+    from llamacpp_instr.log.reader import LogEnd
     from llamacpp_instr.output import check_not_input, open_output_directory
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice

@@ -58,10 +58,10 @@ def to_perfetto(
     It shows the steps with their tokens, layers with blocks and ops in them, threads, the sampler
     and counters. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
-    from converters.chrome import write_chrome
-    from converters.perfetto import Options, write_perfetto
-    from converters.timeline import Selection
-    from llamacpp_instr.log import read_events
+    from converters.exports.chrome import write_chrome
+    from converters.exports.perfetto import Options, write_perfetto
+    from llamacpp_instr.graph.timeline import Selection
+    from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice, print_line

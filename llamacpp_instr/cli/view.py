@@ -43,9 +43,9 @@ def view(path: Path, port: int, no_browser: bool) -> None:
 
 def _convert(log: Path, trace: Path) -> tuple[int, int] | None:
     """Write a log as a trace; the time to look at first."""
-    from converters.first_look import first_look
-    from converters.perfetto import Options, write_perfetto
-    from llamacpp_instr.log import read_events
+    from converters.exports.first_look import first_look
+    from converters.exports.perfetto import Options, write_perfetto
+    from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import open_output
     from llamacpp_instr.progress import progress_bar
 

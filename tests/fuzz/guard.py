@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
-from converters.render import render_csv, render_html, render_markdown
-from converters.report import Cell, Column, Report, render_text
+from converters.report.render import render_csv, render_html, render_markdown
+from converters.report.report import Cell, Column, Report, render_text
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.terminal import printable
 

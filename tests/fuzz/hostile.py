@@ -16,7 +16,7 @@ from random import Random
 import msgspec
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.log_file import MAX_EXPANSION
+from llamacpp_instr.log.source import MAX_EXPANSION
 from tests.made_log import encode, make_log
 
 READ_TO_THE_END = 3 << 20

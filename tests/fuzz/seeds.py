@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.ggml_types import TYPES
+from llamacpp_instr.model.types import TYPES
 from tests.made_log import encode, make_log
 from tests.tiny_models import write_vocabulary
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from llamacpp_instr import __version__, upstream
+from llamacpp_instr import __version__
+from llamacpp_instr.build import upstream
 from tests import trace_processor
 from tests.image.container import Image
 from tests.ui_kit import look, need_ui

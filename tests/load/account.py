@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamacpp_instr import schema
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 
 END_OF_TEXT = 2
 """the demo model's token; no part of an answer and of `completion_tokens`"""

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from llamacpp_instr.upstream import patches_dir, read_upstream
+from llamacpp_instr.build.upstream import patches_dir, read_upstream
 from tests.commands_kit import Line, one_line
 from tests.native_kit import DEMO, ROOT
 from tests.newcomer.newcomer import Newcomer, newcomer

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from converters.blocks import block_reports, elements_report, histogram_report, tensor_reports
-from llamacpp_instr.block_stats import compute_block_stats
-from llamacpp_instr.blocks import check_openable, find_reference, find_weight, load_block
+from converters.analyses.blocks import (
+    block_reports,
+    elements_report,
+    histogram_report,
+    tensor_reports,
+)
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.weights.blocks import check_openable, find_reference, find_weight, load_block
+from llamacpp_instr.weights.statistics import compute_block_stats
 from tests.fuzz.guard import check_message, check_reports
 
 KIND = "gguf"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.flat import Selection, expand_lines, select_lines
+from converters.exports.flat import Selection, expand_lines, select_lines
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 from tests.fuzz.guard import check_message, check_terminal
 
 KIND = "log"

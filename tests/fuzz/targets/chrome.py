@@ -6,9 +6,9 @@ import io
 import json
 from pathlib import Path
 
-from converters.chrome import write_chrome
+from converters.exports.chrome import write_chrome
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 from tests.fuzz.guard import check_message
 
 KIND = "log"

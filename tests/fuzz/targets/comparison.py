@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from converters.compare import compute_comparison
-from converters.compare.candidate import (
+from converters.analyses.compare import compute_comparison
+from converters.analyses.compare.candidate import (
     Candidate,
     recorded_memory,
     recorded_model,
     short_names,
 )
-from converters.stored import stored_in_log
-from llamacpp_instr.session import Session, load_session
+from converters.analyses.stored_weights import stored_in_log
+from llamacpp_instr.log.session import Session, load_session
 from tests.fuzz.guard import check_reports
 
 KIND = "log"

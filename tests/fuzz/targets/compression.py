@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from converters.compression import compression_reports, joined_tensors, shortened
-from converters.compression.recorded import recorded_memory
-from converters.stored import recorded_file, stored_in_log
+from converters.analyses.memory import compression_reports, joined_tensors, shortened
+from converters.analyses.memory.recorded import recorded_memory
+from converters.analyses.stored_weights import recorded_file, stored_in_log
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.session import load_session
 from tests.fuzz.guard import check_reports
 
 KIND = "log"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from converters.diff import VIEWS, compute_diff
+from converters.analyses.diff import VIEWS, compute_diff
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.session import Session, load_session
+from llamacpp_instr.log.session import Session, load_session
 from tests.fuzz.guard import check_message, check_reports
 
 KIND = "log"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.gguf_header import read_array, read_header, read_items
-from llamacpp_instr.model_file import load_model_file
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.header import read_array, read_header, read_items
 from tests.fuzz.guard import check_message
 
 KIND = "gguf"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamacpp_instr.imatrix import load_imatrix
+from llamacpp_instr.model.imatrix import load_imatrix
 
 KIND = "imatrix"
 

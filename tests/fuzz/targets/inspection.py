@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from converters.inspect import compute_inspection, compute_tensors
-from llamacpp_instr.model_file import load_model_file
+from converters.analyses.inspect import compute_inspection, compute_tensors
+from llamacpp_instr.model.file import load_model_file
 from tests.fuzz.guard import check_reports
 
 KIND = "gguf"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamacpp_instr.check import check_log
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.log import read_events
-from llamacpp_instr.session import load_parts, load_session
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import load_parts, load_session
 from llamacpp_instr.terminal import printable
 from tests.fuzz.guard import check_message, check_terminal
 

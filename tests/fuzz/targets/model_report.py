@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from converters.compare import compute_comparison
-from converters.compare.candidate import Candidate
-from converters.compression import compression_reports
-from converters.compression.held import Held
-from converters.stored import stored_in_file
-from llamacpp_instr.model_file import ModelFile, load_model_file
+from converters.analyses.compare import compute_comparison
+from converters.analyses.compare.candidate import Candidate
+from converters.analyses.memory import compression_reports
+from converters.analyses.memory.report_of_context import Held
+from converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.fuzz.guard import check_reports
 
 KIND = "gguf"

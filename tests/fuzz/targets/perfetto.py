@@ -7,10 +7,10 @@ from pathlib import Path
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.first_look import first_look
-from converters.perfetto import Options, write_perfetto
+from converters.exports.first_look import first_look
+from converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.log import read_events
+from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.view import is_trace
 from tests.fuzz.guard import check_message
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from converters.stats import By, compute_stats
-from converters.summary import compute_summary
+from converters.analyses.stats import By, compute_stats
+from converters.analyses.summary import compute_summary
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.session import load_session
+from llamacpp_instr.log.session import load_session
 from tests.fuzz.guard import check_message, check_reports
 
 KIND = "log"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from converters.files import write_csv, write_parquet
-from converters.table import stream_tables
+from converters.exports.table_files import write_csv, write_parquet
+from converters.exports.tables import stream_tables
 
 KIND = "log"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from converters.weight_errors import weight_error_reports
+from converters.analyses.weight_errors import weight_error_reports
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.model_file import ModelFile, load_model_file
-from llamacpp_instr.weights import compute_weight_errors
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.fuzz.guard import check_message, check_reports
 
 KIND = "gguf"

@@ -1,0 +1,1 @@
+"""Reports about sessions and models, one module or folder for each question."""

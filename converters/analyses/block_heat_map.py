@@ -1,0 +1,130 @@
+"""A picture of a quantized tensor: rows by blocks, coloured by scale or by error.
+
+Invariant: the same tensor gives the same bytes, whatever settings of matplotlib a user has, and
+nothing in a tensor's name is taken for mathematics.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import PurePath
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from converters.report.charts import import_matplotlib
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.terminal import printable
+from llamacpp_instr.weights.statistics import BlockStats, Grid
+
+FORMS = ("png", "svg")
+INSTALL = 'pip install "llamacpp-instr[report]"'
+LONGEST_NAME = 60
+
+
+def check_heat_map(path: str) -> None:
+    """Raises `UsageError` when no picture can be written under that name."""
+    if _form(path) not in FORMS:
+        raise UsageError(f"{path}: name a picture that ends in .png or .svg")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"a heat map needs matplotlib; run: {INSTALL}")
+
+
+def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
+    """Draws the errors of a tensor's sub-blocks, or without a reference their scales.
+
+    `path` says by its ending whether as PNG or as SVG. Rows are those of the tensor, blocks lie
+    from left to right; where there are too many, a cell is the largest error or the mean scale.
+    """
+    matplotlib = import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings = {
+        **matplotlib.rcParamsDefault,
+        "svg.hashsalt": "llamacpp-instr",
+        "svg.fonttype": "none",
+    }
+    settings.pop("backend", None)
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # a letter that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        _draw(figure, stats)
+        form = _form(path)
+        metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+        figure.savefig(file, format=form, metadata=metadata)
+
+
+def _draw(figure: Any, stats: BlockStats) -> None:
+    weight = stats.weight
+    blocks_per_row = weight.ne[0] // weight.type.block
+    if stats.error_grid is not None:
+        grid, what, joined = stats.error_grid, "RMSE", "largest"
+        unit = "RMSE of a sub-block (units of the weights)"
+    else:
+        grid, what, joined = stats.scale_grid, "scale", "mean"
+        unit = "|d x scale| of a sub-block (units of the weights)"
+    n_sub = grid.sub_blocks_per_row // blocks_per_row
+    if n_sub == 1:
+        unit = unit.replace("d x scale", "d").replace("sub-block", "block")
+    if stats.d is None:
+        unit = unit.replace("d x scale", "scale")
+    axes = figure.subplots()
+    rows, columns = grid.cells.shape
+    image = axes.imshow(
+        np.ma.masked_invalid(grid.cells),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=_colours(),
+        # a row's and a block's number stand at its middle; the last cell may be filled in part
+        extent=(
+            -0.5,
+            columns * grid.sub_blocks_per_cell / n_sub - 0.5,
+            rows * grid.rows_per_cell - 0.5,
+            -0.5,
+        ),
+    )
+    axes.set_xlim(-0.5, blocks_per_row - 0.5)
+    axes.set_ylim(grid.n_rows - 0.5, -0.5)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    name = printable(weight.name)
+    if len(name) > LONGEST_NAME:
+        name = name[: LONGEST_NAME - 1] + "…"
+    shape = " x ".join(map(str, weight.ne))
+    title = f"{name}\n{weight.type}, {shape}: {what} by row and block"
+    axes.set_title(title, parse_math=False)
+    block = f"block ({weight.type.block} elements"
+    axes.set_xlabel(block + (f" in {n_sub} sub-blocks)" if n_sub > 1 else ")"))
+    n_rows = weight.ne[1] if len(weight.ne) > 1 else 1
+    axes.set_ylabel("row" if weight.n_rows == n_rows else f"row ({n_rows} of each matrix)")
+    figure.colorbar(image, ax=axes, label=unit)
+    notes = _notes(grid, joined, n_sub)
+    if notes:
+        figure.supxlabel(notes, fontsize="small")
+
+
+def _notes(grid: Grid, joined: str, n_sub: int) -> str:
+    notes = []
+    if grid.rows_per_cell > 1 or grid.sub_blocks_per_cell > 1:
+        subs = "sub-blocks" if n_sub > 1 else "blocks"
+        notes.append(
+            f"each cell is the {joined} of {grid.rows_per_cell} x {grid.sub_blocks_per_cell} "
+            f"(rows x {subs})"
+        )
+    if not np.isfinite(grid.cells).all():
+        notes.append("red: not finite")
+    return "; ".join(notes)
+
+
+def _colours() -> Any:
+    import matplotlib
+
+    return matplotlib.colormaps["viridis"].with_extremes(bad="red")
+
+
+def _form(path: str) -> str:
+    return PurePath(path).suffix.lower().removeprefix(".")

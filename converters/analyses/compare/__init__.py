@@ -1,0 +1,233 @@
+"""Models side by side: memory, types, error and measured speed, by tensor, role, layer and model.
+
+Invariant: every row names the same weights on all sides; a speed is called faster or slower only
+where the noise seen in the logs would hardly have given it. Every other model is held against the
+first; errors are those against one reference, which is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
+from converters.analyses.compare.rows import (
+    Pair,
+    Row,
+    arrow,
+    faster_or_slower,
+    more_or_fewer,
+    sqnr_words,
+)
+from converters.analyses.settings import MODEL_FACTS, differing_facts
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.log.steps import PHASES
+from llamacpp_instr.memory.breakdown import Kind
+
+KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}
+
+SHOWN_TENSORS = 20
+"""rows of a terminal's table of tensors"""
+
+
+def compute_comparison(
+    candidates: Sequence[Candidate], reference: str | None = None, every_tensor: bool = True
+) -> list[Report]:
+    """The tables of two or more candidates; `reference` names the model that errors are against.
+
+    With `every_tensor` the rows are numbers, one column each, of every tensor; without it they
+    are words for people, and of the tensors only those that matter most. Raises UsageError when
+    two are not forms of one model.
+    """
+    assert len(candidates) > 1
+    pairs = [Pair(candidates[0], other) for other in candidates[1:]]
+    for pair in pairs:
+        pair.check()
+    models = _models(candidates)
+    answers = [f"{answer(pair)}." for pair in pairs]
+    if len(pairs) == 1:
+        models.title = answers[0]
+    else:
+        models.title = f"{len(pairs)} models against {candidates[0].name}"
+        models.notes += answers
+    if reference is not None:
+        models.notes.append(f"SQNR is against {reference}.")
+    reports = [models, *_settings(pairs), _by_layer(candidates)]
+    for pair in pairs:
+        title = f"{pair.b.name} against {pair.a.name}"
+        roles, tensors = pair.by(lambda weight: weight.role), pair.tensors()
+        if every_tensor:
+            layers = [row for row in pair.by(lambda weight: weight.layer) if row.layer >= 0]
+            reports.append(_numbers(f"{title}, by role", "role", roles))
+            reports.append(_numbers(f"{title}, by layer", "layer", layers))
+            reports.append(_numbers(f"{title}, by tensor", "tensor", tensors))
+        else:
+            reports.append(_in_words(f"{title}, by role", "role", roles))
+            reports.append(_largest(title, tensors))
+        reports[-1].notes += list(_missing(pair))
+    return reports
+
+
+def answer(pair: Pair) -> str:
+    """One line of a pair: what a reader came for."""
+    row = pair.whole()
+    said = [more_or_fewer(row.change), *_step_words(pair)]
+    if (error := sqnr_words(row)) is not None:
+        said.append(f"SQNR {error} dB")
+    return f"{pair.b.name} against {pair.a.name}: {', '.join(said)}"
+
+
+def _step_words(pair: Pair) -> Iterator[str]:
+    for phase in pair.phases:
+        yield f"{phase} {faster_or_slower(pair.step_ratio(phase))}"
+
+
+def _models(candidates: Sequence[Candidate]) -> Report:
+    first = candidates[0]
+    columns = [
+        Column("model"),
+        Column("kind"),
+        Column("file", "bytes"),
+        Column("weights", "bytes"),
+        Column("bits/weight", "bits"),
+        Column("of the first", "fraction"),
+        Column("SQNR", "decibel"),
+        *(Column(f"{name} in memory", "bytes") for name in KINDS.values()),
+        *(Column(f"{phase} tokens/s", "per_second") for phase in PHASES),
+    ]
+    rows: list[list[Cell]] = []
+    for of in candidates:
+        rows.append(
+            [
+                of.name,
+                of.model.description,
+                of.model.file_size,
+                of.model.n_bytes,
+                bits_per_weight(of.model.tensors),
+                of.model.n_bytes / first.model.n_bytes if first.model.n_bytes else None,
+                of.sqnr_db(of.errors),
+                *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
+                *(of.tokens_per_second(phase) for phase in PHASES),
+            ]
+        )
+    return Report("", columns, rows)
+
+
+def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
+    """What else than the model was not the same when the logs were recorded."""
+    for pair in pairs:
+        if not pair.a.sessions or not pair.b.sessions:
+            continue
+        facts = differing_facts(pair.a.sessions[0], pair.b.sessions[0], list(pair.phases))
+        rows: list[list[Cell]] = [list(row) for row in facts if row[0] not in MODEL_FACTS]
+        if rows:
+            columns = [Column("not the same"), Column(pair.a.name), Column(pair.b.name)]
+            note = "Times are compared all the same: what differs may be the reason."
+            yield Report("Recorded differently", columns, rows, [note])
+
+
+def _by_layer(candidates: Sequence[Candidate]) -> Report:
+    layers = sorted({layer for of in candidates for layer in of.model.by_layer})
+    rows: list[list[Cell]] = []
+    for layer in layers:
+        row: list[Cell] = [layer]
+        for of in candidates:
+            weights = of.model.by_layer.get(layer, [])
+            row += [bits_per_weight(weights), types_of(weights)]
+        rows.append(row)
+    columns = [Column("layer", "layer")]
+    for of in candidates:
+        columns += [Column(f"{of.name}, bits/weight", "bits"), Column(f"{of.name}, types")]
+    return Report("Bits per weight and types by layer", columns, rows)
+
+
+def _numbers(title: str, what: Literal["role", "layer", "tensor"], rows: Sequence[Row]) -> Report:
+    phases = [phase for phase in PHASES if any(phase in row.times for row in rows)]
+    columns = [Column(what, "layer" if what == "layer" else "text")]
+    for name in "AB":
+        columns += [Column(f"{name} types"), Column(f"{name} bytes", "bytes")]
+    columns.append(Column("change of bytes", "fraction"))
+    for phase in phases:
+        columns += [Column(f"{phase} {side}", "ns") for side in "AB"]
+        columns += [Column(f"{phase} {name}", "ratio") for name in ("B / A", "from", "to")]
+        columns += [Column(f"{phase} bytes/s {side}", "bytes_per_second") for side in "AB"]
+        columns += [Column(f"{phase} FLOP/s {side}", "flop_per_second") for side in "AB"]
+    columns += [Column(f"{side} SQNR", "decibel") for side in "AB"]
+    cells: list[list[Cell]] = []
+    for row in rows:
+        cell: list[Cell] = [row.layer if what == "layer" else row.name]
+        for side in (row.a, row.b):
+            cell += [side.types, side.n_bytes]
+        cell.append(row.change)
+        for phase in phases:
+            cell += _timed(row, phase)
+        cells.append([*cell, row.a.sqnr_db, row.b.sqnr_db])
+    return Report(title, columns, cells)
+
+
+def _timed(row: Row, phase: str) -> list[Cell]:
+    times = row.times.get(phase)
+    if times is None:
+        return [None] * 9
+    ratio, (a, b) = times.ratio, times.rates
+    return [
+        *(ratio.a, ratio.b, ratio.value, ratio.low, ratio.high),
+        *(a.bytes, b.bytes, a.flops, b.flops),
+    ]
+
+
+def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
+    """Rows as people say them, with the times of the phase that matters most."""
+    phase = _told_phase(rows)
+    columns = [
+        Column(what),
+        Column("type"),
+        Column("bytes"),
+        Column(phase or ""),
+        Column("SQNR, dB"),
+    ]
+    cells: list[list[Cell]] = []
+    for row in rows:
+        times = row.times.get(phase) if phase else None
+        cells.append(
+            [
+                row.name,
+                arrow(row.a.types, row.b.types),
+                more_or_fewer(row.change).removesuffix(" bytes"),
+                faster_or_slower(times.ratio) if times else None,
+                sqnr_words(row),
+            ]
+        )
+    return Report(title, columns, cells)
+
+
+def _told_phase(rows: Sequence[Row]) -> str | None:
+    """The phase whose times people are told: most of a session is decode."""
+    there = {phase for row in rows for phase in row.times}
+    return next((phase for phase in ("decode", "prefill", "encode") if phase in there), None)
+
+
+def _largest(title: str, tensors: Sequence[Row]) -> Report:
+    """The tensors that matter most: by what their ops take, or by their bytes."""
+    phase = _told_phase(tensors)
+
+    def matters(row: Row) -> float:
+        if phase is None:
+            return row.a.n_bytes
+        return row.times[phase].ratio.a if phase in row.times else 0.0
+
+    largest = sorted(tensors, key=matters, reverse=True)[:SHOWN_TENSORS]
+    report = _in_words(f"{title}, by tensor", "tensor", largest)
+    if len(tensors) > len(largest):
+        what = f"take longest in {phase}" if phase else "are largest"
+        report.notes.append(
+            f"{len(largest)} of {len(tensors)} rows, those that {what}: -o FILE.html has all."
+        )
+    return report
+
+
+def _missing(pair: Pair) -> Iterator[str]:
+    for name, only in pair.only:
+        if only:
+            more = f" and {len(only) - 3} more" if len(only) > 3 else ""
+            yield f"Only in {name}: {', '.join(only[:3])}{more}."

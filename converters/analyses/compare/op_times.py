@@ -1,0 +1,149 @@
+"""What the ops that read a weight took and reached, in two sessions: medians, rates, noise.
+
+Invariant: a use is a weight and the op that reads it, so a matrix that is both looked up and
+multiplied (tied embeddings) is two uses, and only the same use is compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.analyses.noise import Ratio, compare, compute_medians, join_blocks
+from converters.analyses.step_times import StepTimes
+from llamacpp_instr.graph.kernels import weight_use
+
+Float64 = NDArray[np.float64]
+
+
+class Use(NamedTuple):
+    """A weight and an op that reads it."""
+
+    weight: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one side reached: medians over its steps of work by time, in units per second."""
+
+    bytes: float | None
+    flops: float | None
+
+
+@dataclass(frozen=True)
+class UseTimes:
+    """Median times of a step in ns, their ratio with its noise, and the rates of both sides."""
+
+    ratio: Ratio
+    rates: tuple[Rates, Rates]
+
+
+def compute_use_times(
+    a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]]
+) -> list[UseTimes | None]:
+    """Of each group of uses, added up; None for a group that one of the sides does not have. The
+    intervals hold together, as a family."""
+    sides = (a, b)
+    measured = [[side.group(group) for group in groups] for side in sides]
+    present = [
+        i for i in range(len(groups)) if all(of[i] is not None for of in measured) and groups[i]
+    ]
+    found: list[UseTimes | None] = [None] * len(groups)
+    medians = []
+    for side, of in zip(sides, measured, strict=True):
+        rows = [sums for i in present if (sums := of[i]) is not None]
+        if not rows:
+            return found
+        medians.append(
+            compute_medians(
+                np.array([row.time for row in rows]),
+                side.blocks,
+                [len(groups[i]) for i in present],
+            )
+        )
+    for at, i in enumerate(present):
+        rates = [sums.rates() for of in measured if (sums := of[i]) is not None]
+        ratio = compare(medians[0][at], medians[1][at], len(present))
+        found[i] = UseTimes(ratio, (rates[0], rates[1]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """ns and work of some uses, by step."""
+
+    time: Float64
+    bytes: Float64
+    flops: Float64
+
+    def rates(self) -> Rates:
+        ran = self.time > 0  # NaN is not
+        if not ran.any():
+            return Rates(None, None)
+        n_bytes, flops = (
+            float(np.median(work[ran] / self.time[ran])) * 1e9 for work in (self.bytes, self.flops)
+        )
+        return Rates(n_bytes or None, flops or None)
+
+
+class PhaseUses:
+    """The steps of one phase in some sessions of one model, by use."""
+
+    def __init__(self, sessions: Sequence[StepTimes], phase: str) -> None:
+        found = dict.fromkeys(use for times in sessions for use in _uses(times))
+        self.row = {use: i for i, use in enumerate(found)}
+        """in the order in which they run"""
+        self.blocks = join_blocks([times.runs(phase) for times in sessions])
+        columns = [self._of_session(times, phase) for times in sessions]
+        self.time, self.bytes, self.flops = (
+            np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True)
+        )
+
+    def _of_session(self, times: StepTimes, phase: str) -> tuple[Float64, Float64, Float64]:
+        """ns, bytes and floating point operations, uses x steps."""
+        n = len(self.row) + 1  # the last row takes the kernels that read no weight
+        unit: dict[int, NDArray[np.int64]] = {}
+        n_bytes: dict[int, Float64] = {}
+        flops: dict[int, Float64] = {}
+        for plan in times.plans:
+            rows = [self.row[use] if use else n - 1 for use in _plan_uses(times, plan)]
+            unit[plan] = np.array(rows, np.int64)
+            kernels = times.session.kernels(plan)
+            for work, of in ((n_bytes, kernels.bytes), (flops, kernels.flops)):
+                work[plan] = np.bincount(unit[plan], of, n).astype(np.float64)
+        chosen = times.steps["label"] == phase
+        return (
+            times.by_unit(unit, n)[:, chosen],
+            times.work_by_unit(n_bytes, n)[:, chosen],
+            times.work_by_unit(flops, n)[:, chosen],
+        )
+
+    def group(self, uses: Sequence[Use]) -> _Sums | None:
+        """The sums of all of them; None when one of them is missing or ran in no step."""
+        if not all(use in self.row for use in uses):
+            return None
+        rows = [self.row[use] for use in uses]
+        time = self.time[rows].sum(axis=0)
+        if not rows or np.isnan(time).all():
+            return None
+        return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
+
+
+def _uses(times: StepTimes) -> list[Use]:
+    return [use for plan in times.plans for use in _plan_uses(times, plan) if use]
+
+
+def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:
+    """The use of every kernel of a plan, None for those that read no weight."""
+    of = times.session.plans[plan]
+    graph = times.session.graphs[of.graph]
+    counts = of.n or [1] * len(of.node)
+    found = (
+        weight_use(graph, range(first, first + n)) for first, n in zip(of.node, counts, strict=True)
+    )
+    return [Use(*use) if use else None for use in found]

@@ -1,0 +1,258 @@
+"""The differences of two sessions: what was not the same, then what was faster or slower.
+
+Invariant: no figure before what differs in how the sessions were made; nothing is called faster
+or slower unless the noise seen in the logs would hardly have given it; a session of itself has
+a ratio of exactly 1 everywhere. Figures are medians of the steps that count, in ns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.analyses.diff.align import Alignment, align
+from converters.analyses.noise import MIN_BLOCKS, Ratio, compare, compute_medians
+from converters.analyses.settings import compute_settings
+from converters.analyses.step_times import StepTimes
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import PHASES
+
+By = Literal["phase", "block", "layer", "op", "tensor"]
+VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
+DEFAULT_VIEWS: tuple[By, ...] = ("block", "op")
+NOTHING_SEEN = "no difference that the noise allows to see"
+
+Float64 = NDArray[np.float64]
+Samples = dict[Hashable, tuple[Float64, int]]
+"""a key of a row -> its ns in each step, NaN in steps that do not have it, and how many timed
+intervals these are the sum of"""
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What two sessions differ in; the first report's title is the answer."""
+
+    reports: list[Report]
+    steps: dict[str, Ratio]
+    """by phase, of whole steps as their caller saw them: what a threshold is held against"""
+
+    def slower_by(self, threshold: float) -> list[str]:
+        """The phases in which B's steps are slower than A's by more than `threshold` (0.05 is
+        5 %), beyond the noise: the interval's lower end is above 1 + threshold."""
+        return [
+            phase
+            for phase, ratio in self.steps.items()
+            if ratio.low is not None and ratio.low > 1 + threshold
+        ]
+
+
+def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None = None) -> Diff:
+    """The differences of B against A: steps by phase, and parts `by` one view (blocks and ops
+    unless given). Raises UsageError for a perturbed session, and when nothing can be compared."""
+    for session in (a, b):
+        if session.start.perturbed:
+            raise UsageError(
+                f"{session.path}: tensor values were read (--stats), so its times must not be"
+                " compared; record it without --stats"
+            )
+    sides = StepTimes(a), StepTimes(b)
+    phases = [p for p in PHASES if all(p in s.phases for s in sides) and phase in (None, p)]
+    if not phases:
+        what = f"{phase} steps" if phase else "steps of one phase"
+        raise UsageError(f"{a.path} and {b.path} do not both have {what} that count")
+    if by in ("op", "block", "tensor"):
+        for session in (a, b):
+            if not session.ops:
+                raise UsageError(
+                    f"{session.path}: no ops were recorded; --by {by} needs the level detailed"
+                )
+    has_ops = bool(a.ops and b.ops)
+    alignment = align(a, b) if has_ops else None
+    views: Sequence[By] = [by] if by else DEFAULT_VIEWS if has_ops else ["layer"]
+    steps, whole = _phase_report(sides, phases)
+    # a table of a phase of which nothing can be told is shown only when it is asked for
+    told = [p for p in phases if phase or steps[p].low is not None]
+    parts = [
+        _part_report(sides, alignment, view, p) for p in told for view in views if view != "phase"
+    ]
+    first = compute_settings(a, b, phases)
+    first.title = _answer(steps, parts)
+    first.notes += dict.fromkeys(note for side in sides for note in side.notes)
+    first.notes += dict.fromkeys(
+        f"{session.path} recorded {n} models; their steps and kernels are counted together."
+        for session in (a, b)
+        if (n := len(session.models)) > 1
+    )
+    reports = [first, whole, *(part for part in parts if part.rows or part.notes)]
+    if alignment is not None:
+        reports += _only_reports(alignment, sides)
+    return Diff(reports, steps)
+
+
+# --- reports ---
+
+
+def _columns(first: str, unit: Literal["text", "layer"] = "text") -> list[Column]:
+    return [
+        Column(first, unit),
+        Column("A", "ns"),
+        Column("B", "ns"),
+        Column("B / A", "ratio"),
+        Column("from", "ratio"),
+        Column("to", "ratio"),
+        Column("B is"),
+    ]
+
+
+def _row(label: Cell, ratio: Ratio) -> list[Cell]:
+    return [label, ratio.a, ratio.b, ratio.value, ratio.low, ratio.high, _word(ratio)]
+
+
+def _word(ratio: Ratio) -> str:
+    if ratio.low is None:
+        return "too few to tell"
+    if not ratio.differs:
+        return "within noise"
+    return "slower" if ratio.low > 1 else "faster"
+
+
+def _phase_report(
+    sides: tuple[StepTimes, StepTimes], phases: Sequence[str]
+) -> tuple[dict[str, Ratio], Report]:
+    ratios: dict[str, Ratio] = {}
+    notes = []
+    for phase in phases:
+        a, b = (
+            compute_medians(side.whole_steps(phase)[None], side.blocks(phase), [1])[0]
+            for side in sides
+        )
+        ratios[phase] = compare(a, b, len(phases))
+        counts = [int((side.steps["label"] == phase).sum()) for side in sides]
+        notes.append(
+            f"{phase}: {counts[0]:,} steps in {a.n_blocks} blocks of A,"
+            f" {counts[1]:,} in {b.n_blocks} of B."
+        )
+    if any(ratio.low is None for ratio in ratios.values()):
+        notes.append(
+            f"Fewer than {MIN_BLOCKS} blocks say nothing of the noise: record with --repeat 11."
+        )
+    notes.append("The time that the recorder itself took is left out of the steps here.")
+    notes.append(
+        '"from" and "to" are meant to hold for a whole table with 95 %: the noise within each'
+        " log, and 2 % assumed for what changes from one process to the next."
+    )
+    rows = [_row(phase, ratio) for phase, ratio in ratios.items()]
+    return ratios, Report("Steps, median time", _columns("Phase"), rows, notes)
+
+
+def _part_report(
+    sides: tuple[StepTimes, StepTimes], alignment: Alignment | None, by: By, phase: str
+) -> Report:
+    """One table: the rows that both sides have, in this phase."""
+    a, b = (_samples(side, i, alignment, by, phase) for i, side in enumerate(sides))
+    keys = [key for key in a if key in b]
+    table = f"{phase.capitalize()} by {by}, median of a step"
+    columns = _columns(by.capitalize(), "layer" if by == "layer" else "text")
+    if not keys:
+        return Report(table, columns, [])
+    medians = [
+        compute_medians(
+            np.array([of[key][0] for key in keys]), side.blocks(phase), [of[key][1] for key in keys]
+        )
+        for of, side in zip((a, b), sides, strict=True)
+    ]
+    ratios = {
+        key: compare(of_a, of_b, len(keys)) for key, of_a, of_b in zip(keys, *medians, strict=True)
+    }
+    if by in ("op", "tensor"):
+        keys.sort(key=lambda key: -max(ratios[key].a, ratios[key].b))
+    elif by == "layer":
+        keys.sort(key=lambda key: int(str(key)))
+    else:
+        keys.sort(key=lambda key: [*BLOCKS, key].index(key))
+    rows = [_row(_shown_key(key, by, alignment), ratios[key]) for key in keys]
+    missing = []
+    for name, of, other in (("A", a, b), ("B", b, a)):
+        lone = [str(_shown_key(key, by, alignment)) for key in of if key not in other]
+        if lone and by in ("block", "layer"):
+            missing.append(f"Only in {name}: {', '.join(lone)}.")
+    return Report(table, columns, rows, missing)
+
+
+def _samples(side: StepTimes, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
+    """The rows that a side has in a phase."""
+    selected = side.steps["label"] == phase
+    if by == "layer":
+        found = {key: (row, 1) for key, row in side.by_layer().items()}
+    else:
+        assert alignment is not None
+        units = alignment.units
+        by_unit = side.by_unit(alignment.of_kernel[i], len(units))
+        members: dict[Hashable, list[int]] = defaultdict(list)
+        for n, unit in enumerate(units):
+            if by == "block":
+                members[unit.block].append(n)
+            elif unit.is_in_both:
+                members[n if by == "tensor" else unit.label].append(n)
+        found = {
+            key: (_sum(by_unit[rows]), sum(len(units[n].labels[i]) for n in rows))
+            for key, rows in members.items()
+        }
+    chosen = {key: (row[selected], n) for key, (row, n) in found.items()}
+    return {key: (row, n) for key, (row, n) in chosen.items() if not np.isnan(row).all()}
+
+
+def _sum(rows: Float64) -> Float64:
+    return np.where(np.isnan(rows).all(axis=0), np.nan, np.nansum(rows, axis=0))
+
+
+def _shown_key(key: Hashable, by: By, alignment: Alignment | None) -> Cell:
+    if by == "layer":
+        return int(str(key))
+    if by == "tensor" and isinstance(key, int) and alignment is not None:
+        unit = alignment.units[key]
+        place = f"blk.{unit.layer}." if unit.layer >= 0 else ""
+        return f"{place}{unit.name or unit.block} {unit.label}"
+    return str(key)
+
+
+def _only_reports(alignment: Alignment, sides: tuple[StepTimes, StepTimes]) -> list[Report]:
+    """What one side runs and the other does not, with the number of such kernels in a graph."""
+    reports = []
+    for i, (name, side) in enumerate(zip("AB", sides, strict=True)):
+        found: dict[tuple[str, str, str], int] = defaultdict(int)
+        for unit in alignment.units:
+            if not unit.is_in_both and unit.labels[i]:
+                found[unit.label, unit.block, unit.name] += 1
+        rows: list[list[Cell]] = [[*key, count] for key, count in found.items()]
+        if rows:
+            columns = [Column("Op"), Column("block"), Column("tensor"), Column("times", "count")]
+            reports.append(Report(f"Only in {name}, {side.session.path}", columns, rows))
+    return reports
+
+
+def _answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
+    """One line: what a reader came for."""
+    said = {word: [p for p, ratio in steps.items() if _word(ratio) == word] for word in _WORDS}
+    clauses = [f"B is {word} in {' and '.join(said[word])}" for word in _WORDS[:2] if said[word]]
+    if said["within noise"]:
+        clauses.append(f"{NOTHING_SEEN} in {' and '.join(said['within noise'])}")
+    if said["too few to tell"]:
+        clauses.append(f"too few steps to tell in {' and '.join(said['too few to tell'])}")
+    answer = "; ".join(clauses)
+    if not said["slower"] and not said["faster"]:
+        seen = [row for part in parts for row in part.rows if row[-1] in ("slower", "faster")]
+        if seen:
+            answer += f"; {len(seen)} of the parts below differ{'s' * (len(seen) == 1)}"
+    return answer[0].upper() + answer[1:] + "."
+
+
+_WORDS = ("slower", "faster", "within noise", "too few to tell")

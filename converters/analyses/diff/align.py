@@ -1,0 +1,149 @@
+"""Which kernels of two sessions do the same work: pure, over graphs and plans.
+
+Invariant: every kernel belongs to exactly one unit. Two kernels, of one session or of both, are
+of one unit when they compute a node of the same role; so a unit that is fused on one side and
+computed in parts on the other is still one, and compares the sums.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.graph.kernels import Kernels
+from llamacpp_instr.graph.ops import Block, blocks_of
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.schema import Graph, Nodes, Plan
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node is in its model, whatever graph it stands in."""
+
+    layer: int
+    block: Block
+    op: str
+    name: str
+    """the weight's base name (`attn_q`), else the tensor's (`Qcur`); nothing for `node_21`"""
+    occurrence: int
+    """counts what is equal in all of the above, in the graph's order"""
+
+
+@dataclass
+class Unit:
+    """Work that is compared as one; labels are empty on a side that does not do it."""
+
+    layer: int
+    block: Block
+    name: str
+    labels: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    """the kernels that do it, of A and of B: [`RMS_NORM+MUL`] or [`RMS_NORM`, `MUL`]"""
+
+    @property
+    def label(self) -> str:
+        """`MUL_MAT f16`, or `MUL_MAT f16 → MUL_MAT q8_0` where the sides differ."""
+        a, b = (", ".join(labels) for labels in self.labels)
+        return a if a == b or not b else b if not a else f"{a} → {b}"
+
+    @property
+    def is_in_both(self) -> bool:
+        return bool(self.labels[0] and self.labels[1])
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """`of_kernel[side][plan]` is the unit of each kernel of a plan, as indices of `units`."""
+
+    units: list[Unit]
+    of_kernel: tuple[dict[int, Int64], dict[int, Int64]]
+
+
+def align(a: Session, b: Session) -> Alignment:
+    """The units of two sessions' kernels, in the order in which A, then B, first runs them."""
+    roles_of: tuple[dict[int, list[list[Role]]], ...] = ({}, {})
+    parent: dict[Role, Role] = {}
+    for side, session in enumerate((a, b)):
+        for plan in session.plans.values():
+            kernels = list(_kernel_roles(session.graphs[plan.graph], plan))
+            roles_of[side][plan.plan] = kernels
+            for roles in kernels:
+                for role in roles:
+                    _join(parent, roles[0], role)
+    units: list[Unit] = []
+    number: dict[Role, int] = {}
+    of_kernel: tuple[dict[int, Int64], dict[int, Int64]] = ({}, {})
+    for side, session in enumerate((a, b)):
+        labelled: set[int] = set()
+        for plan_number, kernels in roles_of[side].items():
+            column = np.zeros(len(kernels), np.int64)
+            for i, roles in enumerate(kernels):
+                root = _root(parent, roles[0])
+                if root not in number:
+                    number[root] = len(units)
+                    units.append(Unit(roles[-1].layer, roles[0].block, roles[-1].name))
+                column[i] = number[root]
+            _label(units, column, session.kernels(plan_number), side, labelled)
+            of_kernel[side][plan_number] = column
+    return Alignment(units, of_kernel)
+
+
+def _label(
+    units: list[Unit], column: Int64, kernels: Kernels, side: int, labelled: set[int]
+) -> None:
+    """A unit is named after the first plan that has it."""
+    for unit, label in zip(column.tolist(), kernels.label, strict=True):
+        if unit not in labelled:
+            units[unit].labels[side].append(label)
+    labelled.update(column.tolist())
+
+
+def _kernel_roles(graph: Graph, plan: Plan) -> Iterator[list[Role]]:
+    """The roles of the executed nodes of each kernel."""
+    nodes = graph.nodes
+    assert nodes is not None
+    roles = list(_node_roles(graph, nodes))
+    counts = plan.n or [1] * len(plan.node)
+    for first, count in zip(plan.node, counts, strict=True):
+        inside = range(first, first + count)
+        yield [roles[i] for i in inside if nodes.exec[i]] or [roles[first]]
+
+
+def _node_roles(graph: Graph, nodes: Nodes) -> Iterator[Role]:
+    blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
+    seen: Counter[tuple[int, Block, str, str]] = Counter()
+    for i, op in enumerate(nodes.op):
+        leafs = (graph.leafs[-1 - s].name for s in nodes.src[i] if s < 0)
+        key = (nodes.layer[i], blocks[i], op, _base_name(nodes.name[i], leafs))
+        yield Role(*key, seen[key])
+        seen[key] += 1
+
+
+def _base_name(node: str, leafs: Iterable[str]) -> str:
+    """`blk.3.attn_q.weight` -> `attn_q`, else `Qcur-3 (view)` -> `Qcur`."""
+    for leaf in leafs:
+        if leaf.endswith((".weight", ".bias")):
+            return re.sub(r"^.*?blk\.\d+\.|\.weight$", "", leaf)
+    plain = re.sub(r"-\d+$", "", node.split(" (", 1)[0])
+    plain = re.sub(r"^(cache_\w+)_l\d+$", r"\1", plain)
+    return "" if re.fullmatch(r"(node|leaf)_\d+", plain) else plain
+
+
+def _root(parent: dict[Role, Role], role: Role) -> Role:
+    passed = []
+    while (above := parent.setdefault(role, role)) != role:
+        passed.append(role)
+        role = above
+    # straight to the root the next time: a chain is gone up once
+    parent.update(dict.fromkeys(passed, role))
+    return role
+
+
+def _join(parent: dict[Role, Role], one: Role, other: Role) -> None:
+    parent[_root(parent, other)] = _root(parent, one)

@@ -1,0 +1,52 @@
+"""Charts of the error of weights: by layer, and of whole models against their size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from converters.report.charts import Chart, Point, lines_by_layer, scatter_size_error
+from converters.report.report import shown
+from llamacpp_instr.weights.error import Sums, WeightError
+
+MIB = 1 << 20
+
+
+def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
+    """By the name of a model the errors of its weights: their SQNR by layer, a line a model, and
+    the relative error of all of them, which is 10^(-SQNR/20), over their bytes. None of no
+    models."""
+    if not errors:
+        return []
+    layers = layers_of(error.layer for its in errors.values() for error in its)
+    lines = {name: _by_layer(its, layers) for name, its in errors.items()}
+    points = [
+        Point(name, sum(e.n_bytes for e in its) / MIB, 10 ** (-_sums(its).sqnr_db / 20))
+        for name, its in errors.items()
+    ]
+    names = layer_names(layers)
+    return [
+        lines_by_layer("Error by layer", "SQNR, dB (more is better)", names, lines),
+        scatter_size_error("Error against size", "weights, MiB", "relative error", points),
+    ]
+
+
+def layers_of(layers: Iterable[int]) -> list[int]:
+    """Each layer once, in order, and -1 (of no layer) last."""
+    return sorted(set(layers), key=lambda layer: (layer < 0, layer))
+
+
+def layer_names(layers: Sequence[int]) -> list[str]:
+    """As the axis of a chart shows them."""
+    return [shown(layer, "layer") for layer in layers]
+
+
+def _by_layer(errors: Sequence[WeightError], layers: Sequence[int]) -> list[float]:
+    of_layer: dict[int, list[WeightError]] = defaultdict(list)
+    for error in errors:
+        of_layer[error.layer].append(error)
+    return [_sums(of_layer[layer]).sqnr_db for layer in layers]
+
+
+def _sums(errors: Sequence[WeightError]) -> Sums:
+    return sum((error.sums for error in errors), Sums())

@@ -1,0 +1,360 @@
+"""What a model file says of itself: architecture, tokenizer, and its weights by type, role, layer.
+
+Invariant: read from the headers alone; bytes are those of the file, so that weights, headers and
+padding add up to its size, and the rows of every table to the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
+
+from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
+from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
+
+K = TypeVar("K", bound=Hashable)
+
+FEW_ITEMS = 8
+"""of an array that many are shown"""
+
+LONG_TEXT = 200
+"""characters of a text that are shown"""
+
+NAMES = {
+    "block_count": "layers",
+    "context_length": "context length (tokens)",
+    "embedding_length": "embedding width",
+    "feed_forward_length": "feed-forward width",
+    "vocab_size": "vocabulary (tokens)",
+    "leading_dense_block_count": "dense layers before the experts",
+    "expert_count": "experts",
+    "expert_used_count": "experts used per token",
+    "expert_shared_count": "experts shared by all tokens",
+    "expert_feed_forward_length": "feed-forward width of an expert",
+    "expert_shared_feed_forward_length": "feed-forward width of the shared experts",
+    "expert_weights_scale": "scale of the experts' weights",
+    "expert_weights_norm": "experts' weights normalized",
+    "expert_gating_func": "gating function of the experts (number)",
+    "use_parallel_residual": "attention and feed-forward in parallel",
+    "pooling_type": "pooling (number)",
+    "logit_scale": "scale of the logits",
+    "attn_logit_softcapping": "soft cap of the attention's logits",
+    "final_logit_softcapping": "soft cap of the logits",
+    "attention.head_count": "attention heads",
+    "attention.head_count_kv": "key and value heads",
+    "attention.key_length": "width of a key head",
+    "attention.value_length": "width of a value head",
+    "attention.causal": "causal attention",
+    "attention.layer_norm_epsilon": "epsilon of the layer norm",
+    "attention.layer_norm_rms_epsilon": "epsilon of the RMS norm",
+    "attention.sliding_window": "sliding window (tokens)",
+    "attention.scale": "scale of the attention",
+    "attention.q_lora_rank": "rank of the compressed query",
+    "attention.kv_lora_rank": "rank of the compressed key and value",
+    "attention.max_alibi_bias": "largest ALiBi bias",
+    "attention.clamp_kqv": "clamp of query, key and value",
+    "rope.dimension_count": "rotated dimensions (RoPE)",
+    "rope.freq_base": "base frequency (RoPE)",
+    "rope.scaling.type": "scaling (RoPE)",
+    "rope.scaling.factor": "scaling factor (RoPE)",
+    "rope.scaling.original_context_length": "context length before scaling (tokens)",
+    "rope.scaling.finetuned": "trained with the scaling (RoPE)",
+    "ssm.conv_kernel": "convolution kernel (SSM)",
+    "ssm.inner_size": "inner width (SSM)",
+    "ssm.state_size": "state width (SSM)",
+    "ssm.time_step_rank": "rank of the time step (SSM)",
+    "ssm.group_count": "groups (SSM)",
+    "wkv.head_size": "width of a head (WKV)",
+}
+"""Plain words for `ARCHITECTURE.key`; keys that are missing are shown as they are."""
+
+_TOKENS = "tokenizer.ggml.tokens"
+_TEMPLATE = "tokenizer.chat_template"
+_ID = "_token_id"
+
+
+def compute_inspection(model: ModelFile) -> list[Report]:
+    """What `instr inspect` shows: the model, its hyper-parameters, its tokenizer, its weights by
+    type, role and layer, and which fell back to another type. Parts that the file lacks are left
+    out. Bytes are bytes, shares go from 0 to 1."""
+    fallbacks = find_fallbacks(model)
+    reports = [
+        _model(model),
+        _hyper_parameters(model),
+        _tokenizer(model),
+        _by_type(model, fallbacks),
+        _fallbacks(model, fallbacks),
+        _by_role(model),
+        _by_layer(model),
+    ]
+    return [report for report in reports if report.rows]
+
+
+def list_tensors(model: ModelFile) -> Report:
+    """Every weight in the order of the file, as far as a terminal has room: type, shape, elements,
+    bytes, bits per weight."""
+    whole = compute_tensors(model)
+    return Report(whole.title, whole.columns[:6], [row[:6] for row in whole.rows])
+
+
+def compute_tensors(model: ModelFile) -> Report:
+    """Every weight in the order of the file: type, shape (`ne`, the row's length first), elements,
+    bytes, bits per weight, layer, role, and where it lies: the part of a split model, the offset
+    in bytes from that file's start."""
+    split = len(model.headers) > 1
+    rows: list[list[Cell]] = [
+        [
+            weight.name, weight.type.name, _shape(weight), weight.n_elements, weight.n_bytes,
+            weight.type.bits_per_weight, weight.layer, weight.role, weight.offset,
+            weight.path.name if split else None,
+        ]
+        for weight in model.weights
+    ]  # fmt: skip
+    columns = [
+        Column("Tensor"),
+        Column("type"),
+        Column("shape"),
+        Column("elements", "count"),
+        Column("bytes", "bytes"),
+        Column("bits/weight", "bits"),
+        Column("layer", "layer"),
+        Column("role"),
+        Column("offset", "count"),
+        Column("part"),
+    ]
+    return Report("Tensors", columns, rows)
+
+
+# --- what it is ---
+
+
+def _model(model: ModelFile) -> Report:
+    headers = list(model.headers.values())
+    rows: list[list[Cell]] = [["file", str(model.path), None]]
+    if len(headers) > 1:
+        rows.append(["parts", len(headers), None])
+    rows += [
+        [what, _scalar(model.metadata[key]), None]
+        for what, key in [
+            ("name", "general.name"),
+            ("author", "general.author"),
+            ("license", "general.license"),
+        ]
+        if key in model.metadata
+    ]
+    rows += [
+        ["architecture", _cut(model.architecture), None],
+        ["file type", model.file_type or _unknown_file_type(model), None],
+        ["tensors", len(model.weights), None if model.weights else "a vocabulary without weights"],
+    ]
+    head = sum(header.data_start for header in headers)
+    if model.weights:
+        rows += [
+            ["parameters", model.n_elements, None],
+            ["bits per weight", _rounded(_bits(model.weights)), None],
+            _bytes("bytes of the weights", model.n_bytes),
+            _bytes("bytes of headers", head),
+            _bytes("bytes of padding", model.file_size - head - model.n_bytes),
+        ]
+    rows += [
+        _bytes("bytes in all", model.file_size),
+        ["GGUF version", headers[0].version, None],
+    ]
+    columns = [Column("fact"), Column("value"), Column("explained")]
+    return Report("Model", columns, rows, headed=False)
+
+
+def _unknown_file_type(model: ModelFile) -> str:
+    number = model.metadata.get("general.file_type")
+    return "not said" if number is None else f"unknown ({quoted(number)})"
+
+
+def _bytes(what: str, n: int) -> list[Cell]:
+    return [what, n, shown(n, "bytes") if n >= 1024 else None]
+
+
+def _rounded(bits: float | None) -> float | None:
+    return None if bits is None else round(bits, 4)
+
+
+def _hyper_parameters(model: ModelFile) -> Report:
+    prefix = f"{model.architecture}."
+    rows: list[list[Cell]] = []
+    for key, value in _entries(model, prefix):
+        short = _cut(key.removeprefix(prefix))
+        rows.append([NAMES.get(short, short), value, short])
+    columns = [Column("What"), Column("value"), Column("key")]
+    return Report("Hyper-parameters", columns, rows)
+
+
+def _entries(model: ModelFile, prefix: str) -> Iterator[tuple[str, Cell]]:
+    """The entries of the metadata as they are shown, of an array its first items."""
+    for key, value in model.metadata.items():
+        if key.startswith(prefix):
+            yield key, _scalar(value)
+    for key, array in model.arrays.items():
+        if not key.startswith(prefix):
+            continue
+        items = ", ".join(str(_scalar(v)) for v in read_array(model.path, array, FEW_ITEMS))
+        more = ", …" if array.count > FEW_ITEMS else ""
+        yield key, f"{array.count:,} values: {items}{more}"
+
+
+def _scalar(value: Scalar) -> Cell:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        # the file has 32 bits: 1e-05, not 9.999999747378752e-06; JSON knows no NaN
+        return float(f"{value:.7g}") if math.isfinite(value) else str(value)
+    return _cut(value) if isinstance(value, str) else value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONG_TEXT else f"{text[:LONG_TEXT]}…"
+
+
+def _tokenizer(model: ModelFile) -> Report:
+    def said(what: str, key: str) -> list[list[Cell]]:
+        if key in model.arrays:
+            return [[what, model.arrays[key].count, None]]
+        return [[what, _scalar(model.metadata[key]), None]] if key in model.metadata else []
+
+    rows = [
+        *said("kind", "tokenizer.ggml.model"),
+        *said("splits text as", "tokenizer.ggml.pre"),
+        *said("tokens", _TOKENS),
+        *said("merges", "tokenizer.ggml.merges"),
+        *_special_tokens(model),
+        *said("begins with bos", "tokenizer.ggml.add_bos_token"),
+        *said("ends with eos", "tokenizer.ggml.add_eos_token"),
+    ]
+    if rows:
+        template = model.metadata.get(_TEMPLATE)
+        there = isinstance(template, str)
+        length = f"{len(str(template)):,} characters" if there else None
+        rows.append(["chat template", "yes" if there else "no", length])
+    columns = [Column("fact"), Column("value"), Column("explained")]
+    return Report("Tokenizer", columns, rows, headed=False)
+
+
+def _special_tokens(model: ModelFile) -> list[list[Cell]]:
+    """What each is for, its number, its text."""
+    numbers = {
+        key.removeprefix("tokenizer.ggml.").removesuffix(_ID): value
+        for key, value in model.metadata.items()
+        if key.startswith("tokenizer.ggml.") and key.endswith(_ID) and isinstance(value, int)
+    }
+    tokens = model.arrays.get(_TOKENS)
+    texts = read_items(model.path, tokens, numbers.values()) if tokens else {}
+    lacking = "not in the vocabulary"
+    return [
+        [f"{_cut(name).replace('_', ' ')} token", number, _cut(str(texts.get(number, lacking)))]
+        for name, number in numbers.items()
+    ]
+
+
+# --- its weights ---
+
+
+def _bits(weights: list[Weight]) -> float | None:
+    """Bits per weight of them all; None when they have no elements."""
+    elements = sum(weight.n_elements for weight in weights)
+    return 8 * sum(weight.n_bytes for weight in weights) / elements if elements else None
+
+
+def _grouped(model: ModelFile, key: Callable[[Weight], K]) -> dict[K, list[Weight]]:
+    groups: dict[K, list[Weight]] = {}
+    for weight in model.weights:
+        groups.setdefault(key(weight), []).append(weight)
+    return groups
+
+
+def _sizes(weights: list[Weight], total: int) -> list[Cell]:
+    """Tensors, bytes, bits per weight, share of `total` bytes."""
+    n_bytes = sum(weight.n_bytes for weight in weights)
+    return [len(weights), n_bytes, _bits(weights), n_bytes / total if total else 0.0]
+
+
+_SIZES = [
+    Column("tensors", "count"),
+    Column("bytes", "bytes"),
+    Column("bits/weight", "bits"),
+    Column("share", "fraction"),
+]
+
+
+def _types(weights: list[Weight]) -> str:
+    """`Q4_K, Q6_K`: the types, that of the most bytes first."""
+    n_bytes: dict[str, int] = {}
+    for weight in weights:
+        n_bytes[weight.type.name] = n_bytes.get(weight.type.name, 0) + weight.n_bytes
+    return ", ".join(sorted(n_bytes, key=lambda name: -n_bytes[name]))
+
+
+def _by_type(model: ModelFile, fallbacks: list[Fallback]) -> Report:
+    groups = list(_grouped(model, lambda weight: weight.type.name).items())
+    groups.sort(key=lambda group: -sum(weight.n_bytes for weight in group[1]))
+    total = model.n_bytes
+    rows: list[list[Cell]] = [[name, *_sizes(weights, total)] for name, weights in groups]
+    notes = []
+    if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
+        none = "No tensor fell back to another type because of its rows' length."
+        unknown = "The file type names no mixture, so what fell back to another cannot be told."
+        notes.append(none if has_mixture(model) else unknown)
+    return Report("Types", [Column("Type"), *_SIZES], rows, notes)
+
+
+def _by_role(model: ModelFile) -> Report:
+    groups, total = _grouped(model, lambda weight: weight.role), model.n_bytes
+    rows: list[list[Cell]] = [
+        [role, _types(weights), *_sizes(weights, total)] for role, weights in groups.items()
+    ]
+    return Report("Roles", [Column("Role"), Column("types"), *_SIZES], rows)
+
+
+def _layers(numbers: Iterable[int]) -> list[int]:
+    """The layers in order, -1 for what belongs to none at the end."""
+    return sorted(numbers, key=lambda n: (n < 0, n))
+
+
+def _by_layer(model: ModelFile) -> Report:
+    of_layer, total = _grouped(model, lambda weight: weight.layer), model.n_bytes
+    rows: list[list[Cell]] = [
+        [number, _types(of_layer[number]), *_sizes(of_layer[number], total)]
+        for number in _layers(of_layer)
+    ]
+    return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SIZES], rows)
+
+
+def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
+    rows: list[list[Cell]] = [
+        [
+            found.weight.name,
+            found.weight.ne[0],
+            " or ".join(type_.name for type_ in found.wanted),
+            found.weight.type.name,
+            found.more_bytes,
+        ]
+        for found in fallbacks
+    ]
+    columns = [
+        Column("Tensor"),
+        Column("row", "count"),
+        Column("wanted"),
+        Column("has"),
+        Column("more", "bytes"),
+    ]
+    more = sum(found.more_bytes for found in fallbacks)
+    notes = [
+        f"{model.file_type} wants types whose blocks do not divide these rows, so llama-quantize "
+        f"took other ones: {shown(more, 'bytes')} more.",
+        "A type that was chosen by hand (--tensor-type) looks the same in a file.",
+    ]
+    return Report("Types that fell back because of the rows' length", columns, rows, notes)
+
+
+def _shape(weight: Weight) -> str:
+    return " x ".join(map(str, weight.ne))

@@ -1,0 +1,34 @@
+"""The chart of where a model's bits are."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from converters.analyses.stored_weights import StoredTensor
+from converters.report.charts import Chart, bar_by_layer
+from converters.report.report import shown
+
+MOST_LAYERS = 512
+"""as llama.cpp's; a chart leaves out further ones"""
+MOST_TYPES = 10
+"""the chart leaves out those of fewer bytes"""
+
+
+def chart_bits_by_layer(tensors: Sequence[StoredTensor]) -> Chart:
+    """Bits per weight of every layer, as the sum of what each type has in it. Tensors that belong
+    to no layer stand last."""
+    n_elements: Counter[int] = Counter()
+    of_type: dict[str, Counter[int]] = defaultdict(Counter)
+    for tensor in tensors:
+        layer = tensor.layer
+        n_elements[layer] += tensor.n_elements
+        of_type[tensor.type][layer] += tensor.n_bytes
+    layers = sorted(n_elements, key=lambda layer: (layer < 0, layer))[:MOST_LAYERS]
+    types = sorted(of_type, key=lambda type_: -of_type[type_].total())[:MOST_TYPES]
+    parts = {
+        type_: [8 * of_type[type_][layer] / max(n_elements[layer], 1) for layer in layers]
+        for type_ in types
+    }
+    names = [shown(layer, "layer") for layer in layers]
+    return bar_by_layer("Bits per weight by layer", "bits per weight", names, parts)

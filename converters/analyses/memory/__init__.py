@@ -1,0 +1,118 @@
+"""The compression report: what each tensor costs, and what a model and its contexts hold in memory.
+
+Invariant: rows add up: the tensors of every roll-up to the model's, and the uses of memory to
+their total. Bytes are those of the file or of llama.cpp's own buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from converters.analyses.memory.report_of_context import Held, memory_report
+from converters.analyses.memory.sizes import (
+    compute_layers,
+    compute_overview,
+    compute_roles,
+    compute_tensors,
+    compute_types,
+)
+from converters.analyses.stored_weights import StoredModel
+from converters.report.report import Cell, Column, Report
+
+LARGEST = 20
+"""tensors that a terminal shows"""
+MANY_LAYERS = 12
+"""layers, or kinds of layers, that a terminal shows"""
+MANY_TYPES = 50
+MANY_ROLES = 200
+"""types and roles that a terminal shows, as many as a model can have"""
+
+
+def compression_reports(model: StoredModel, held: Sequence[Held]) -> list[Report]:
+    """Everything about one model: its sizes, its memory (one section for each of `held`), its
+    tensors by type, role and layer, and last every tensor. Bytes are bytes, shares go from 0 to 1.
+    """
+    return [
+        compute_overview(model),
+        *(memory_report(model, memory) for memory in held),
+        compute_types(model),
+        compute_roles(model),
+        compute_layers(model),
+        compute_tensors(model, held),
+    ]
+
+
+def joined_tensors(models: Sequence[Sequence[Report]]) -> Report:
+    """Every tensor of the models whose reports these are, as one table."""
+    tables = [(reports[0].title, reports[-1]) for reports in models]
+    first = tables[0][1]
+    if len(tables) == 1:
+        return first
+    rows = [[*row, title] for title, table in tables for row in table.rows]
+    return replace(first, columns=[*first.columns, Column("model")], rows=rows)
+
+
+def shortened(reports: Sequence[Report]) -> list[Report]:
+    """The reports of one model as a terminal has room for: fewer columns, the largest tensors, and
+    of many layers each kind once."""
+    overview, *held, types, roles, layers, tensors = reports
+    return [
+        overview,
+        *(_without(report, "tensors") for report in held),
+        _first(_without(types, "elements", "of F32"), MANY_TYPES),
+        _first(_without(roles, "tensors", "elements", "of F32"), MANY_ROLES),
+        _alike(_without(layers, "elements", "of F32")),
+        _largest(_without(tensors, "elements", "of F16", "of F32", "layer", "role")),
+    ]
+
+
+def _without(report: Report, *names: str) -> Report:
+    kept = [i for i, column in enumerate(report.columns) if column.name not in names]
+    columns = [report.columns[i] for i in kept]
+    rows = [[row[i] for i in kept] for row in report.rows]
+    return replace(report, columns=columns, rows=rows)
+
+
+def _first(report: Report, most: int) -> Report:
+    if len(report.rows) <= most:
+        return report
+    note = f"{len(report.rows) - most:,} more are left out; a file (-o) has them all."
+    return replace(report, rows=report.rows[:most], notes=[note, *report.notes])
+
+
+def _largest(tensors: Report) -> Report:
+    if len(tensors.rows) <= LARGEST:
+        return tensors
+    at = next(i for i, column in enumerate(tensors.columns) if column.unit == "bytes")
+    rows = sorted(tensors.rows, key=lambda row: -int(row[at] or 0))[:LARGEST]
+    rest = len(tensors.rows) - LARGEST
+    note = f"{rest:,} smaller ones are left out; a file (-o) has them all."
+    return replace(tensors, title="Largest tensors", rows=rows, notes=[note, *tensors.notes])
+
+
+def _alike(layers: Report) -> Report:
+    """One row for all layers that have the same types and sizes."""
+    if len(layers.rows) <= MANY_LAYERS:
+        return layers
+    kinds: dict[tuple[Cell, ...], list[int]] = {}
+    for layer, *figures in layers.rows:
+        kinds.setdefault(tuple(figures), []).append(int(layer or 0))
+    rows: list[list[Cell]] = [[_ranges(of), *figures] for figures, of in kinds.items()]
+    notes = ["A row is one layer of each kind; a file (-o) has them all."]
+    if len(rows) > MANY_LAYERS:
+        notes.insert(0, f"The first {MANY_LAYERS} of {len(rows)} kinds of layers.")
+        rows = [*rows[: MANY_LAYERS - 1], rows[-1]]
+    columns = [Column("Layers"), *layers.columns[1:]]
+    return replace(layers, columns=columns, rows=rows, notes=notes)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 6`; `none` is what belongs to no layer."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) if run != [-1] else "none" for run in runs)

@@ -1,0 +1,206 @@
+"""What a model and a context hold in memory: predicted, measured, and why the two differ.
+
+Invariant: the rows of a section add up to its total, and every difference has a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from converters.analyses.stored_weights import StoredModel
+from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
+
+_WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is known of the memory of a context, or of several that are alike."""
+
+    predicted: MemoryBreakdown | None = None
+    measured: MemoryBreakdown | None = None
+    """the last one that was recorded"""
+    at_first: MemoryBreakdown | None = None
+    """the first one that was recorded"""
+    contexts: list[int] = field(default_factory=list)
+    """their numbers in the log"""
+    rss: int = 0
+    """bytes that the whole process had resident at most; 0 when nobody looked"""
+    notes: list[str] = field(default_factory=list)
+    """what stands in the way of more"""
+
+
+def memory_report(model: StoredModel, held: Held) -> Report:
+    """A row for each kind of memory and each buffer, and their sum."""
+    columns = [
+        Column("Memory"),
+        Column("buffer"),
+        Column("tensors", "count"),
+        Column("in file", "bytes"),
+        Column("predicted", "bytes"),
+        Column("measured", "bytes"),
+        Column("difference", "bytes"),
+    ]
+    known = held.measured or held.predicted
+    rows: list[list[Cell]] = []
+    if known is None:
+        row: list[Cell] = ["weights, mapped", MAPPED, len(model.tensors), model.n_bytes]
+        return Report("Memory", columns, [[*row, model.span, None, None]], held.notes)
+    for kind, buffer in _keys(held):
+        row = [_words(kind, buffer), buffer]
+        row += _stored(known, buffer) if kind == "weights" else [None, None]
+        rows.append([*row, *_figures(held, kind, buffer)])
+    total = [b.n_bytes if b else None for b in (held.predicted, held.measured)]
+    rows.append(["total", None, None, None, *total, _difference(*total)])
+    notes = [_settings_note(known)]
+    notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
+    return Report(_title(held), columns, rows, notes)
+
+
+def explain_difference(held: Held) -> list[str]:
+    """Why what was measured is not what was predicted, or that it is."""
+    predicted, measured = held.predicted, held.measured
+    if predicted is None or measured is None:
+        return []
+    if predicted.uses == measured.uses:
+        return ["Predicted for the log's own settings; what was measured equals it to the byte."]
+    notes = ["Predicted for the log's own settings."]
+    moved = _moved(predicted, measured)
+    if moved:
+        notes.append(
+            f"{len(moved)} tensors lay in other buffers than this library would put them into, "
+            f"first {moved[0]}: which ones are repacked depends on the processor and on the build."
+        )
+    elif predicted.of_kind("weights") != measured.of_kind("weights"):
+        notes.append("The weights lay in the same buffers; the file's layout may have changed.")
+    if predicted.of_kind("cache") != measured.of_kind("cache"):
+        notes.append(
+            "The cache differs although its size and types are the log's: the program set "
+            "something that no event tells, such as states kept for a rollback."
+        )
+    notes += _compute_notes(held)
+    return notes
+
+
+def _compute_notes(held: Held) -> list[str]:
+    assert held.predicted is not None
+    assert held.measured is not None
+    predicted, measured = held.predicted.of_kind("compute"), held.measured.of_kind("compute")
+    if predicted == measured:
+        return []
+    at_first = held.at_first.of_kind("compute") if held.at_first else measured
+    if at_first != measured:
+        return [
+            f"The compute buffers grew from {shown(at_first, 'bytes')} to "
+            f"{shown(measured, 'bytes')} while the session ran: a graph needed more than "
+            "llama.cpp had reserved."
+        ]
+    return [
+        "The compute buffers differ although batches and flash attention are the log's: the "
+        "program set something that no event tells, such as how many outputs a batch may have, or "
+        "another build made other graphs."
+    ]
+
+
+def _moved(predicted: MemoryBreakdown, measured: MemoryBreakdown) -> list[str]:
+    """Names of the weights that lie elsewhere than predicted, with both places."""
+    here, there = predicted.buffers_of(), measured.buffers_of()
+    return [
+        f"{name} ({', '.join(places)}, not {', '.join(here[name])})"
+        for name, places in there.items()
+        if name in here and set(places) != set(here[name])
+    ]
+
+
+def _settings_note(known: MemoryBreakdown) -> str:
+    of = known.settings
+    parts = [f"For {of.n_ctx:,} tokens"]
+    if of.n_seq_max > 1:
+        how = "sharing one cache" if of.kv_unified else "with a cache each"
+        parts[0] += f" of {of.n_seq_max} sequences {how}"
+    parts.append(f"batches of {of.n_batch:,} computed {of.n_ubatch:,} at a time")
+    if known.of_kind("cache"):
+        parts.append(f"{of.type_k} keys and {of.type_v} values in the cache")
+    parts.append(f"flash attention {'on' if of.flash_attn else 'off'}")
+    if of.embeddings:
+        parts.append("embeddings")
+    if of.swa_full:
+        parts.append("the whole context kept for sliding windows")
+    parts.append("the file mapped" if of.mmap else "the file read, not mapped")
+    return f"{', '.join(parts)}."
+
+
+def _mapping_notes(known: MemoryBreakdown) -> list[str]:
+    notes = []
+    mapped, in_place = known.of("weights", MAPPED), _stored(known, MAPPED)[1]
+    between = mapped - int(in_place or 0)
+    if mapped and between > 0:
+        notes.append(
+            "A file is mapped from the first to the last tensor that is read in place: "
+            f"{shown(between, 'bytes')} of it lie between them and are not read again."
+        )
+    if any("REPACK" in use.buffer for use in known.uses):
+        notes.append(
+            "Repacked tensors have their rows interleaved for this processor's kernels, in memory "
+            "of their own beside the file."
+        )
+    twice = [name for name, places in known.buffers_of().items() if len(places) > 1]
+    if twice:
+        notes.append(
+            f"Held twice, for two uses: {', '.join(twice[:3])}"
+            f"{f' and {len(twice) - 3} more' if len(twice) > 3 else ''}."
+        )
+    return notes
+
+
+def _process_notes(held: Held) -> list[str]:
+    if not held.rss:
+        return []
+    return [
+        f"The whole process had up to {shown(held.rss, 'bytes')} resident: of mapped and reserved "
+        "memory only pages that were touched, and beside them the program's own."
+    ]
+
+
+def _title(held: Held) -> str:
+    if not held.contexts:
+        return "Memory"
+    numbers = ", ".join(map(str, held.contexts[:8])) + (", …" if len(held.contexts) > 8 else "")
+    return f"Memory of context{'s' * (len(held.contexts) > 1)} {numbers}"
+
+
+def _keys(held: Held) -> list[tuple[Kind, str]]:
+    """Kinds and buffers of both sides, in order."""
+    keys: dict[tuple[Kind, str], None] = {}
+    for kind in ("weights", "cache", "compute"):
+        for side in (held.predicted, held.measured):
+            keys |= {(u.kind, u.buffer): None for u in side.uses if u.kind == kind} if side else {}
+    return list(keys)
+
+
+def _figures(held: Held, kind: Kind, buffer: str) -> list[Cell]:
+    predicted, measured = (
+        side.of(kind, buffer) if side else None for side in (held.predicted, held.measured)
+    )
+    return [predicted, measured, _difference(predicted, measured)]
+
+
+def _difference(predicted: int | None, measured: int | None) -> int | None:
+    return None if predicted is None or measured is None else measured - predicted
+
+
+def _stored(known: MemoryBreakdown, buffer: str) -> list[Cell]:
+    """How many weights lie in a buffer, and their bytes in the file."""
+    placed = [p.n_bytes for p in known.placements if p.buffer == buffer]
+    return [len(placed), sum(placed)]
+
+
+def _words(kind: Kind, buffer: str) -> str:
+    if kind != "weights":
+        return _WORDS[kind]
+    if buffer == MAPPED:
+        return "weights, mapped"
+    if buffer == PLAIN:
+        return "weights, read"
+    return f"weights, {'repacked' if 'REPACK' in buffer or 'AMX' in buffer else 'copied'}"

@@ -1,0 +1,128 @@
+"""What the tensors of a model cost: one by one, and together by type, role and layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from converters.analyses.memory.report_of_context import Held
+from converters.analyses.stored_weights import StoredModel, StoredTensor
+from converters.report.report import Cell, Column, Report
+
+_COST = [
+    Column("bits/weight", "bits"),
+    Column("of F16", "fraction"),
+    Column("of F32", "fraction"),
+]
+_SUMS = [
+    Column("tensors", "count"),
+    Column("elements", "count"),
+    Column("bytes", "bytes"),
+    Column("share", "fraction"),
+    *_COST,
+]
+
+
+def compute_overview(model: StoredModel) -> Report:
+    """The model as a whole, in one row."""
+    columns = [
+        Column("Tensors", "count"),
+        Column("elements", "count"),
+        Column("file", "bytes"),
+        Column("weights", "bytes"),
+        *_COST,
+    ]
+    row: list[Cell] = [len(model.tensors), model.n_elements, model.file_size, model.n_bytes]
+    row += _cost(model.n_elements, model.n_bytes)
+    title = f"{model.name}: {model.description}" if model.description else model.name
+    return Report(title, columns, [row])
+
+
+def compute_types(model: StoredModel) -> Report:
+    """By storage type, the one of the most bytes first."""
+    groups = _grouped(model, lambda tensor: tensor.type)
+    groups.sort(key=lambda group: -_bytes(group[1]))
+    rows: list[list[Cell]] = [[name, *_sums(model, tensors)] for name, tensors in groups]
+    return Report("Types", [Column("Type"), *_SUMS], rows)
+
+
+def compute_roles(model: StoredModel) -> Report:
+    """By what tensors are in every layer, in the order of the file."""
+    groups = _grouped(model, lambda tensor: tensor.role)
+    rows: list[list[Cell]] = [
+        [role, _types(tensors), *_sums(model, tensors)] for role, tensors in groups
+    ]
+    return Report("Roles", [Column("Role"), Column("types"), *_SUMS], rows)
+
+
+def compute_layers(model: StoredModel) -> Report:
+    """By layer; what belongs to none comes last."""
+    groups = dict(_grouped(model, lambda tensor: tensor.layer))
+    rows: list[list[Cell]] = [
+        [layer, _types(groups[layer]), *_sums(model, groups[layer])]
+        for layer in sorted(groups, key=lambda layer: (layer < 0, layer))
+    ]
+    return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SUMS], rows)
+
+
+def compute_tensors(model: StoredModel, held: Sequence[Held]) -> Report:
+    """Every tensor, in the order of the file. `buffer` is where it is held: measured, if that is
+    known, otherwise predicted."""
+    breakdown = next((h.measured or h.predicted for h in held if h.measured or h.predicted), None)
+    buffers = breakdown.buffers_of() if breakdown else {}
+    rows: list[list[Cell]] = []
+    for tensor in model.tensors:
+        cells: list[Cell] = [tensor.name, tensor.type, "x".join(map(str, tensor.ne))]
+        cells += [tensor.n_elements, tensor.n_bytes, *_cost(tensor.n_elements, tensor.n_bytes)]
+        places = buffers.get(tensor.name)
+        cells += [", ".join(places) if places else None, tensor.layer, tensor.role]
+        rows.append(cells)
+    columns = [
+        Column("Tensor"),
+        Column("type"),
+        Column("shape"),
+        Column("elements", "count"),
+        Column("bytes", "bytes"),
+        *_COST,
+        Column("buffer"),
+        Column("layer", "layer"),
+        Column("role"),
+    ]
+    return Report("Tensors", columns, rows)
+
+
+Key = TypeVar("Key", int, str)
+
+
+def _grouped(
+    model: StoredModel, key: Callable[[StoredTensor], Key]
+) -> list[tuple[Key, list[StoredTensor]]]:
+    groups: dict[Key, list[StoredTensor]] = {}
+    for tensor in model.tensors:
+        groups.setdefault(key(tensor), []).append(tensor)
+    return list(groups.items())
+
+
+def _sums(model: StoredModel, tensors: list[StoredTensor]) -> list[Cell]:
+    n_bytes, n_elements = _bytes(tensors), sum(tensor.n_elements for tensor in tensors)
+    share = n_bytes / model.n_bytes if model.n_bytes else None
+    return [len(tensors), n_elements, n_bytes, share, *_cost(n_elements, n_bytes)]
+
+
+def _cost(n_elements: int, n_bytes: int) -> list[Cell]:
+    """Bits per weight, and the share of what F16 and F32 take."""
+    if not n_elements:
+        return [None, None, None]
+    return [8 * n_bytes / n_elements, n_bytes / (2 * n_elements), n_bytes / (4 * n_elements)]
+
+
+def _bytes(tensors: list[StoredTensor]) -> int:
+    return sum(tensor.n_bytes for tensor in tensors)
+
+
+def _types(tensors: list[StoredTensor]) -> str:
+    """`Q4_K, Q6_K`: the types, that of the most bytes first."""
+    n_bytes: dict[str, int] = {}
+    for tensor in tensors:
+        n_bytes[tensor.type] = n_bytes.get(tensor.type, 0) + tensor.n_bytes
+    return ", ".join(sorted(n_bytes, key=lambda name: -n_bytes[name]))

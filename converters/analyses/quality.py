@@ -1,0 +1,151 @@
+"""What quantization changed of a model's outputs, as tables: one of all candidates, one of the
+perplexities, and for each candidate how far its probabilities are from the reference's.
+
+Invariant: everything shown comes with the number of tokens that it was measured on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from converters.report.charts import Chart, Point, scatter_size_error
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
+
+if TYPE_CHECKING:
+    from llamacpp_instr.weights.error import Sums
+
+MIB = 1 << 20
+
+_NAMES = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
+
+
+def compute_quality(
+    outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums] = ()
+) -> list[Report]:
+    """The tables of a comparison; `files` are the reference and its candidates, `text` is the name
+    of what they computed, None when the reference wrote it, `weights` the errors of all weights of
+    each candidate where they were computed."""
+    names = short_names(files)
+    pairs = list(zip(names[1:], outputs.divergences, strict=True))
+    return [
+        _overview(outputs, files, text, weights),
+        _perplexities(pairs, names[0]),
+        *(_distribution(name, divergence, names[0]) for name, divergence in pairs),
+    ]
+
+
+def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
+    """The mean KL divergence of each candidate over the size of its file."""
+    points = [
+        Point(name, file.file_size / MIB, divergence.kl.value)
+        for name, file, divergence in zip(
+            short_names(files)[1:], files[1:], outputs.divergences, strict=True
+        )
+    ]
+    axis = "mean KL divergence, nats"
+    return scatter_size_error("KL divergence against size", "file, MiB", axis, points)
+
+
+def short_names(files: Sequence[ModelFile]) -> list[str]:
+    """The names of the files; their paths where two have the same name."""
+    short = [file.path.name for file in files]
+    if len(set(short)) < len({file.path for file in files}):
+        return [str(file.path) for file in files]
+    return short
+
+
+def _overview(
+    outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums]
+) -> Report:
+    names = short_names(files)
+    columns = [
+        Column("model"),
+        Column("size", "bytes"),
+        Column("bits/weight", "bits"),
+        Column("SQNR", "decibel"),
+        Column("perplexity", "perplexity"),
+        Column("± ppl", "perplexity"),
+        Column("ppl ratio", "ratio"),
+        Column("mean KL", "nats"),
+        Column("± KL", "nats"),
+        Column("99.9 % KL", "nats"),
+        Column("same top", "probability"),
+        Column("RMS Δp", "probability"),
+    ]
+    rows: list[list[Cell]] = []
+    for i, (file, name) in enumerate(zip(files, names, strict=True)):
+        row: list[Cell] = [name, file.file_size, 8 * file.n_bytes / file.n_elements]
+        row.append(weights[i - 1].sqnr_db if i and weights else None)
+        if i == 0:
+            row += [outputs.perplexity.value, outputs.perplexity.error, *[None] * 6]
+        else:
+            its = outputs.divergences[i - 1]
+            row += [its.perplexity.value, its.perplexity.error, its.ratio.value]
+            row += [its.kl.value, its.kl.error, its.kl_percentiles[SHARES.index(0.999)]]
+            row += [its.same_top.value, its.delta_p_rms.value]
+        rows.append(row)
+    return Report(
+        f"Outputs against {names[0]}", columns, rows, _notes(outputs, names[0], text, weights)
+    )
+
+
+def _notes(
+    outputs: Outputs, reference: str, text: str | None, weights: Sequence[Sums]
+) -> list[str]:
+    written = f"written by {reference} itself (temperature 1, seed {outputs.seed})"
+    chunks = f"{outputs.n_chunks:,} chunk{'s' * (outputs.n_chunks > 1)} of {outputs.ctx:,} tokens"
+    notes = [
+        f"Text: {text or written}; {chunks}, of which {outputs.n_scored:,} in the second halves "
+        "are scored.",
+        "KL is the KL divergence from the reference's probabilities in nats; Δp is the change of "
+        "the probability of the text's own token; ± is one standard error.",
+    ]
+    if weights:
+        notes.append("SQNR is that of all weights.")
+    if outputs.n_scored < FEW_TOKENS:
+        notes.append(f"Fewer than {FEW_TOKENS} tokens say little; give more text.")
+    return notes
+
+
+def _perplexities(pairs: Sequence[tuple[str, Divergence]], reference: str) -> Report:
+    columns = [
+        Column("model"),
+        Column("ratio", "perplexity"),
+        Column("± ratio", "perplexity"),
+        Column("difference", "perplexity"),
+        Column("± difference", "perplexity"),
+        Column("correlation", "probability"),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            name,
+            its.ratio.value,
+            its.ratio.error,
+            its.difference.value,
+            its.difference.error,
+            None if math.isnan(its.correlation) else its.correlation,
+        ]
+        for name, its in pairs
+    ]
+    return Report(f"Perplexity against {reference}", columns, rows)
+
+
+def _distribution(name: str, its: Divergence, reference: str) -> Report:
+    columns = [Column("of the tokens"), Column("KL", "nats"), Column("Δp", "probability")]
+    percentiles = zip(SHARES, its.kl_percentiles, its.delta_p_percentiles, strict=True)
+    by_share: list[list[Cell]] = [
+        [_NAMES.get(share, f"{100 * share:g} %"), kl, delta_p] for share, kl, delta_p in percentiles
+    ]
+    rows: list[list[Cell]] = [
+        ["mean", its.kl.value, its.delta_p.value],
+        ["± mean", its.kl.error, its.delta_p.error],
+        ["RMS", None, its.delta_p_rms.value],
+        ["± RMS", None, its.delta_p_rms.error],
+        *reversed(by_share),
+    ]
+    note = f"Same top token: {100 * its.same_top.value:.3f} ± {100 * its.same_top.error:.3f} %."
+    return Report(f"{name} against {reference}, by token", columns, rows, [note])

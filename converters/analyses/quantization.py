@@ -1,0 +1,115 @@
+"""What quantizations come to, side by side: bytes, bits per weight, and which tensors got another
+type than the one meant for them.
+
+Invariant: a report of plans and one of files that were written differ in nothing but their title.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.quantize.plan import QuantizationPlan, row_length
+from llamacpp_instr.terminal import printable
+
+
+def quantization_reports(
+    plans: Sequence[QuantizationPlan], paths: Sequence[Path], *, written: bool
+) -> list[Report]:
+    """A row per file, and the tensors that fell back; `paths` are the files', in order."""
+    source = plans[0].source.name
+    place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
+    title = f"Quantized from {source}{place}" if written else f"What {source} would become"
+    again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
+    notes = [f"{again} tensors were quantized before: what is lost adds up."] if again else []
+    sizes = Report(
+        printable(title),
+        [
+            Column("file"),
+            Column("type"),
+            Column("bytes", "count"),
+            Column("bits/weight", "bits"),
+            Column("of source", "fraction"),
+            Column("fell back", "count"),
+            Column("needs"),
+        ],
+        [
+            [
+                path.name if written else None,
+                plan.file_type,
+                plan.file_bytes,
+                plan.bits_per_weight,
+                plan.n_bytes / plan.source_bytes,
+                len(plan.fallbacks),
+                "imatrix" if plan.needs_imatrix else None,
+            ]
+            for plan, path in zip(plans, paths, strict=True)
+        ],
+        notes,
+    )
+    if not written:
+        # the first column always stays
+        sizes.columns.pop(0)
+        for row in sizes.rows:
+            row.pop(0)
+    return [sizes, *_fallbacks(plans)]
+
+
+def quantization_json(
+    plans: Sequence[QuantizationPlan], paths: Sequence[Path], *, written: bool
+) -> dict[str, Any]:
+    """The same for scripts, with every tensor; sizes in bytes."""
+    return {
+        "source": str(plans[0].source),
+        "source_bytes": plans[0].source_bytes,
+        "written": written,
+        "files": [
+            {
+                "file_type": plan.file_type,
+                "path": str(path),
+                "file_bytes": plan.file_bytes,
+                "bytes": plan.n_bytes,
+                "elements": plan.n_elements,
+                "bits_per_weight": plan.bits_per_weight,
+                "needs_imatrix": plan.needs_imatrix,
+                "tensors": [
+                    {
+                        "name": tensor.name,
+                        "ne": tensor.weight.ne,
+                        "source_type": tensor.weight.type.name,
+                        "type": tensor.type.name,
+                        "bytes": tensor.n_bytes,
+                        "fallback_from": tensor.fallback_from.name
+                        if tensor.fallback_from
+                        else None,
+                    }
+                    for tensor in plan.tensors
+                ],
+            }
+            for plan, path in zip(plans, paths, strict=True)
+        ],
+    }
+
+
+def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
+    """Tensors whose rows the blocks of the meant type do not divide, by what became of them."""
+    rows: list[list[Cell]] = []
+    for plan in plans:
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        lengths: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for tensor in plan.fallbacks:
+            key = (str(tensor.fallback_from), str(tensor.type))
+            groups[key].append(tensor.name)
+            lengths[key].add(row_length(tensor.weight))
+        for (meant, got), names in groups.items():
+            of = ", ".join(map(str, sorted(lengths[meant, got])))
+            rows.append([plan.file_type, meant, got, len(names), of, printable(names[0])])
+    if not rows:
+        return []
+    columns = [Column("type"), Column("meant"), Column("got"), Column("tensors", "count")]
+    columns += [Column("row length"), Column("first")]
+    note = "Blocks of the meant type do not divide these rows (most types need multiples of 256)."
+    return [Report("Tensors that fall back to another type", columns, rows, [note])]

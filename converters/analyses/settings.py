@@ -1,0 +1,97 @@
+"""What was not the same when two sessions were recorded: pure, facts only, no times.
+
+Invariant: every fact that changes what is measured is compared; equal ones are not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from converters.report.report import Column, Report
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import counted_steps
+
+_CONTEXT = {
+    "n_threads": "threads",
+    "n_threads_batch": "threads of prefill",
+    "n_ctx": "context, tokens",
+    "n_batch": "batch, tokens",
+    "n_ubatch": "ubatch, tokens",
+    "n_seq_max": "sequences",
+    "type_k": "K cache",
+    "type_v": "V cache",
+    "flash_attn": "flash attention",
+    "kv_unified": "unified KV cache",
+    "offload_kqv": "KV cache offloaded",
+    "causal": "causal attention",
+    "embeddings": "embeddings",
+    "backends": "backends",
+}
+_MODEL = {
+    "name": "model",
+    "arch": "architecture",
+    "ftype": "file type",
+    "params": "parameters",
+    "bytes": "weights, bytes",
+}
+MODEL_FACTS = frozenset(_MODEL.values())
+"""which model was run: what a comparison of models is about"""
+ALIKE = "Recorded alike: same model, build, host, level and settings."
+
+
+def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
+    """The facts that differ, as rows of what, A and B; a note when there are none."""
+    columns = [Column("not the same"), Column("A"), Column("B")]
+    differing = differing_facts(a, b, phases)
+    if not differing:
+        return Report("", columns, [], [f"A is {a.path}, B is {b.path}.", ALIKE])
+    rows = [["log", a.path, b.path], *differing]
+    return Report("", columns, [list(row) for row in rows])
+
+
+def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:
+    """What, its value in A and in B, of every fact that is not the same in both."""
+    of_a, of_b = (dict(_facts(session, phases)) for session in (a, b))
+    return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
+
+
+def _facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
+    start = session.start
+    yield "level", start.level
+    yield "earlier fork's dialect", str(start.args.get("dialect", "no"))
+    for key, what in _MODEL.items():
+        yield what, _values(session.models.values(), key)
+    yield "llama-cpp-python", start.producer.llama_cpp
+    yield "llama.cpp commit", start.producer.commit
+    yield "patches", start.producer.patches
+    yield "CPU", start.host.cpu
+    yield "CPU features", " ".join(start.host.features)
+    yield "processors", str(start.host.cores)
+    yield "system", start.host.os
+    yield "clock", start.clock
+    for key, what in _CONTEXT.items():
+        yield what, _values(session.contexts.values(), key)
+    steps, _ = counted_steps(session)
+    for phase in phases:
+        of_phase = steps.rows(steps["label"] == phase)
+        yield f"tokens of a {phase} step", _range(of_phase["n_tokens"])
+        yield f"positions of {phase}", _range(of_phase["pos"])
+
+
+def _values(owners: Any, key: str) -> str:
+    """The values that a session has, each once, in order."""
+    return ", ".join(dict.fromkeys(_word(getattr(owner, key)) for owner in owners))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _range(numbers: Any) -> str:
+    low, high = int(numbers.min()), int(numbers.max())
+    return str(low) if low == high else f"{low} to {high}"

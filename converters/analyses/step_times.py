@@ -1,0 +1,133 @@
+"""What the steps of a session that count took, whole and by what their kernels work on.
+
+Invariant: columns are steps in the order of time, in ns of thread 0; a step that does not have
+something has NaN there, never 0. A failed step and a warm-up run are in no column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.analyses.noise import Blocks, cut_blocks
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import counted_steps, steps_inside
+
+Float64 = NDArray[np.float64]
+
+FEW_CELLS = 10_000_000
+MOST_EMPTY = 50
+"""cells of a table for each that is filled; a step mostly runs all there is"""
+
+
+class StepTimes:
+    """One session's steps that count, and when each belongs to which run."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        steps, notes = counted_steps(session)
+        self.notes = [f"{session.path}: {note}" for note in notes]
+        self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
+        self.run = _runs(session, self.steps)
+        self.phases = set(self.steps["label"].tolist())
+        step_of = zip(
+            session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
+        )
+        at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
+        self.column = {compute: at[step] for compute, step in step_of if step in at}
+        ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)
+        self.plans = list(dict.fromkeys(ran))
+        """those that ran in these steps, in order"""
+
+    def runs(self, phase: str) -> NDArray[np.int64]:
+        """The run of every step of a phase."""
+        of_phase: NDArray[np.int64] = self.run[self.steps["label"] == phase]
+        return of_phase
+
+    def blocks(self, phase: str) -> Blocks:
+        return cut_blocks(self.runs(phase))
+
+    def whole_steps(self, phase: str) -> Float64:
+        steps = self.steps.rows(self.steps["label"] == phase)
+        seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
+        return seen.astype(np.float64)
+
+    def tokens_per_second(self, phase: str) -> float | None:
+        """The median over the steps of a phase; None when it has none."""
+        steps = self.steps.rows(self.steps["label"] == phase)
+        if not len(steps):
+            return None
+        return (
+            float(np.median(steps["n_tokens"] / np.maximum(steps["end"] - steps["begin"], 1))) * 1e9
+        )
+
+    def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
+        """ns of thread 0, units x steps."""
+        taken: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = defaultdict(lambda: ([], []))
+        for ops in self.session.ops:
+            if ops.thread == 0 and ops.compute in self.column:
+                taken[ops.plan][0].append(self.column[ops.compute])
+                taken[ops.plan][1].append(ops.dur)
+        self._check_cells(n_units, sum(d.size for _, durs in taken.values() for d in durs))
+        total: Float64 = np.zeros((len(self.steps), n_units))
+        present = np.zeros((len(self.steps), n_units), np.bool_)
+        for plan, (columns, durs) in taken.items():
+            if not len(of_kernel[plan]):
+                continue
+            order = np.argsort(of_kernel[plan], kind="stable")
+            units, first = np.unique(of_kernel[plan][order], return_index=True)
+            sums = np.add.reduceat(np.array(durs, np.float64)[:, order], first, axis=1)
+            places = np.array(columns)[:, None], units
+            np.add.at(total, places, sums)
+            present[places] = True
+        total[~present] = np.nan
+        return np.transpose(total)
+
+    def work_by_unit(self, work: dict[int, Float64], n_units: int) -> Float64:
+        """What a step does, units x steps; `work` is what one compute of each plan does by unit."""
+        total: Float64 = np.zeros((n_units, len(self.steps)))
+        for ops in self.session.ops:
+            if ops.thread == 0 and ops.compute in self.column:
+                total[:, self.column[ops.compute]] += work[ops.plan]
+        return total
+
+    def by_layer(self) -> dict[Hashable, Float64]:
+        ran = [of for of in self.session.layers if of.compute in self.column]
+        labels = [of.label for of in ran if of.label is not None]
+        every = np.concatenate([np.zeros(0, np.int64), *labels])
+        self._check_cells(len(np.unique(every)), len(every))
+        found: dict[Hashable, Float64] = {}
+        for layers in ran:
+            at = self.column[layers.compute]
+            if layers.label is None:
+                continue
+            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
+                row = found.setdefault(layer, np.full(len(self.steps), np.nan))
+                row[at] = dur + (0.0 if math.isnan(row[at]) else row[at])
+        return found
+
+    def _check_cells(self, n_rows: int, n_measured: int) -> None:
+        """UsageError when a table of all steps would be nearly empty: a log could ask for any
+        amount of memory with few measurements."""
+        if n_rows * len(self.steps) > FEW_CELLS + MOST_EMPTY * n_measured:
+            raise UsageError(
+                f"{self.session.path}: its {len(self.steps):,} steps have hardly anything of"
+                f" {n_rows:,} parts in common that could be compared"
+            )
+
+
+def _runs(session: Session, steps: Table) -> NDArray[np.int64]:
+    """The run of every step: runs are the marks `run 1`, `run 2`, ..."""
+    run = np.zeros(len(steps), np.int64)
+    order = np.argsort(steps["begin"], kind="stable")
+    inside = steps_inside(session.marks, steps["begin"][order])
+    for name, first, end in zip(session.marks["name"].tolist(), *inside, strict=True):
+        if (found := re.fullmatch(r"run (\d{1,9})", name)) is not None:
+            run[order[first:end]] = int(found[1])
+    return run

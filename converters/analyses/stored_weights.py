@@ -1,0 +1,119 @@
+"""A model's tensors as they are stored, from its file or from the log of a session.
+
+Invariant: every tensor is there once, with its bytes in the file, however often it is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.memory.breakdown import mapped_bytes
+from llamacpp_instr.model.file import ModelFile, layer_of, load_model_file, role_of
+from llamacpp_instr.schema import Model
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    name: str
+    type: str
+    """`Q4_K`"""
+    ne: tuple[int, ...]
+    """ggml's order: the row's length first"""
+    n_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.ne)
+
+    @property
+    def layer(self) -> int:
+        return layer_of(self.name)
+
+    @property
+    def role(self) -> str:
+        return role_of(self.name)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What is stored of a model."""
+
+    name: str
+    """as a user knows it: the file's name"""
+    description: str
+    """architecture and file type"""
+    tensors: list[StoredTensor]
+    file_size: int | None = None
+    """bytes of all parts; None when the file was not seen"""
+    span: int | None = None
+    """bytes from each file's first tensor to the end of its last; None when it was not seen"""
+
+    @cached_property
+    def n_elements(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @cached_property
+    def n_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @cached_property
+    def by_layer(self) -> dict[int, list[StoredTensor]]:
+        """The tensors of each layer; -1 is of none."""
+        found: dict[int, list[StoredTensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.layer, []).append(tensor)
+        return found
+
+
+def stored_in_file(model: ModelFile) -> StoredModel:
+    """The model as its headers tell it."""
+    tensors = [StoredTensor(w.name, w.type.name, w.ne, w.n_bytes) for w in model.weights]
+    description = ", ".join(filter(None, (model.architecture, model.file_type)))
+    span = mapped_bytes(model, model.by_name)
+    return StoredModel(model.path.name, description, tensors, model.file_size, span)
+
+
+def stored_in_log(session: Session, model: Model, file: ModelFile | None) -> StoredModel:
+    """The model as the events of a log tell it; `file` is the model's, when it is still there."""
+    by_name = {
+        event.name: StoredTensor(event.name, event.type.upper(), tuple(event.ne), event.bytes)
+        for event in session.tensors_of.get(model.model, [])
+    }
+    name = model.path.replace("\\", "/").rpartition("/")[2]
+    if file:
+        return replace(stored_in_file(file), name=name, tensors=list(by_name.values()))
+    description = ", ".join(filter(None, (model.arch, model.ftype)))
+    return StoredModel(name, description, list(by_name.values()))
+
+
+def recorded_file(session: Session, model: Model) -> ModelFile:
+    """The model's file, where the log says that it was, or beside the log.
+
+    Raises `UsageError`, which says why, when it is not there or holds other tensors.
+    """
+    file = load_model_file(_where(session, model))
+    for tensor in session.tensors_of.get(model.model, []):
+        weight = file.by_name.get(tensor.name)
+        ne = [n for n in (weight.ne if weight else ()) if n > 1]
+        same = weight and weight.type.name == tensor.type.upper() and weight.n_bytes == tensor.bytes
+        if not same or ne != [n for n in tensor.ne if n > 1]:
+            raise UsageError(
+                f"{file.path} is no longer the model of the log: {tensor.name} differs"
+            )
+    return file
+
+
+def _where(session: Session, model: Model) -> Path:
+    path = Path(model.path)
+    beside = Path(session.path).parent / path.name
+    try:
+        return beside if not path.exists() and beside.is_file() else path
+    except (OSError, ValueError):
+        return path  # no name that a file can have: whoever opens it says so

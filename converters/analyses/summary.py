@@ -1,0 +1,292 @@
+"""The summary of a session: how fast, where the time and the memory went, what recording cost.
+
+Invariant: the rows of "Where the time went" add up to the steps' time as the caller saw it;
+warm-up runs and failed steps count nowhere, and it says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.graph import ops as knowledge
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+
+TOP_OPS = 10
+ALL_LAYERS = 12
+"""up to so many layers are all shown, of more the slowest"""
+
+
+def compute_summary(session: Session) -> list[Report]:
+    """The summary's sections, those left out for which the log holds nothing."""
+    steps, notes = counted_steps(session)
+    phase_of = phase_of_compute(session, steps)
+    sections = [
+        _overview(session),
+        _speed(session, steps, notes),
+        _time(session, steps, phase_of),
+        _layers(session, steps, phase_of),
+        _top_ops(session, phase_of),
+        _memory(session),
+        _recorder(session),
+    ]
+    return [section for section in sections if section.rows or section.notes]
+
+
+def _phases(steps: Table) -> list[str]:
+    return [phase for phase in PHASES if (steps["label"] == phase).any()]
+
+
+# --- sections ---
+
+
+def _overview(session: Session) -> Report:
+    start = session.start
+    rows: list[list[Cell]] = [["log", session.path]]
+    for model in session.models.values():
+        name = model.name or model.path.rsplit("/", 1)[-1]
+        rows.append(["model", _joined(name, model.arch, model.ftype, _parameters(model.params))])
+    threads = sorted(
+        {n for c in session.contexts.values() for n in (c.n_threads, c.n_threads_batch) if n}
+    )
+    used = " and ".join(map(str, threads)) + f" thread{'s' * (threads != [1])}" if threads else ""
+    rows.append(["machine", _joined(start.host.cpu, used)])
+    rows.append(["recorded", f"{start.time}, level {start.level}"])
+    notes = []
+    if ended := session.log_end.sentence():
+        notes.append(f"{ended[0].upper()}{ended[1:]}: what follows is of what was recorded.")
+    if start.perturbed:
+        notes.append("Tensor values were read (--stats): times must not be compared.")
+    if start.args.get("dialect"):
+        notes.append("Converted from an earlier fork's log: its times are its own.")
+    rows = [row for row in rows if row[1]]
+    return Report("Session", [Column("fact"), Column("value")], rows, notes, headed=False)
+
+
+def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
+    rows: list[list[Cell]] = []
+    for phase in _phases(steps):
+        of_phase = steps.rows(steps["label"] == phase)
+        dur = of_phase["end"] - of_phase["begin"]
+        tokens, total = int(of_phase["n_tokens"].sum()), int(dur.sum())
+        row: list[Cell] = [phase, len(of_phase), tokens, total, *[None] * 3]
+        if tokens and total:
+            rates = of_phase["n_tokens"] / np.maximum(dur, 1) * 1e9
+            row[4:] = [float(q) for q in np.quantile(rates, (0.5, 0.1, 0.9))]
+        rows.append(row)
+    notes = [*notes, *_graph_notes(session, steps), *_fault_notes(steps)]
+    dur = session.tokens["dur"][np.isin(session.tokens["step"], steps["step"])]
+    if len(dur):
+        mean = shown(float(dur.mean()), "ns")
+        notes.append(f"{len(dur):,} tokens were sampled, {mean} each, outside of the steps.")
+    columns = [
+        Column("Phase"),
+        Column("steps", "count"),
+        Column("tokens", "count"),
+        Column("time", "ns"),
+        Column("tokens/s median", "per_second"),
+        Column("p10", "per_second"),
+        Column("p90", "per_second"),
+    ]
+    return Report("Speed", columns, rows, notes)
+
+
+def _graph_notes(session: Session, steps: Table) -> Iterator[str]:
+    computes = session.computes
+    inside = np.isin(computes["step"], steps["step"])
+    reused = int((computes["reused"] & inside).sum())
+    built = int(inside.sum()) - reused
+    if built + reused:
+        yield f"Graphs were built {built:,} times and reused {reused:,} times."
+
+
+def _fault_notes(steps: Table) -> Iterator[str]:
+    """A cold start shows as page faults of the first step."""
+    if len(steps) < 2:
+        return
+    faults = steps["minflt"] + steps["majflt"]
+    if faults[0] > 100 and faults[0] > 4 * np.median(faults[1:]):
+        yield (
+            f"Cold start: the first step took {steps['minflt'][0]:,} minor and"
+            f" {steps['majflt'][0]:,} major page faults, later ones"
+            f" {np.mean(faults[1:]):,.0f} on average."
+        )
+
+
+def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
+    """Every nanosecond of the steps, by block and by what is not computing."""
+    phases = _phases(steps)
+    spent: dict[str, dict[str, int]] = {phase: defaultdict(int) for phase in phases}
+    in_ops: dict[int, int] = {}
+    for ops in session.ops:
+        phase = phase_of.get(ops.compute)
+        if ops.thread == 0 and phase is not None:
+            in_ops[ops.compute] = int(ops.dur.sum())
+            for block, ns in zip(session.kernels(ops.plan).block, ops.dur.tolist(), strict=True):
+                spent[phase][block] += ns
+    columns: tuple[str, ...] = ("compute", "apply", "build", "alloc", "dur")
+    for compute, apply, build, alloc, dur in zip(
+        *(session.computes[name].tolist() for name in columns), strict=True
+    ):
+        phase = phase_of.get(compute)
+        if phase is not None:
+            spent[phase]["KV slots"] += apply
+            spent[phase]["graph build"] += build + alloc
+            spent[phase]["between ops" if compute in in_ops else "compute"] += dur
+            spent[phase]["between ops"] -= in_ops.get(compute, 0)
+    for label, recorder in zip(steps["label"], steps["recorder"], strict=True):
+        spent[label]["the recorder"] += int(recorder)
+    totals = _phase_totals(steps)
+    for phase in phases:
+        spent[phase]["the rest"] = totals[phase] - sum(spent[phase].values())
+    outside = ["compute", "between ops", "KV slots", "graph build", "the recorder", "the rest"]
+    order = [*knowledge.BLOCKS, *outside]
+    by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
+    rows = _phase_rows(
+        [(what, by_block[what]) for what in order if any(by_block[what].values())], totals
+    )
+    notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
+    if not session.ops:
+        notes.append("No ops were recorded: blocks need the level detailed.")
+    if not len(session.computes):
+        return Report("Where the time went", [], [])
+    return Report("Where the time went", _phase_columns(Column("Block"), phases), rows, notes)
+
+
+def _phase_totals(steps: Table) -> dict[str, int]:
+    """The time of each phase's steps, as the caller saw it."""
+    dur = steps["end"] - steps["begin"]
+    return {phase: int(dur[steps["label"] == phase].sum()) for phase in _phases(steps)}
+
+
+def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
+    pairs = [(Column(phase, "ns"), Column(f"of {phase}", "share")) for phase in phases]
+    return [first, *(column for pair in pairs for column in pair)]
+
+
+def _phase_rows(
+    spent: list[tuple[str | int, dict[str, int]]], totals: dict[str, int]
+) -> list[list[Cell]]:
+    """Rows of a label, then time and share of each phase, whose steps took `totals`."""
+    rows: list[list[Cell]] = []
+    for label, by_phase in spent:
+        row: list[Cell] = [label]
+        for phase, ns in by_phase.items():
+            row += [ns, ns / totals[phase] if totals[phase] else None]
+        rows.append(row)
+    return rows
+
+
+def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
+    phases = _phases(steps)
+    spent: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys(phases, 0))
+    for layers in session.layers:
+        phase = phase_of.get(layers.compute)
+        if phase is not None and layers.label is not None:
+            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
+                spent[layer][phase] += dur
+    rows = _phase_rows([(layer, spent[layer]) for layer in sorted(spent)], _phase_totals(steps))
+    notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
+    if not rows:
+        return Report("Layers", [], [])
+    if len(rows) > ALL_LAYERS:
+        total = {layer: sum(spent[layer].values()) for layer in sorted(spent)}
+        slowest = np.argsort([-ns for ns in total.values()], kind="stable")[:ALL_LAYERS].tolist()
+        median = float(np.median([ns for layer, ns in total.items() if layer >= 0]))
+        notes.append(f"The slowest of {len(rows)}; the median layer took {shown(median, 'ns')}.")
+        rows = [rows[i] for i in sorted(slowest)]
+    return Report("Layers", _phase_columns(Column("Layer", "layer"), phases), rows, notes)
+
+
+def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
+    totals: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+    for ops in session.ops:
+        if ops.thread == 0 and ops.compute in phase_of:
+            kernels = session.kernels(ops.plan)
+            work = np.stack([np.ones(len(ops.dur)), ops.dur, kernels.flops, kernels.bytes], 1)
+            for label, row in zip(kernels.label, work, strict=True):
+                totals[label] += row
+    all_time = sum(float(total[1]) for total in totals.values())
+    rows: list[list[Cell]] = []
+    for label, total in sorted(totals.items(), key=lambda item: -float(item[1][1])):
+        calls, ns, n_flops, n_bytes = total.tolist()
+        rate = [amount / ns * 1e9 if ns and amount else None for amount in (n_flops, n_bytes)]
+        share = ns / all_time if all_time else None
+        rows.append([label, int(calls), int(ns), share, ns / calls, *rate])
+    notes = []
+    if len(rows) > TOP_OPS:
+        rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)
+        notes.append(f"{len(rows) - TOP_OPS} other ops took {100 * rest:.1f} %.")
+    columns = [
+        Column("Op"),
+        Column("calls", "count"),
+        Column("time", "ns"),
+        Column("share", "share"),
+        Column("each", "ns"),
+        Column("FLOP/s", "flop_per_second"),
+        Column("bytes/s", "bytes_per_second"),
+    ]
+    return Report("Top ops", columns, rows[:TOP_OPS], notes)
+
+
+def _memory(session: Session) -> Report:
+    rows: list[list[Cell]] = []
+    latest = {memory.ctx: memory for memory in session.memory}
+    for ctx, memory in sorted(latest.items()):
+        for use in memory.buffers:
+            rows.append([ctx, use.buffer, use.model, use.context, use.compute])
+    notes = []
+    if len(latest) > 1:
+        notes.append("Contexts of one model share its weights.")
+    kv = session.kv
+    for ctx in sorted(latest):
+        of_ctx = kv["ctx"] == ctx
+        if of_ctx.any():
+            at = int(np.argmax(np.where(of_ctx, kv["used"], -1)))
+            used, size = int(kv["used"][at]), int(kv["size"][at])
+            notes.append(
+                f"Context {ctx} used at most {used:,} of {size:,} cells"
+                f" ({shown(int(kv['bytes'][at]), 'bytes')})."
+            )
+    if rss := max((memory.rss for memory in session.memory), default=0):
+        notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
+    columns = [
+        Column("Context", "count"),
+        Column("buffer"),
+        Column("weights", "bytes"),
+        Column("KV cache, state", "bytes"),
+        Column("compute", "bytes"),
+    ]
+    return Report("Memory", columns, rows, notes)
+
+
+def _recorder(session: Session) -> Report:
+    end = session.end
+    if end is None:
+        return Report("Recorder", [], [])
+    share = end.overhead_ns / end.decode_ns if end.decode_ns else 0.0
+    n_events = sum(end.events.values()) + 1
+    notes = [
+        f"In all, warm-up runs included, it spent {shown(end.overhead_ns, 'ns')},"
+        f" {100 * share:.2f} % of the time in decode, and wrote {n_events:,} events"
+        f" ({shown(end.bytes, 'bytes')}); {end.dropped:,} events"
+        f" and {end.dropped_ops:,} ops were dropped."
+    ]
+    return Report("Recorder", [], [], notes)
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _parameters(n: int) -> str:
+    if not n:
+        return ""
+    if n < 1e5:
+        return f"{n:,} parameters"
+    return f"{n / 1e9:.2f}B parameters" if n >= 1e9 else f"{n / 1e6:.1f}M parameters"

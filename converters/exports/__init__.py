@@ -1,0 +1,1 @@
+"""Logs in the forms of other tools: traces, tables, flat events."""

@@ -1,0 +1,79 @@
+"""The slices of a plan's kernels as text with places for numbers, filled in once per compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from llamacpp_instr.graph.timeline import PlanTimeline, Selection
+from llamacpp_instr.log.columns import interval_columns
+from llamacpp_instr.schema import Layers, Ops
+
+Int64 = NDArray[np.int64]
+
+PER_CONTEXT = 10_000
+"""a track's number is its context's, from 1, times this, plus its own within the context"""
+SEPARATOR = b",\n"
+
+
+class Template:
+    """The events of a plan's kernels on one track, with places for the times of a compute."""
+
+    def __init__(self, timeline: PlanTimeline, chosen: Selection, tid: int, runs: bool) -> None:
+        self.bytes = sum(op.bytes for op in timeline.ops)
+        self.flops = sum(op.flops for op in timeline.ops)
+        spans: list[tuple[int, int, int, bytes, int, int]] = []
+        for level, cat, of in ((0, "layer", timeline.layers), (1, "block", timeline.blocks)):
+            for run in of if runs and chosen.ops is None else ():
+                if chosen.has_layer(run.layer):
+                    body = _body(run.name, cat, {"layer": run.layer}, b"")
+                    spans.append((run.first, level, run.last, body, 0, 0))
+        for i, op in enumerate(timeline.ops):
+            if chosen.has_op(op):
+                rates = b',"GB/s":%d.%03d' if op.bytes else b""
+                rates += b',"GFLOP/s":%d.%03d' if op.flops else b""
+                body = _body(op.name, op.block, op.args, rates)
+                spans.append((i, 2, i, body, op.bytes, op.flops))
+        self.matched = bool(spans)
+        # parents before their children, which may begin at the same time
+        spans.sort(key=lambda span: span[:2])
+        track = b'"pid":%d,"tid":%d' % (process_of(tid), tid)
+        prefix = SEPARATOR + b'{"ph":"X",' + track + b',"ts":%d.%03d,"dur":%d.%03d,'
+        self._text = b"".join(prefix + span[3] for span in spans)
+        self._first = np.array([span[0] for span in spans], np.intp)
+        self._last = np.array([span[2] for span in spans], np.intp)
+        # in thousandths: what is done in a nanosecond is a giga a second
+        self._work = np.array([span[4:] for span in spans], np.int64).reshape(-1, 2) * 1000
+        self._used = np.ones((len(spans), 8), np.bool_)
+        self._used[:, 4:] = np.repeat(self._work > 0, 2, axis=1)
+
+    def fill(self, start: Int64, end: Int64) -> bytes:
+        """The events of a compute whose kernels began and ended then."""
+        if not self.matched:
+            return b""
+        begin = start[self._first]
+        dur = end[self._last] - begin
+        values = np.column_stack((begin, dur, self._work // np.maximum(dur, 1)[:, None]))
+        numbers = np.stack(np.divmod(values, 1000), axis=2).reshape(-1, 8)
+        return self._text % tuple(numbers[self._used].tolist())
+
+
+def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
+    """The end of an event, from its name on; `rates` are the last of the args."""
+    text = orjson.dumps({"name": name, "cat": cat, "args": args}).replace(b"%", b"%%")
+    return text[1:-2] + rates + b"}}"
+
+
+def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
+    """Begin and end of every kernel or layer. Raises WrongTimes."""
+    gap, dur = interval_columns(event)
+    end = event.t + np.cumsum(dur if gap is None else gap + dur)
+    return end - dur, end
+
+
+def process_of(tid: int) -> int:
+    """The number that stands for a track's context."""
+    return tid // PER_CONTEXT

@@ -1,0 +1,394 @@
+"""A log as a trace in Chrome's JSON format, for the many tools that read it.
+
+Invariant: events of one track nest or stand apart, they never overlap; times are microseconds
+since the session's start with all three decimals, so no nanosecond is lost in a double. What the
+kernels of a plan have in common is encoded once; per compute only numbers are put into it.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import orjson
+
+from converters.exports.chrome.kernels import (
+    PER_CONTEXT,
+    SEPARATOR,
+    Int64,
+    Template,
+    kernel_times,
+    process_of,
+)
+from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.graph.kernels import graph_problem, plan_problem
+from llamacpp_instr.graph.timeline import (
+    Lanes,
+    PlanTimeline,
+    Selection,
+    layer_name,
+    plan_timeline,
+    remember,
+)
+from llamacpp_instr.log.columns import WrongTimes
+from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.schema import (
+    Compute,
+    Event,
+    Graph,
+    Kv,
+    Layers,
+    Mark,
+    Memory,
+    Message,
+    Model,
+    Ops,
+    Plan,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+    Token,
+    event_name,
+)
+
+TRACKS = ("steps", "phases", "layers", "sampler", "messages")
+FIRST_THREAD, FIRST_MARK = 100, 5_000
+"""numbers within a context of the tracks of threads and of marks; none is 0, which Perfetto takes
+for the process itself"""
+KEPT = 1024
+"""steps, computes and templates that later events may name"""
+
+
+def write_chrome(
+    reader: LogReader,
+    output: BinaryIO,
+    selection: Selection | None = None,
+    threads: bool = True,
+    compress: bool = False,
+    lenient: bool = False,
+) -> int:
+    """Writes the log's session to `output`; how many events were left out (`lenient`).
+
+    `threads` gives every thread of ggml a track, where the log has them. Raises LogError, with the
+    line, for an event that refers to what the log does not have, unless `lenient`; and UsageError
+    when nothing of the log was selected.
+    """
+    if compress:
+        with gzip.GzipFile("", "wb", 5, output, mtime=0) as file:
+            return _Writer(reader, file.write, selection or Selection(), threads).run(lenient)
+    return _Writer(reader, output.write, selection or Selection(), threads).run(lenient)
+
+
+class _Unfollowable(Exception):
+    """An event refers to what the log does not have."""
+
+
+class _Writer:
+    def __init__(
+        self,
+        reader: LogReader,
+        write: Callable[[bytes], object],
+        selection: Selection,
+        threads: bool,
+    ) -> None:
+        self._reader, self._write, self._selection = reader, write, selection
+        self._threads = threads
+        self._start = self._latest = 0
+        self._tracks: set[int] = set()
+        self._graphs: dict[int, Graph] = {}
+        self._plans: dict[int, Plan] = {}
+        self._timelines: dict[int, PlanTimeline] = {}
+        self._templates: dict[tuple[int, int], Template] = {}
+        self._open: dict[int, StepBegin] = {}
+        self._ended: dict[int, tuple[int, int]] = {}
+        self._computes: dict[int, Compute] = {}
+        self._layers: dict[int, Layers] = {}
+        self._marks: dict[int, Mark] = {}
+        self._lanes = Lanes()
+        self._matched = False
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            Model: self._model,
+            Memory: self._memory,
+            Graph: self._graph,
+            Plan: self._plan,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Compute: self._compute,
+            Layers: self._take_layers,
+            Ops: self._ops,
+            Kv: self._kv,
+            Token: self._token,
+            Mark: self._mark,
+            Message: self._message,
+        }
+
+    def run(self, lenient: bool) -> int:
+        events = iter(self._reader)
+        _, first = next(events, (0, None))
+        if not isinstance(first, SessionStart):
+            raise LogError("its session_start is damaged", self._reader.path, 1)
+        self._start = self._latest = first.t
+        about = {"recorded": first.time, "level": first.level, "t0_monotonic_ns": first.t}
+        head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
+        self._write(head[:-1] + b',"traceEvents":[\n')
+        # the first event: all others put a separator before themselves
+        self._write(orjson.dumps(_metadata("process_name", 1, "name", "session")))
+        left_out = 0
+        for line, event in events:
+            take = self._takers.get(type(event))
+            if take is None:
+                continue
+            try:
+                # a model may be loaded before the library can open the session by itself
+                if event.t < first.t and not isinstance(event, Model):
+                    raise _Unfollowable("an impossible time")
+                self._latest = max(self._latest, event.t)
+                take(event)
+            except (_Unfollowable, WrongTimes, OverflowError) as error:
+                if lenient:
+                    left_out += 1
+                    continue
+                reason = f"{event_name(event)}: {error}"
+                raise LogError(reason, self._reader.path, line) from None
+        self._finish()
+        self._write(b"\n]}\n")
+        return left_out
+
+    def _finish(self) -> None:
+        for ctx in list(self._layers):
+            self._flush_layers(ctx)
+        for step in list(self._open.values()):
+            self._step(step, None, self._latest)
+        for mark in list(self._marks):
+            self._end_mark(mark, self._latest)
+        chosen = self._selection
+        if not self._matched and (chosen.steps, chosen.layers, chosen.ops) != (None,) * 3:
+            raise UsageError(f"{self._reader.path}: nothing of the log was selected")
+
+    # --- writing ---
+
+    def _event(self, event: dict[str, Any]) -> None:
+        try:
+            self._write(SEPARATOR + orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS))
+        except orjson.JSONEncodeError:
+            raise OverflowError("sizes that no tensor has") from None
+
+    def _us(self, t: int) -> float:
+        return (t - self._start) / 1000
+
+    def _slice(self, tid: int, name: str, begin: int, end: int, cat: str, args: Any) -> None:
+        dur = max(0, end - begin) / 1000
+        self._event(
+            {"ph": "X", "pid": process_of(tid), "tid": tid, "ts": self._us(begin), "dur": dur,
+             "name": name, "cat": cat, "args": args}
+        )  # fmt: skip
+
+    def _counter(self, ctx: int, name: str, t: int, value: float) -> None:
+        self._event({"ph": "C", "pid": ctx + 1, "ts": self._us(t), "name": name,
+                     "args": {"value": value}})  # fmt: skip
+
+    def _track(self, ctx: int, name: str, number: int) -> int:
+        """The number of a track, which is described when it is first used."""
+        tid = (ctx + 1) * PER_CONTEXT + number
+        if tid not in self._tracks:
+            if number == 1 and ctx:
+                self._event(_metadata("process_name", ctx + 1, "name", f"context {ctx}"))
+            self._tracks.add(tid)
+            self._event(_metadata("thread_name", ctx + 1, "name", name, tid))
+            self._event(_metadata("thread_sort_index", ctx + 1, "sort_index", number, tid))
+        return tid
+
+    def _on(self, ctx: int, name: str) -> int:
+        return self._track(ctx, name, TRACKS.index(name) + 1)
+
+    # --- facts ---
+
+    @property
+    def _whole(self) -> bool:
+        return self._selection.steps is None
+
+    def _model(self, model: Model) -> None:
+        if self._whole:
+            args = {"model": model.name or model.path.rsplit("/", 1)[-1], "arch": model.arch,
+                    "ftype": model.ftype, "params": model.params, "bytes": model.bytes}  # fmt: skip
+            begin, end = max(model.t, self._start), max(model.t + model.dur, self._start)
+            if begin > model.t:
+                # no time of the trace is negative: some tools leave such events out
+                args["ns_before_session"] = begin - model.t
+            self._slice(self._on(0, "steps"), "load", begin, end, "model", args)
+
+    def _memory(self, memory: Memory) -> None:
+        for use in memory.buffers if self._whole else ():
+            for kind in ("model", "context", "compute"):
+                name = f"memory {use.buffer} {kind}"
+                self._counter(memory.ctx, name, memory.t, getattr(use, kind))
+
+    def _kv(self, kv: Kv) -> None:
+        if self._selection.has_step(kv.step) and (self._whole or kv.step >= 0):
+            self._counter(kv.ctx, "KV cells", kv.t, kv.used)
+            self._counter(kv.ctx, "KV bytes", kv.t, kv.bytes)
+
+    def _message(self, message: Message) -> None:
+        if self._whole:
+            tid = self._on(0, "messages")
+            self._event(
+                {"ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": self._us(message.t),
+                 "name": message.level, "args": {"text": message.text}}
+            )  # fmt: skip
+
+    def _mark(self, mark: Mark) -> None:
+        if not self._whole:
+            return
+        if mark.phase == "begin":
+            # those that overlap each have a track, so that none has to nest in another
+            self._lanes.begin(mark.mark, mark.t)
+            self._marks[mark.mark] = mark
+        elif mark.phase == "end":
+            _known("mark", mark.mark, self._marks)
+            self._end_mark(mark.mark, mark.t)
+        else:
+            tid = self._track(0, "marks", FIRST_MARK)
+            self._event({"ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": self._us(mark.t),
+                         "name": mark.name})  # fmt: skip
+
+    def _end_mark(self, number: int, t: int) -> None:
+        mark = self._marks.pop(number)
+        lane, _ = self._lanes.end(number, t)
+        tid = self._track(0, "marks", FIRST_MARK + lane)
+        self._slice(tid, mark.name, mark.t, t, "mark", {"thread": mark.thread})
+
+    # --- steps ---
+
+    def _graph(self, graph: Graph) -> None:
+        if problem := graph_problem(graph):
+            raise _Unfollowable(problem)
+        _keep("graph", graph.graph, graph, self._graphs)
+
+    def _plan(self, plan: Plan) -> None:
+        if problem := plan_problem(plan, _known("graph", plan.graph, self._graphs)):
+            raise _Unfollowable(problem)
+        _keep("plan", plan.plan, plan, self._plans)
+
+    def _step_begin(self, step: StepBegin) -> None:
+        if self._selection.has_step(step.step):
+            self._open[step.step] = step
+            self._matched |= self._selection.layers is None and self._selection.ops is None
+
+    def _step_end(self, end: StepEnd) -> None:
+        if self._selection.has_step(end.step):
+            step = _known("step", end.step, self._open)
+            self._flush_layers(step.ctx)
+            self._step(step, end, max(end.t, step.t))
+
+    def _step(self, step: StepBegin, end: StepEnd | None, t: int) -> None:
+        args = {"step": step.step, "tokens": step.n_tokens, "outputs": step.n_outputs,
+                "status": "the log ended" if end is None else end.status}  # fmt: skip
+        name = "encode" if step.kind == "encode" else step.phase
+        self._slice(self._on(step.ctx, "steps"), name, step.t, t, "step", args)
+        del self._open[step.step]
+        remember(self._ended, step.step, (step.t, t), KEPT)
+        if end is not None:
+            self._counter(step.ctx, "page faults", step.t, end.minflt + end.majflt)
+            if t > step.t:
+                self._counter(step.ctx, "tokens/s", step.t, step.n_tokens * 1e9 / (t - step.t))
+
+    def _compute(self, compute: Compute) -> None:
+        _known("graph", compute.graph, self._graphs)
+        self._flush_layers(compute.ctx)
+        remember(self._computes, compute.compute, compute, KEPT)
+        if not self._selection.has_step(compute.step):
+            return
+        tid = self._on(compute.ctx, "phases")
+        now, start = compute.t, compute.t + compute.start
+        for what in ("apply", "build", "alloc", "inputs"):
+            if dur := getattr(compute, what):
+                self._slice(tid, what, now, min(now + dur, start), "phase", {"ns": dur})
+                now = min(now + dur, start)
+        args = {"graph": compute.graph, "reused": compute.reused, "threads": compute.n_threads}
+        self._slice(tid, "compute", start, start + compute.dur, "phase", args)
+
+    def _token(self, token: Token) -> None:
+        if not self._selection.has_step(token.step):
+            return
+        args = {"text": token.text, "id": token.id, "step": token.step}
+        sampler = self._on(token.ctx, "sampler")
+        self._slice(sampler, "sample", token.t, token.t + token.dur, "sampler", args)
+        if token.step in self._ended:
+            begin, end = self._ended.pop(token.step)
+            text = orjson.dumps(token.text).decode()
+            self._slice(self._on(token.ctx, "steps"), text, begin, end, "token", args)
+
+    # --- layers and ops ---
+
+    def _take_layers(self, layers: Layers) -> None:
+        compute = _known("compute", layers.compute, self._computes)
+        if len(layers.layer) != len(layers.dur):
+            raise _Unfollowable("its columns are not of one length")
+        kernel_times(layers)  # they are drawn later, when this line is no longer known
+        self._layers[compute.ctx] = layers
+
+    def _flush_layers(self, ctx: int) -> None:
+        """Layers of which no ops came are drawn as they are."""
+        layers = self._layers.pop(ctx, None)
+        if layers is None or self._selection.ops is not None:
+            return
+        if self._selection.has_step(self._computes[layers.compute].step):
+            start, end = kernel_times(layers)
+            tid = self._on(ctx, "layers")
+            for layer, first, last in zip(layers.layer, start.tolist(), end.tolist(), strict=True):
+                if self._selection.has_layer(layer):
+                    self._matched = True
+                    self._slice(tid, layer_name(layer), first, last, "layer", {"layer": layer})
+
+    def _ops(self, ops: Ops) -> None:
+        compute = _known("compute", ops.compute, self._computes)
+        plan = _known("plan", ops.plan, self._plans)
+        if plan.graph != compute.graph or len(plan.node) != len(ops.dur):
+            raise _Unfollowable(f"plan {ops.plan} is not the one of its compute")
+        main = ops.thread == 0
+        if main and (waiting := self._layers.get(compute.ctx)) and waiting.compute == ops.compute:
+            del self._layers[compute.ctx]
+        if not self._selection.has_step(compute.step):
+            return
+        timeline = self._timelines.get(ops.plan)
+        if timeline is None:
+            timeline = plan_timeline(self._graphs[plan.graph], plan)
+            remember(self._timelines, ops.plan, timeline, KEPT)
+        start, end = kernel_times(ops)
+        if main:
+            layers = self._on(compute.ctx, "layers")
+            self._draw(ops.plan, timeline, layers, True, start, end)
+            if compute.dur:
+                t, template = compute.t + compute.start, self._templates[ops.plan, layers]
+                self._counter(compute.ctx, "achieved GB/s", t, template.bytes / compute.dur)
+                self._counter(compute.ctx, "achieved GFLOP/s", t, template.flops / compute.dur)
+        if self._threads and ops.wait is not None:
+            tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
+            self._draw(ops.plan, timeline, tid, False, start, end)
+
+    def _draw(
+        self, plan: int, timeline: PlanTimeline, tid: int, runs: bool, start: Int64, end: Int64
+    ) -> None:
+        template = self._templates.get((plan, tid))
+        if template is None:
+            template = Template(timeline, self._selection, tid, runs)
+            remember(self._templates, (plan, tid), template, KEPT)
+        self._matched |= template.matched
+        self._write(template.fill(start - self._start, end - self._start))
+
+
+def _metadata(name: str, pid: int, key: str, value: str | int, tid: int = 0) -> dict[str, Any]:
+    track = {"tid": tid} if tid else {}
+    return {"ph": "M", "name": name, "pid": pid, **track, "args": {key: value}}
+
+
+def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
+    if known.setdefault(number, event) != event:
+        raise _Unfollowable(f"{what} {number} was another one before")
+
+
+def _known(what: str, number: int, known: dict[int, Any]) -> Any:
+    if number not in known:
+        raise _Unfollowable(f"{what} {number} was never given")
+    return known[number]

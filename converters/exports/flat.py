@@ -1,0 +1,207 @@
+"""A log as lines again: selected events, or the flat form with one line for each op and layer.
+
+Invariant: streaming; a flat line needs no other line to be understood, whatever refers to a
+graph or a plan is resolved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.graph.kernels import graph_problem, plan_problem
+from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.schema import (
+    EVENTS,
+    Compute,
+    Event,
+    Graph,
+    Layers,
+    Ops,
+    Plan,
+    StepBegin,
+    StepEnd,
+    event_name,
+)
+
+FlatLine = dict[str, Any]
+EVENT_NAMES = tuple(event_name(event) for event in EVENTS)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which lines are wanted; what is None or empty lets everything through."""
+
+    events: Collection[str] = ()
+    """names; `op` is one in the flat form"""
+    steps: tuple[int, int] | None = None
+    """the first and the last, both included; lines that belong to no step are then left out"""
+    layer: int | None = None
+    """lines of other layers and of none are then left out"""
+
+    def has(self, name: str, step: int, layer: int | None) -> bool:
+        return (
+            (not self.events or name in self.events)
+            and (self.steps is None or self.steps[0] <= step <= self.steps[1])
+            and (self.layer is None or layer == self.layer)
+        )
+
+
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Raises UsageError for a name that no line can have."""
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no event is called `{name}`; there are {', '.join(known)}")
+
+
+def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
+    """The selected events of a log as JSON lines, as the schema has them."""
+    check_names(selection.events, EVENT_NAMES)
+    steps = _Steps()
+    for _, event in reader:
+        step = steps.of(event)
+        if selection.has(event_name(event), step, getattr(event, "layer", None)):
+            yield _line(event)
+
+
+def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
+    """The selected lines of a log's flat form.
+
+    `ops` become one `op` for each kernel, `layers` a `step_begin` and a `step_end` called
+    `layer_N`, steps are called by their phase; graphs and plans are resolved into `op` lines and
+    left out. Raises LogError for a reference to what the log does not have.
+    """
+    check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
+    steps, flat = _Steps(), _Flat()
+    for line, event in reader:
+        step = steps.of(event)
+        try:
+            for flat_line in flat.lines(event, step):
+                if selection.has(flat_line["event"], step, flat_line.get("layer")):
+                    yield _line(flat_line)
+        except (KeyError, IndexError, ValueError):
+            reason = f"{event_name(event)}: refers to what was never given; see instr check"
+            raise LogError(reason, reader.path, line) from None
+
+
+_encode = msgspec.json.Encoder().encode
+# of characters that JSON lets stand as they are, those that steer a terminal; in UTF-8
+_STEERING = re.compile(
+    b"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
+)
+
+
+def _line(event: Event | FlatLine) -> bytes:
+    """A line of JSON that may be printed: the same text, with more of it as `\\u009b`."""
+    line = _encode(event)
+    if _STEERING.search(line):
+        line = _STEERING.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), line)
+    return line + b"\n"
+
+
+_RESOLVED = ("graph", "plan", "layers", "ops")
+
+
+class _Steps:
+    """Which step an event belongs to, -1 for none."""
+
+    def __init__(self) -> None:
+        self._of_compute: dict[int, int] = {}
+
+    def of(self, event: Event) -> int:
+        step: int | None = getattr(event, "step", None)
+        if isinstance(event, Compute):
+            # computes of a context come one after the other: older ones are not asked for again
+            if len(self._of_compute) > 10_000:
+                self._of_compute = dict(list(self._of_compute.items())[-1_000:])
+            self._of_compute[event.compute] = event.step
+        if step is None:
+            step = self._of_compute.get(getattr(event, "compute", -1), -1)
+        return step
+
+
+class _Flat:
+    """The flat lines of an event, given those before it."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, Graph] = {}
+        self._kernels: dict[int, list[FlatLine]] = {}
+        self._phase: dict[int, str] = {}
+        self._rules: dict[type[Event], Callable[[Any, int], Iterator[FlatLine]]] = {
+            Graph: self._graph,
+            Plan: self._plan,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Layers: self._layers,
+            Ops: self._ops,
+        }
+
+    def lines(self, event: Event, step: int) -> Iterator[FlatLine]:
+        rule = self._rules.get(type(event))
+        if rule is not None:
+            yield from rule(event, step)
+        else:
+            yield msgspec.to_builtins(event)
+
+    def _graph(self, event: Graph, _step: int) -> Iterator[FlatLine]:
+        if graph_problem(event):
+            raise ValueError
+        self._graphs[event.graph] = event
+        return iter(())
+
+    def _plan(self, event: Plan, _step: int) -> Iterator[FlatLine]:
+        graph = self._graphs[event.graph]
+        nodes = graph.nodes
+        if nodes is None or plan_problem(event, graph):
+            raise ValueError
+        counts = event.n or [1] * len(event.node)
+        insides = [
+            [node for node in range(first, first + n) if nodes.exec[node]] or [first]
+            for first, n in zip(event.node, counts, strict=True)
+        ]
+        # named by its result, as in traces and tables
+        self._kernels[event.plan] = [
+            {
+                "op": nodes.op[first],
+                "name": nodes.name[inside[-1]],
+                "layer": nodes.layer[first],
+                "type": nodes.type[inside[-1]],
+                "ne": nodes.ne[inside[-1]],
+                **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
+            }
+            for first, inside in zip(event.node, insides, strict=True)
+        ]
+        return iter(())
+
+    def _step_begin(self, event: StepBegin, _step: int) -> Iterator[FlatLine]:
+        self._phase[event.step] = event.phase
+        yield {**msgspec.to_builtins(event), "step_name": event.phase}
+
+    def _step_end(self, event: StepEnd, _step: int) -> Iterator[FlatLine]:
+        yield {**msgspec.to_builtins(event), "step_name": self._phase.pop(event.step)}
+
+    def _layers(self, event: Layers, step: int) -> Iterator[FlatLine]:
+        for layer, begin, dur in zip(event.layer, *_spans(event), strict=True):
+            if layer >= 0:
+                where = {"step_name": f"layer_{layer}", "layer": layer, "step": step}
+                yield {"event": "step_begin", "t": begin, **where}
+                yield {"event": "step_end", "t": begin + dur, "dur": dur, **where}
+
+    def _ops(self, event: Ops, step: int) -> Iterator[FlatLine]:
+        kernels = self._kernels[event.plan]
+        for kernel, begin, dur in zip(kernels, *_spans(event), strict=True):
+            where = {"step": step, "thread": event.thread}
+            yield {"event": "op", "t": begin, "dur": dur, **kernel, **where}
+
+
+def _spans(event: Layers | Ops) -> tuple[list[int], list[int]]:
+    """When each interval begins, and how long it is."""
+    gaps = event.gap or [0] * len(event.dur)
+    ends = accumulate(gap + dur for gap, dur in zip(gaps, event.dur, strict=True))
+    return [event.t + end - dur for end, dur in zip(ends, event.dur, strict=True)], event.dur

@@ -1,0 +1,150 @@
+"""The slices of layers and ops: templates, and the computes that wait to be filled into them.
+
+Invariant: what waits and what is kept is bounded, whatever the log holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.exports.perfetto.packets import Packets
+from converters.exports.perfetto.template import (
+    Template,
+    Times,
+    layers_template,
+    runs_template,
+    thread_template,
+)
+from llamacpp_instr.graph.timeline import PlanTimeline, Selection, plan_timeline
+from llamacpp_instr.log.columns import interval_columns
+from llamacpp_instr.schema import Graph, Layers, Ops, Plan
+
+Int64 = NDArray[np.int64]
+
+BATCH = 4096
+"""kernels of one plan and thread that are filled in at once"""
+TEMPLATES = 64
+"""templates that are kept; a changed graph makes the older ones useless"""
+
+
+@dataclass
+class _Batch:
+    template: Template
+    n_kernels: int
+    n: int = 0
+    t: list[int] = field(default_factory=list)
+    columns: list[tuple[Int64 | None, Int64, Int64 | None]] = field(default_factory=list)
+    """gap, dur, wait"""
+    tail: list[int] = field(default_factory=list)
+
+
+class KernelSlices:
+    """Takes `layers` and `ops` events that were checked against their plan, writes slices."""
+
+    def __init__(
+        self,
+        packets: Packets,
+        write: Callable[[bytes | NDArray[np.uint8]], object],
+        selection: Selection,
+        flows: Callable[[int], int] | None,
+    ) -> None:
+        """`flows`, given how many, hands out as many numbers and returns the first; without it
+        no flows are drawn."""
+        self._packets = packets
+        self._write = write
+        self._selection = selection
+        self._flows = flows
+        self._batches: OrderedDict[object, _Batch] = OrderedDict()
+        self._timelines: OrderedDict[int, PlanTimeline] = OrderedDict()
+        self.layers_seen: set[int] = set()
+        self.ops_seen: set[str] = set()
+        self.matched = False
+        """whether any op, or any layer where there are no ops, was of the selection"""
+
+    def add_layers(self, event: Layers, track: int) -> None:
+        """The layers of a compute of which no ops are known."""
+        key = ("layers", track, tuple(event.layer))
+        self.layers_seen.update(event.layer)
+        if self._selection.ops is not None:
+            return
+        self.matched |= any(map(self._selection.has_layer, event.layer))
+        batch = self._batch(
+            key,
+            len(event.layer),
+            lambda: runs_template(self._packets, event.layer, self._selection, track),
+        )
+        self._add(batch, event, None, 0)
+
+    def add_ops(self, event: Ops, graph: Graph, plan: Plan, track: int, main: bool) -> None:
+        """The ops of a compute: on the layers' track when `main`, else on a thread's own."""
+        gaps, waits = event.gap is not None, event.wait is not None
+        key = (event.plan, track, main, gaps, waits)
+
+        def make() -> Template:
+            timeline = self.timeline(graph, plan)
+            packets, selection = self._packets, self._selection
+            if main:
+                return layers_template(packets, timeline, selection, track, bool(self._flows))
+            return thread_template(packets, timeline, selection, track, gaps, waits)
+
+        batch = self._batch(key, len(event.dur), make)
+        self._add(batch, event, event.wait, event.tail)
+
+    def timeline(self, graph: Graph, plan: Plan) -> PlanTimeline:
+        """The plan's slices."""
+        known = self._timelines.get(plan.plan)
+        if known is None:
+            known = self._timelines[plan.plan] = plan_timeline(graph, plan)
+            if len(self._timelines) > TEMPLATES:
+                self._timelines.popitem(last=False)
+            self.layers_seen.update(op.layer for op in known.ops)
+            self.ops_seen.update(op.name for op in known.ops)
+            self.matched |= any(map(self._selection.has_op, known.ops))
+        return known
+
+    def flush(self) -> None:
+        """Writes all that waits."""
+        for batch in self._batches.values():
+            self._fill(batch)
+
+    def _batch(self, key: object, n_kernels: int, make: Callable[[], Template]) -> _Batch:
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = _Batch(make(), n_kernels)
+            if len(self._batches) > TEMPLATES:
+                self._fill(self._batches.popitem(last=False)[1])
+        return batch
+
+    def _add(self, batch: _Batch, event: Ops | Layers, wait: list[int] | None, tail: int) -> None:
+        gap, dur = interval_columns(event)
+        if not batch.template.size:
+            return
+        batch.columns.append((gap, dur, None if wait is None else np.array(wait, np.int64)))
+        batch.t.append(event.t)
+        batch.tail.append(tail)
+        batch.n += 1
+        if batch.n * batch.n_kernels >= BATCH:
+            self._fill(batch)
+
+    def _fill(self, batch: _Batch) -> None:
+        if not batch.n:
+            return
+        dur = np.array([dur for _, dur, _ in batch.columns])
+        step = dur.copy()
+        for i, (gap, _, _) in enumerate(batch.columns):
+            if gap is not None:
+                step[i] += gap
+        wait = [wait for _, _, wait in batch.columns if wait is not None]
+        end = np.cumsum(step, axis=1)
+        end += np.array(batch.t)[:, None]
+        done = end[:, -1] + np.array(batch.tail)
+        times = Times(end - dur, end, np.array(wait) if wait else None, done)
+        first = self._flows(batch.template.n_flows * batch.n) if self._flows else 0
+        self._write(batch.template.fill(times, first))
+        batch.n = 0
+        batch.columns, batch.t, batch.tail = [], [], []

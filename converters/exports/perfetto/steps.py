@@ -1,0 +1,373 @@
+"""The slices of steps, phases and tokens, and the counters: a few packets an event.
+
+What comes in every step has a form; the rest is encoded as it comes. Invariant: a slice is written
+when both its ends are known, never reaches beyond what it is in, and comes after what lies before
+it on its track.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from converters.exports.perfetto.forms import Blank, Form, Forms, Part, Row, blank_field
+from converters.exports.perfetto.packets import INSTANT, Packets, Value, closing, event, sample
+from converters.exports.perfetto.tracks import Tracks
+from llamacpp_instr.graph.timeline import Lanes, PlanTimeline, remember
+from llamacpp_instr.schema import (
+    Compute,
+    Kv,
+    Mark,
+    Memory,
+    Model,
+    Split,
+    Splits,
+    StepBegin,
+    StepEnd,
+    Sync,
+    Token,
+)
+
+KEPT = 4096
+"""steps and computes that later events may name"""
+
+
+@dataclass
+class OpenStep:
+    """A step that has not ended."""
+
+    begin: StepBegin
+    flows: list[int] = field(default_factory=list)
+    """of the tokens that it takes"""
+    computes: list[Row] = field(default_factory=list)
+    """those that are not drawn yet: `prepare` comes before them, and is known at the end"""
+    first: int | None = None
+    """when its first ubatch began, apply included"""
+    last: int = 0
+    """when its last compute ended"""
+
+
+class StepSlices:
+    """Draws what is not layers and ops."""
+
+    def __init__(self, packets: Packets, tracks: Tracks, forms: Forms) -> None:
+        self._packets = packets
+        self._tracks = tracks
+        self._forms = forms
+        self._write = forms.add_packets
+        self.ended: dict[int, tuple[int, int]] = {}
+        """begin and end of the latest steps"""
+        self._lanes = Lanes()
+
+    def slice(
+        self,
+        track: int,
+        name: str,
+        begin: int,
+        end: int,
+        category: str,
+        args: dict[str, Value],
+    ) -> None:
+        """One slice."""
+        body = self._packets.opening(track, name, category) + self._packets.args(args)
+        self._write(event(begin, body) + event(max(begin, end), closing(track)))
+
+    def instant(self, track: int, name: str, t: int, category: str, args: dict[str, Value]) -> None:
+        """One instant."""
+        body = self._packets.named(track, name, category, INSTANT) + self._packets.args(args)
+        self._write(event(t, body))
+
+    # --- facts ---
+
+    def model(self, model: Model, track: int) -> None:
+        args: dict[str, Value] = {
+            "model": model.name or model.path.rsplit("/", 1)[-1],
+            "arch": model.arch,
+            "ftype": model.ftype,
+            "params": model.params,
+            "bytes": model.bytes,
+            "tensors": model.n_tensors,
+            **{name: value for name, value in model.hparams.items() if name not in _SHOWN},
+        }
+        self.slice(track, "load", model.t, model.t + model.dur, "model", args)
+
+    def memory(self, memory: Memory, home: int) -> None:
+        for use in memory.buffers:
+            for kind in ("model", "context", "compute"):
+                counter = self._tracks.child(home, f"{use.buffer} {kind}", "bytes", below="memory")
+                self._write(sample(memory.t, counter, getattr(use, kind)))
+        if memory.rss:
+            counter = self._tracks.child(home, "resident memory", "bytes", below="memory")
+            self._write(sample(memory.t, counter, memory.rss))
+
+    def kv(self, kv: Kv, home: int) -> None:
+        self._forms.add(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
+        if kv.op != "apply":
+            names = ("seq", "seq_dst", "p0", "p1", "arg")
+            args = {name: v for name in names if (v := getattr(kv, name)) is not None}
+            self.instant(home, f"KV {kv.op}", kv.t, "kv", args)
+
+    def _kv_form(self, home: int, cache: int) -> Form:
+        form = Form(self._packets)
+        t, used, size = form.numbers(3)
+        of = f" of cache {cache}" if cache else ""
+        for what, unit, value in (("cells", "cells", used), ("bytes", "bytes", size)):
+            form.sample(t, self._tracks.child(home, f"KV {what}{of}", unit, below="KV"), value)
+        return form
+
+    def mark(self, mark: Mark) -> bool:
+        """Draws a mark; False when it ends and was never begun."""
+        home = self._tracks.home
+        args: dict[str, Value] = {"mark": mark.mark, "thread": mark.thread}
+        if mark.phase == "instant":
+            self.instant(self._tracks.child(home, "marks"), mark.name, mark.t, "mark", args)
+        elif mark.phase == "begin":
+            # those that overlap each have a lane, so that none has to nest in another
+            lane = self._lanes.begin(mark.mark, mark.t)
+            track = self._tracks.child(home, "marks", lane=lane)
+            body = self._packets.named(track, mark.name, "mark") + self._packets.args(args)
+            self._write(event(mark.t, body))
+        else:
+            if mark.mark not in self._lanes.open:
+                return False
+            self._end_mark(mark.mark, mark.t)
+        return True
+
+    def end_marks(self, t: int) -> None:
+        """Ends those that the log left open."""
+        for mark in list(self._lanes.open):
+            self._end_mark(mark, t)
+
+    def _end_mark(self, mark: int, t: int) -> None:
+        lane, begin = self._lanes.end(mark, t)
+        track = self._tracks.child(self._tracks.home, "marks", lane=lane)
+        self._write(event(max(begin, t), closing(track)))
+
+    # --- steps ---
+
+    def step(self, step: OpenStep, end: StepEnd | None, t: int, home: int) -> None:
+        """A step; `end` is None when the log ended before it did."""
+        begin = step.begin
+        name = "encode" if begin.kind == "encode" else begin.phase
+        values = [begin.t, t, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs]
+        values.append(begin.thread)
+        if end is not None:
+            values += end.status, end.n_ubatch, end.n_reused, end.recorder, end.minflt, end.majflt
+        took = t - begin.t
+        rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
+        positions = _positions(begin)
+        shape = (home, name, end is not None, len(rate), len(step.flows), len(positions))
+        self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
+        remember(self.ended, begin.step, (begin.t, t), KEPT)
+        if end is not None and end.prepare > 0:
+            until = min(begin.t + end.prepare, t if step.first is None else step.first)
+            self._forms.add(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
+        self._draw_computes(step)
+        if end is not None and end.readback > 0:
+            # the log has the sum over the ubatches; it is drawn after the last of them
+            since = max(step.last, begin.t)
+            shown = min(since + end.readback, max(t, since))
+            if end.n_ubatch > 1:
+                self._forms.add(self._readbacks_form, (home,), since, shown, end.n_ubatch)
+            else:
+                self._forms.add(self._phase_form, (home, "readback"), since, shown)
+
+    def _step_form(
+        self, home: int, name: str, ended: bool, n_rates: int, n_flows: int, length: int
+    ) -> Form:
+        form = Form(self._packets)
+        begin, until = form.numbers(2)
+        names = ["step", "tokens", "outputs", "sequences", "thread"]
+        args: dict[str, Value | Blank] = dict(zip(names, form.numbers(5), strict=True))
+        result: dict[str, Value | Blank] = {"ended": "not before the log did"}
+        counters: list[tuple[str, str, Blank, str]] = []
+        if ended:
+            names = ["status", "ubatches", "graphs_reused", "recorder_ns"]
+            result = dict(zip(names, form.numbers(4), strict=True))
+            minor, major = form.numbers(2)
+            counters = [
+                ("minor page faults", "faults", minor, "page faults"),
+                ("major page faults", "faults", major, "page faults"),
+            ]
+        if n_rates:
+            counters.append(("tokens/s", "tokens/s", form.double(), ""))
+        flows: list[Part] = []
+        for _ in range(n_flows):
+            flows += blank_field(48, form.flow())  # terminating_flow_ids
+        positions = form.text(length)
+        if length:
+            args["positions"] = positions
+        form.slice(home, name, "step", begin, until, args | result, flows)
+        for what, unit, value, below in counters:
+            form.sample(begin, self._tracks.child(home, what, unit, below=below), value)
+        return form
+
+    def _phase_form(self, home: int, name: str) -> Form:
+        form = Form(self._packets)
+        begin, end = form.numbers(2)
+        form.slice(self._tracks.child(home, "phases"), name, "phase", begin, end)
+        return form
+
+    def _readbacks_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        begin, end, several = form.numbers(3)
+        track = self._tracks.child(home, "phases")
+        form.slice(track, "readback", "phase", begin, end, {"sum_of_ubatches": several})
+        return form
+
+    def compute(self, compute: Compute, step: OpenStep | None, home: int) -> None:
+        """What was done for one compute; with its step, as soon as that is drawn."""
+        start = compute.t + compute.start
+        now = compute.t
+        durations = (compute.apply, compute.build, compute.alloc, compute.inputs)
+        drawn = tuple(dur > 0 for dur in durations)
+        times: list[int] = []
+        for dur in durations:
+            if dur > 0:
+                end = min(now + dur, start)
+                times += now, max(now, end)
+                now = end
+        end = start + compute.dur
+        row = self._forms.row(
+            self._compute_form, (home, drawn, compute.source, compute.reused),
+            *times, start, end, compute.compute, compute.graph, compute.n_tokens,
+            compute.n_threads, compute.status,
+        )  # fmt: skip
+        if step is None:
+            self._forms.add_row(row)
+            return
+        if step.first is None and compute.source != "memory_update":  # part of preparing
+            step.first = compute.t
+        step.last = end
+        step.computes.append(row)
+        if len(step.computes) > KEPT:
+            self._draw_computes(step)
+
+    def _draw_computes(self, step: OpenStep) -> None:
+        for row in step.computes:
+            self._forms.add_row(row)
+        step.computes.clear()
+
+    def _compute_form(self, home: int, drawn: tuple[bool, ...], source: str, reused: bool) -> Form:
+        form = Form(self._packets)
+        phases = self._tracks.child(home, "phases")
+        for what, there in zip(("apply", "build", "alloc", "inputs"), drawn, strict=True):
+            if there:
+                begin, end = form.numbers(2)
+                form.slice(phases, what, "phase", begin, end)
+        begin, end, number, graph, n_tokens, n_threads, status = form.numbers(7)
+        args: dict[str, Value | Blank] = {"compute": number, "graph": graph, "source": source}
+        args |= {"n_tokens": n_tokens, "n_threads": n_threads, "status": status, "reused": reused}
+        form.slice(phases, "compute", "phase", begin, end, args)
+        return form
+
+    def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
+        """What a compute achieved: all of its ops' work in all of its time."""
+        dur = compute.dur
+        if dur > 0:
+            rates = timeline.bytes / dur, timeline.flops / dur
+            self._forms.add(self._rates_form, (home,), compute.t + compute.start, *rates)
+
+    def _rates_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        (start,) = form.numbers(1)
+        for unit in ("GB/s", "GFLOP/s"):
+            track = self._tracks.child(home, f"achieved {unit}", unit)
+            form.sample(start, track, form.double())
+        return form
+
+    def splits(self, event: Splits, splits: list[Split], home: int) -> None:
+        track = self._tracks.child(home, "splits")
+        now = event.t
+        for i, dur in enumerate(event.dur):
+            begin = now + (event.gap[i] if event.gap else 0)
+            now = begin + dur
+            submitted = bool(event.asynchronous[i])
+            split = splits[event.split[i]]
+            args: dict[str, Value] = {
+                "split": event.split[i],
+                "nodes": f"{split.start} to {split.end - 1}",
+                "ends_with": "submission" if submitted else "computation",
+            }
+            name = f"submit to {split.backend}" if submitted else split.backend
+            self.slice(track, name, begin, now, "split", args)
+
+    def sync(self, sync: Sync, home: int) -> None:
+        self._forms.add(self._sync_form, (home,), sync.t, sync.t + sync.dur)
+
+    def _sync_form(self, home: int) -> Form:
+        form = Form(self._packets)
+        begin, end = form.numbers(2)
+        form.slice(self._tracks.child(home, "device waits"), "synchronize", "wait", begin, end)
+        return form
+
+    def token(self, token: Token, home: int, flow: int | None) -> None:
+        """A token in the sampler's track, and on the step that it came out of while that is
+        known."""
+        step, p, hexadecimal = token.step, token.p, token.hex
+        text, quoted = _utf8(token.text), _quoted(token.text)
+        values = [token.t, token.t + token.dur, token.id, token.index]
+        of_step = self.ended.get(step)
+        if step >= 0:
+            values.append(step)
+        if of_step is not None:
+            values += of_step
+        more = [value for value in (p, flow) if value is not None]
+        hexed = None if hexadecimal is None else _utf8(hexadecimal)
+        texts = (text, quoted) if hexed is None else (text, quoted, hexed)
+        shape = (
+            home, step >= 0, of_step is not None, p is not None, flow is not None,
+            *map(len, texts),
+        )  # fmt: skip
+        self._forms.add(self._token_form, shape, *values, *more, *texts)
+
+    def _token_form(
+        self,
+        home: int,
+        has_step: bool,
+        on_step: bool,
+        has_p: bool,
+        has_flow: bool,
+        text: int,
+        quoted: int,
+        hexed: int | None = None,
+    ) -> Form:
+        form = Form(self._packets)
+        begin, end, number, index = form.numbers(4)
+        step = form.numbers(has_step)
+        ends = form.numbers(2 * on_step)
+        p = [form.double()] if has_p else []
+        flow = blank_field(47, form.flow()) if has_flow else []  # flow_ids
+        args: dict[str, Value | Blank] = {"text": form.text(text)}
+        name = form.text(quoted)
+        args |= {"id": number, "index": index}
+        args |= {"p": p[0]} if p else {}
+        args |= {} if hexed is None else {"hex": form.text(hexed)}
+        args |= {"step": step[0]} if step else {}
+        form.slice(self._tracks.child(home, "sampler"), "sample", "sampler", begin, end, args, flow)
+        if ends:
+            form.slice(home, name, "token", ends[0], ends[1], args)
+        return form
+
+
+def _positions(begin: StepBegin) -> bytes:
+    """Which positions a step takes, in words; nothing when llama.cpp chose them."""
+    if begin.pos < 0:
+        return b""
+    last = begin.pos + begin.n_tokens - 1
+    several = begin.n_seqs <= 1 and last > begin.pos
+    return (f"{begin.pos} to {last}" if several else str(begin.pos)).encode()
+
+
+def _utf8(text: str) -> bytes:
+    """Lone surrogates, which are no UTF-8, are replaced."""
+    return text.encode("utf-8", "replace")
+
+
+@lru_cache(KEPT)
+def _quoted(text: str) -> bytes:
+    return _utf8(json.dumps(text, ensure_ascii=False))
+
+
+_SHOWN = frozenset({"model", "arch", "ftype", "params", "bytes", "tensors"})

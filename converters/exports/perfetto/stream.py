@@ -1,0 +1,382 @@
+"""From a log's events to a trace, in one pass and bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+
+from converters.exports.perfetto.forms import Forms
+from converters.exports.perfetto.graphs import Graphs, Unfollowable
+from converters.exports.perfetto.kernels import KernelSlices
+from converters.exports.perfetto.packets import Packets, Value, first_packet
+from converters.exports.perfetto.steps import KEPT, OpenStep, StepSlices
+from converters.exports.perfetto.tracks import Tracks
+from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.graph.timeline import Selection, remember
+from llamacpp_instr.log.columns import WrongTimes, interval_columns
+from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.schema import (
+    Compute,
+    Context,
+    Event,
+    Graph,
+    Kv,
+    Layers,
+    Mark,
+    Memory,
+    Message,
+    Model,
+    Note,
+    Ops,
+    Plan,
+    SessionStart,
+    Splits,
+    StepBegin,
+    StepEnd,
+    Sync,
+    TensorStats,
+    Token,
+    event_name,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is written."""
+
+    selection: Selection = field(default_factory=Selection)
+    threads: bool = True
+    """a track for every thread of ggml, where the log has them"""
+    flows: bool = False
+    """arrows from ops to those that read their results, from tokens to the steps that take them"""
+    gzip: bool = False
+    lenient: bool = False
+    """leave out what refers to something that the log does not have, and count it"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a log."""
+
+    bytes: int
+    """before compression"""
+    left_out: int
+    """events that refer to something that the log does not have (lenient)"""
+
+
+def write_perfetto(reader: LogReader, output: BinaryIO, options: Options) -> Written:
+    """Writes the log's session to `output` as a Perfetto trace (protobuf).
+
+    Raises LogError, with the line, for what cannot be followed, unless `options.lenient`; and
+    UsageError when nothing of the log was selected.
+    """
+    if options.gzip:
+        with gzip.GzipFile("", "wb", 5, output, mtime=0) as compressed:
+            return _Writer(reader, compressed.write, options).run()
+    return _Writer(reader, output.write, options).run()
+
+
+class _Writer:
+    def __init__(self, reader: LogReader, write: Callable[[Any], object], options: Options) -> None:
+        self._reader = reader
+        self._output = write
+        self._bytes = 0
+        self._options = options
+        self._selection = options.selection
+        self._whole = options.selection.steps is None
+        """whether what belongs to no step is wanted"""
+        self._packets = Packets()
+        self._n_flows = 0
+        self._latest = 0
+        self._models: dict[int, Model] = {}
+        self._unloaded: dict[int, Model] = {}
+        self._contexts: dict[int, Context] = {}
+        self._graphs = Graphs()
+        self._open: dict[int, OpenStep] = {}
+        self._computes: dict[int, Compute] = {}
+        self._layers: dict[int, Layers] = {}
+        """by context: the layers of which the ops may yet come"""
+        self._tokens: dict[int, list[Token]] = {}
+        """by context: tokens that the next step may take"""
+        self._steps_seen: tuple[int, int] | None = None
+        self._step_matched = False
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            Model: self._model,
+            Context: self._context,
+            Memory: self._memory,
+            Graph: self._graph,
+            Plan: self._graphs.add_plan,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Compute: self._compute,
+            Layers: self._take_layers,
+            Ops: self._ops,
+            Splits: self._splits,
+            Sync: self._sync,
+            Kv: self._kv,
+            Token: self._token,
+            TensorStats: self._stats,
+            Mark: self._mark,
+            Note: self._note,
+            Message: self._message,
+        }
+
+    def run(self) -> Written:
+        events = iter(self._reader)
+        line, first = next(events, (0, None))
+        if not isinstance(first, SessionStart):
+            raise LogError("its session_start is damaged", self._reader.path, 1)
+        left_out = 0
+        self._start(first)
+        for line, event in events:
+            take = self._takers.get(type(event))
+            if take is None:
+                continue
+            try:
+                if event.t > self._latest:
+                    self._latest = event.t
+                take(event)
+            except (Unfollowable, WrongTimes, OverflowError) as error:
+                if self._options.lenient:
+                    left_out += 1
+                    continue
+                reason = str(error) or "sizes that no tensor has"
+                raise LogError(f"{event_name(event)}: {reason}", self._reader.path, line) from None
+        self._finish(first)
+        return Written(self._bytes, left_out)
+
+    def _emit(self, data: Any) -> None:
+        if self._packets.new:
+            interned = self._packets.take_interned()
+            self._output(interned)
+            self._bytes += len(interned)
+        self._output(data)
+        self._bytes += len(data)
+
+    def _new_flows(self, n: int) -> int:
+        self._n_flows += n
+        return self._n_flows - n + 1
+
+    def _home(self, ctx: int) -> int:
+        _follow("context", ctx, self._contexts)
+        return self._tracks.context(ctx)
+
+    # --- the session ---
+
+    def _start(self, start: SessionStart) -> None:
+        self._emit(first_packet(start.t, start.wall))
+        note = f"Recorded {start.time} at level {start.level} on {start.host.cpu or 'a machine'}."
+        if start.perturbed:
+            note += " Tensor values were read (--stats): times must not be compared."
+        if start.args.get("dialect"):
+            note += " Converted from an earlier fork's log: its times are its own."
+        self._tracks = Tracks(self._emit, note)
+        self._forms = Forms(self._emit)
+        self._draw = StepSlices(self._packets, self._tracks, self._forms)
+        flows = self._new_flows if self._options.flows else None
+        self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
+        self._latest = start.t
+
+    def _finish(self, start: SessionStart) -> None:
+        for ctx in list(self._layers):
+            self._flush_layers(ctx)
+        for step in list(self._open.values()):
+            end = max(self._latest, step.last, step.begin.t)
+            self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
+        for ctx, tokens in self._tokens.items():
+            for token in tokens:
+                self._draw.token(token, self._tracks.context(ctx), None)
+        self._draw.end_marks(self._latest)
+        for model in self._unloaded.values() if self._whole else ():
+            self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
+        self._forms.flush()
+        self._kernels.flush()
+        self._check_matches(start)
+
+    def _check_matches(self, start: SessionStart) -> None:
+        """UsageError when a selection matched nothing."""
+        path, kernels, chosen = self._reader.path, self._kernels, self._selection
+        if chosen.steps is not None and not self._step_matched:
+            seen = self._steps_seen
+            has = f"steps {seen[0]} to {seen[1]}" if seen else "no steps"
+            raise UsageError(f"{path}: no step was selected; the log has {has}")
+        if (chosen.layers is None and chosen.ops is None) or kernels.matched:
+            return
+        if chosen.ops is not None and not kernels.ops_seen:
+            raise UsageError(f"{path}: no ops to select: recorded at level {start.level}")
+        layers = sorted(layer for layer in kernels.layers_seen if layer >= 0)
+        has = f"layers {layers[0]} to {layers[-1]}" if layers else "no layers"
+        if chosen.ops is not None:
+            names = {name for fused in kernels.ops_seen for name in fused.split("+")}
+            has += f" and the ops {', '.join(sorted(names))}"
+        raise UsageError(f"{path}: nothing was selected; the log has {has}")
+
+    def _model(self, model: Model) -> None:
+        self._models[model.model] = self._unloaded[model.model] = model
+
+    def _context(self, context: Context) -> None:
+        _follow("model", context.model, self._models)
+        self._contexts[context.ctx] = context
+        home = self._tracks.context(context.ctx)
+        model = self._unloaded.pop(context.model, None)
+        if model is not None and self._whole:
+            self._draw.model(model, home)
+
+    def _memory(self, memory: Memory) -> None:
+        home = self._home(memory.ctx)
+        if self._whole:
+            self._draw.memory(memory, home)
+
+    def _mark(self, mark: Mark) -> None:
+        if self._whole and not self._draw.mark(mark):
+            raise Unfollowable(f"mark {mark.mark} ends and was not begun")
+
+    def _note(self, note: Note) -> None:
+        data = msgspec.json.encode(note.data).decode("utf-8", "replace")
+        self._said(note.t, note.name, "note", {"data": data})
+
+    def _message(self, message: Message) -> None:
+        self._said(message.t, message.level, "message", {"text": message.text})
+
+    def _said(self, t: int, name: str, category: str, args: dict[str, Value]) -> None:
+        if self._whole:
+            track = self._tracks.child(self._tracks.home, "messages")
+            self._draw.instant(track, name, t, category, args)
+
+    # --- steps ---
+
+    def _graph(self, graph: Graph) -> None:
+        _follow("context", graph.ctx, self._contexts)
+        self._graphs.add(graph)
+
+    def _step_begin(self, step: StepBegin) -> None:
+        home = self._home(step.ctx)
+        low, high = self._steps_seen or (step.step, step.step)
+        self._steps_seen = min(low, step.step), max(high, step.step)
+        opened = OpenStep(step)
+        for token in self._tokens.pop(step.ctx, ()):
+            # a prompt takes no token of before; nor does what begins anew
+            taken = step.phase == "decode" and step.pos != 0 and len(opened.flows) < step.n_tokens
+            taken = taken and self._selection.has_step(step.step)
+            flow = self._new_flows(1) if taken else None
+            if flow is not None:
+                opened.flows.append(flow)
+            self._draw.token(token, home, flow)
+        if self._selection.has_step(step.step):
+            self._step_matched = True
+            self._open[step.step] = opened
+
+    def _step_end(self, end: StepEnd) -> None:
+        if not self._selection.has_step(end.step):
+            return
+        step = self._open.pop(end.step, None)
+        if step is None:
+            raise Unfollowable(f"step {end.step} was never begun")
+        self._flush_layers(step.begin.ctx)
+        home = self._tracks.context(step.begin.ctx)
+        self._draw.step(step, end, max(end.t, step.begin.t), home)
+
+    def _compute(self, compute: Compute) -> None:
+        self._graphs.use(compute.graph)
+        home = self._home(compute.ctx)
+        start = compute.t + compute.start
+        self._latest = max(self._latest, start + compute.dur)
+        self._flush_layers(compute.ctx)
+        remember(self._computes, compute.compute, compute, KEPT)
+        if self._selection.has_step(compute.step):
+            self._draw.compute(compute, self._open.get(compute.step), home)
+
+    def _take_layers(self, layers: Layers) -> None:
+        compute = self._computed(layers.compute)
+        _equal(layers.layer, layers.gap, beside=layers.dur)
+        interval_columns(layers)  # now, as long as the line is known
+        self._layers[compute.ctx] = layers
+
+    def _flush_layers(self, ctx: int) -> None:
+        layers = self._layers.pop(ctx, None)
+        if layers is None:
+            return
+        if self._selection.has_step(self._computes[layers.compute].step):
+            track = self._tracks.child(self._tracks.context(ctx), "layers")
+            self._kernels.add_layers(layers, track)
+
+    def _ops(self, ops: Ops) -> None:
+        compute = self._computed(ops.compute)
+        plan = self._graphs.plan(ops.plan)
+        if plan.graph != compute.graph:
+            raise Unfollowable(f"plan {ops.plan} is of another graph than the compute")
+        if len(plan.node) != len(ops.dur):
+            raise Unfollowable(f"{len(ops.dur)} kernels, plan {ops.plan} has {len(plan.node)}")
+        _equal(ops.gap, ops.wait, beside=ops.dur)
+        waiting = self._layers.get(compute.ctx)
+        if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
+            del self._layers[compute.ctx]
+        if not self._selection.has_step(compute.step):
+            return
+        graph, home = self._graphs.use(plan.graph), self._tracks.context(compute.ctx)
+        if ops.thread == 0:
+            track = self._tracks.child(home, "layers")
+            self._kernels.add_ops(ops, graph, plan, track, main=True)
+            self._draw.rates(self._kernels.timeline(graph, plan), compute, home)
+        if self._options.threads and ops.wait is not None:
+            track = self._tracks.child(home, f"thread {ops.thread}", below="threads")
+            self._kernels.add_ops(ops, graph, plan, track, main=False)
+
+    def _splits(self, splits: Splits) -> None:
+        compute = self._computed(splits.compute)
+        _equal(splits.split, splits.gap, splits.asynchronous, beside=splits.dur)
+        interval_columns(splits)
+        known = self._graphs.use(compute.graph).splits
+        if any(split >= len(known) for split in splits.split):
+            raise Unfollowable(f"a split that graph {compute.graph} does not have")
+        if self._selection.has_step(compute.step):
+            self._draw.splits(splits, known, self._tracks.context(compute.ctx))
+
+    def _sync(self, sync: Sync) -> None:
+        home = self._home(sync.ctx)
+        if self._whole:
+            self._draw.sync(sync, home)
+
+    def _kv(self, kv: Kv) -> None:
+        home = self._home(kv.ctx)
+        if self._selection.has_step(kv.step) and (self._whole or kv.step >= 0):
+            self._draw.kv(kv, home)
+
+    def _token(self, token: Token) -> None:
+        home = self._home(token.ctx)
+        if not self._selection.has_step(token.step):
+            return
+        if self._options.flows:
+            # until the next step begins it is not known whether one takes it
+            self._tokens.setdefault(token.ctx, []).append(token)
+        else:
+            self._draw.token(token, home, None)
+
+    def _stats(self, stats: TensorStats) -> None:
+        compute = self._computed(stats.compute)
+        if not self._selection.has_step(compute.step):
+            return
+        home = self._tracks.context(compute.ctx)
+        names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
+        args = {name: v for name in names if (v := getattr(stats, name)) is not None}
+        track = self._tracks.child(home, "tensor statistics")
+        self._draw.instant(track, "statistics", stats.t, "stats", args)
+
+    def _computed(self, number: int) -> Compute:
+        _follow("compute", number, self._computes)
+        return self._computes[number]
+
+
+def _follow(what: str, number: int, known: dict[int, Any]) -> None:
+    if number not in known:
+        raise Unfollowable(f"{what} {number} was never given")
+
+
+def _equal(*columns: list[int] | None, beside: list[int]) -> None:
+    for column in columns:
+        if column is not None and len(column) != len(beside):
+            raise Unfollowable("its columns are not of one length")

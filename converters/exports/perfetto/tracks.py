@@ -1,0 +1,87 @@
+"""The tracks of a trace and their order; each is described when it is first used.
+
+Every context has a track that shows its steps, with the others below it in the order of ORDER.
+None of them is a process's or a thread's: Perfetto would make their children its siblings and
+forget their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from converters.exports.perfetto.packets import track
+
+HOME = "session"
+"""the first context's track, on which is also what belongs to no context"""
+ORDER = (
+    "marks",
+    "phases",
+    "layers",
+    "threads",
+    "splits",
+    "device waits",
+    "sampler",
+    "tokens/s",
+    "KV",
+    "memory",
+    "achieved GB/s",
+    "achieved GFLOP/s",
+    "page faults",
+    "tensor statistics",
+    "messages",
+)
+_NOTES = {
+    "marks": "Spans and instants that the application named.",
+    "phases": "What a step is made of besides computing.",
+    "layers": "Layers, blocks in them, ops in those, as the first thread ran them.",
+    "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
+    "splits": "Runs of nodes that one backend was given. Where a device is asynchronous, a slice"
+    " ends with the submission, not with the computation.",
+    "device waits": "Waiting for asynchronous backends.",
+    "sampler": "Choosing the next token.",
+}
+
+
+class Tracks:
+    """Hands out the numbers of tracks and describes them to `write`."""
+
+    def __init__(self, write: Callable[[bytes], object], note: str) -> None:
+        self._write = write
+        self._uuids: dict[tuple[int, str, int], int] = {}
+        self._contexts: dict[int, int] = {}
+        self.home = self._new((0, HOME, 0), HOME, note=note)
+
+    def context(self, ctx: int) -> int:
+        """The track of a context's steps."""
+        if ctx not in self._contexts:
+            n = len(self._contexts)
+            name = f"context {ctx}"
+            new = self.home if not n else self._new((0, name, 0), name, rank=n)
+            self._contexts[ctx] = new
+        return self._contexts[ctx]
+
+    def child(
+        self, parent: int, name: str, unit: str | None = None, lane: int = 0, below: str = ""
+    ) -> int:
+        """A track below a context's, one of ORDER; or, when `below` names one of these, below
+        that. Tracks that differ in nothing but their lane are shown as one."""
+        key = (parent, f"{below}/{name}" if below else name, lane)
+        if key in self._uuids:
+            return self._uuids[key]
+        if below:
+            group = self.child(parent, below)
+            return self._new(key, name, group, len(self._uuids), unit=unit)
+        return self._new(key, name, parent, ORDER.index(name), _NOTES.get(name, ""), unit)
+
+    def _new(
+        self,
+        key: tuple[int, str, int],
+        name: str,
+        parent: int = 0,
+        rank: int = 0,
+        note: str = "",
+        unit: str | None = None,
+    ) -> int:
+        uuid = self._uuids[key] = len(self._uuids) + 1
+        self._write(track(uuid, name, parent, rank, note, unit))
+        return uuid

@@ -1,0 +1,324 @@
+"""A session as pandas DataFrames: `load_tables(path).ops` has a row for each kernel that ran.
+
+Invariant: rows stand in the log's order, times are ns of CLOCK_MONOTONIC and sizes bytes, as in
+the log; what an op is (its name, shape, weight, work) is worked out once for each plan and
+repeated by number, so a row costs no Python.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from converters.exports.tables.cells import (
+    Int64,
+    Words,
+    int64,
+    joined,
+    masked,
+    optional,
+    rate,
+    text,
+)
+from converters.exports.tables.static import (
+    KERNEL_NUMBERS,
+    KERNEL_WORDS,
+    NODE_COLUMNS,
+    KernelRows,
+    node_columns,
+    shape_text,
+)
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.reader import LogEnd
+from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
+from llamacpp_instr.log.steps import PHASES
+from llamacpp_instr.progress import OnProgress
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one log. Columns of text that repeats are categorical. What a level does not
+    record is missing: `ops` and `nodes` have no rows at `minimal`, `wait` needs `verbose`."""
+
+    steps: pd.DataFrame
+    """One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
+    n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
+    begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback,
+    recorder [ns], minflt, majflt, tokens_per_s."""
+    layers: pd.DataFrame
+    """One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer (-1:
+    none), begin, dur [ns]."""
+    ops: pd.DataFrame
+    """One row for each kernel and thread that ran it: step (-1: none), phase, compute, thread
+    (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first), n_nodes
+    (more than one when fused), layer (-1: none), block, op, name (of the result), label (op and
+    the weight's type), type and shape of the result, weight and weight_type (of the first weight
+    read), flops, bytes (moved), begin, dur, wait [ns], gb_per_s [10^9 bytes/s] and
+    gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
+    them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers."""
+    nodes: pd.DataFrame
+    """One row for each node of each graph: graph, node, name (not unique), op, layer, block, type,
+    shape, bytes (of the result), executed, flops, bytes_moved, backend, buffer, weight,
+    weight_type, params (decoded), src (nodes; leaf n is -1-n)."""
+    tensors: pd.DataFrame
+    """One row for each weight: model, tensor, name, layer, type, shape, n_elements, bytes,
+    bits_per_weight, buffer."""
+    tokens: pd.DataFrame
+    """One row for each sampled token: ctx, step (whose logits), index, id, text, p (probability,
+    when known), begin, dur [ns, in the sampler]."""
+    kv: pd.DataFrame
+    """One row for each change of a context's memory: t [ns], ctx, step, cache, kind, op, used,
+    size, n_kv [cells], bytes (of the cells in use), seq, seq_dst, p0, p1, arg, cells (verbose)."""
+    memory: pd.DataFrame
+    """One row for each buffer type of each memory event: t [ns], ctx, buffer, model, context,
+    compute, rss (of the whole process) [bytes]."""
+    marks: pd.DataFrame
+    """One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
+    and dur are missing when it was never ended], thread."""
+
+
+NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
+
+
+def load_tables(path: str | Path, on_progress: OnProgress | None = None) -> Tables:
+    """The tables of the log at `path` (`-` is standard input), unclosed ones included.
+
+    Raises LogError, with the line, for a log that cannot be read.
+    """
+    return tables_of(load_session(path, on_progress))
+
+
+def tables_of(session: Session) -> Tables:
+    """The tables of a session that is loaded."""
+    return Tables(**_Builder().frames(session))
+
+
+def stream_tables(
+    path: str | Path,
+    on_progress: OnProgress | None = None,
+    on_end: Callable[[LogEnd], object] | None = None,
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables in pieces, as (name, some rows), for logs larger than memory.
+
+    The pieces of one name, one after the other, are the rows of that table; each name comes at
+    least once, its first piece perhaps empty. Categories grow from piece to piece. `on_end` is
+    told how the log ended once it was read. Raises LogError, with the line, for a log that cannot
+    be read.
+    """
+    builder = _Builder()
+    named: set[str] = set()
+    for part in load_parts(path, on_progress):
+        try:
+            frames = builder.frames(part)
+        except OverflowError:
+            raise LogError("it has numbers beyond 64 bits", part.path) from None
+        for name, frame in frames.items():
+            if len(frame) or name not in named:
+                named.add(name)
+                yield name, frame
+    if on_end is not None:
+        on_end(part.log_end)
+
+
+class _Builder:
+    """Makes the tables of a session, or of its parts one after the other."""
+
+    def __init__(self) -> None:
+        self._kernels = KernelRows()
+        self._words: dict[tuple[str, str], Words] = defaultdict(Words)
+        self._phases = Words(PHASES)
+        self._graphs: set[int] = set()
+
+    def frames(self, session: Session) -> dict[str, pd.DataFrame]:
+        self._session = session
+        steps = session.steps
+        encode = steps["kind"] == "encode"
+        label = np.where(encode, "encode", steps["phase"]).tolist()
+        self._phase_of = dict(zip(steps["step"].tolist(), label, strict=True)) | {
+            begin.step: "encode" if begin.kind == "encode" else begin.phase
+            for begin in session.open_steps
+        }
+        self._step_of = dict(
+            zip(
+                session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
+            )
+        )
+        return {name: pd.DataFrame(getattr(self, f"_{name}")()) for name in NAMES}
+
+    # --- what was measured ---
+
+    def _steps(self) -> dict[str, Any]:
+        steps = self._session.steps
+        dur = steps["end"] - steps["begin"]
+        first = ("n_tokens", "n_outputs", "n_seqs", "pos", "thread", "begin", "end")
+        last = ("status", "n_ubatch", "n_reused", "prepare", "readback", "recorder")
+        return {
+            "step": steps["step"],
+            "ctx": steps["ctx"],
+            "phase": self._phase(steps["step"]),
+            **{name: steps[name] for name in first},
+            "dur": dur,
+            **{name: steps[name] for name in (*last, "minflt", "majflt")},
+            "tokens_per_s": rate(steps["n_tokens"] * 1e9, dur),
+        }
+
+    def _layers(self) -> dict[str, Any]:
+        timed = self._session.layers
+        labels = [layers.label for layers in timed if layers.label is not None]
+        return {
+            **self._where(timed),
+            "layer": joined(labels),
+            **_times(timed),
+        }
+
+    def _ops(self) -> dict[str, Any]:
+        timed, kernels = self._session.ops, self._kernels
+        rows = kernels.rows(self._session, timed)
+        lengths = np.array([len(ops.dur) for ops in timed], np.int64)
+        thread = np.repeat(np.array([ops.thread for ops in timed], np.int64), lengths)
+        static = {name: kernels.column(name)[rows] for name in KERNEL_NUMBERS}
+        words = {
+            name: kernels.words[name].categorical(kernels.column(name)[rows])
+            for name in KERNEL_WORDS
+        }
+        times = _times(timed)
+        n_flops, n_bytes = static.pop("flops"), static.pop("bytes")
+        caller = thread == 0
+        return {
+            **self._where(timed),
+            "thread": thread,
+            **static,
+            **words,
+            "flops": n_flops,
+            "bytes": n_bytes,
+            **times,
+            "wait": _waits(timed, len(rows)),
+            # bytes a nanosecond are 10^9 bytes a second
+            "gb_per_s": rate(n_bytes * caller, times["dur"]),
+            "gflop_per_s": rate(n_flops * caller, times["dur"]),
+        }
+
+    def _tokens(self) -> dict[str, Any]:
+        tokens = self._session.tokens
+        return {
+            **{name: tokens[name] for name in ("ctx", "step", "index", "id")},
+            "text": text(tokens["text"]),
+            "p": np.array([np.nan if p is None else p for p in tokens["p"]], np.float64),
+            "begin": tokens["t"],
+            "dur": tokens["dur"],
+        }
+
+    def _kv(self) -> dict[str, Any]:
+        kv = self._session.kv
+        cells = [None if of is None else ",".join(map(str, of)) for of in kv["cells"]]
+        return {
+            **{name: kv[name] for name in ("t", "ctx", "step", "cache")},
+            **{name: self._category("kv", name, kv[name]) for name in ("kind", "op")},
+            **{name: kv[name] for name in ("used", "size", "n_kv", "bytes")},
+            **{name: optional(kv[name]) for name in ("seq", "seq_dst", "p0", "p1", "arg")},
+            "cells": text(cells),
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        rows = [(event, use) for event in self._session.memory for use in event.buffers]
+        return {
+            "t": int64([event.t for event, _ in rows]),
+            "ctx": int64([event.ctx for event, _ in rows]),
+            "buffer": self._category("memory", "buffer", [use.buffer for _, use in rows]),
+            "model": int64([use.model for _, use in rows]),
+            "context": int64([use.context for _, use in rows]),
+            "compute": int64([use.compute for _, use in rows]),
+            "rss": int64([event.rss for event, _ in rows]),
+        }
+
+    def _marks(self) -> dict[str, Any]:
+        marks = self._session.marks
+        open_ended = marks["end"] < 0
+        return {
+            "mark": marks["mark"],
+            "name": self._category("marks", "name", marks["name"]),
+            "begin": marks["begin"],
+            "end": masked(marks["end"], open_ended),
+            "dur": masked(marks["end"] - marks["begin"], open_ended),
+            "thread": marks["thread"],
+        }
+
+    # --- what there is ---
+
+    def _nodes(self) -> dict[str, Any]:
+        new = [g for n, g in self._session.graphs.items() if n not in self._graphs and g.nodes]
+        self._graphs |= set(self._session.graphs)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        for graph in new:
+            for name, column in node_columns(graph).items():
+                columns[name] += column
+        return {
+            name: self._category("nodes", name, columns[name])
+            if unit == "word"
+            else text(columns[name])
+            if unit == "text"
+            else np.array(columns[name], np.bool_ if unit == "bool" else np.int64)
+            for name, unit in NODE_COLUMNS.items()
+        }
+
+    def _tensors(self) -> dict[str, Any]:
+        tensors = self._session.tensors
+        n_elements = int64([int(np.prod(t.ne, dtype=object)) for t in tensors])
+        n_bytes = int64([t.bytes for t in tensors])
+        return {
+            "model": int64([t.model for t in tensors]),
+            "tensor": int64([t.tensor for t in tensors]),
+            "name": text([t.name for t in tensors]),
+            "layer": int64([t.layer for t in tensors]),
+            "type": self._category("tensors", "type", [t.type for t in tensors]),
+            "shape": self._category("tensors", "shape", [shape_text(t.ne) for t in tensors]),
+            "n_elements": n_elements,
+            "bytes": n_bytes,
+            "bits_per_weight": rate(n_bytes * 8, n_elements),
+            "buffer": self._category("tensors", "buffer", [t.buffer for t in tensors]),
+        }
+
+    # --- columns that several tables have ---
+
+    def _where(self, timed: Sequence[Timed]) -> dict[str, Any]:
+        lengths = np.array([len(of.dur) for of in timed], np.int64)
+        # a compute that this part does not have ran outside of a step: see load_parts
+        step = int64([self._step_of.get(of.compute, -1) for of in timed])
+        return {
+            "step": np.repeat(step, lengths),
+            "phase": self._phase(step, lengths),
+            "compute": np.repeat(int64([of.compute for of in timed]), lengths),
+        }
+
+    def _phase(self, step: Int64, lengths: Int64 | int = 1) -> pd.Categorical:
+        codes = self._phases.codes([self._phase_of.get(number) for number in step.tolist()])
+        return self._phases.categorical(np.repeat(codes, lengths))
+
+    def _category(self, table: str, name: str, values: Iterable[str | None]) -> pd.Categorical:
+        words = self._words[table, name]
+        return words.categorical(words.codes(values))
+
+
+def _times(timed: Sequence[Timed]) -> dict[str, Int64]:
+    """When each interval begins and how long it is, as the schema defines gap and dur."""
+    lengths = int64([len(of.dur) for of in timed])
+    dur = joined([of.dur for of in timed])
+    gap = joined([np.zeros(len(of.dur), np.int64) if of.gap is None else of.gap for of in timed])
+    passed = np.cumsum(dur + gap)
+    before = np.concatenate([np.zeros(1, np.int64), passed])[np.cumsum(lengths) - lengths]
+    end = passed + np.repeat(int64([of.t for of in timed]) - before, lengths)
+    return {"begin": end - dur, "dur": dur}
+
+
+def _waits(timed: Sequence[Timed], n: int) -> Any:
+    if all(of.wait is None for of in timed):
+        return masked(np.zeros(n, np.int64), np.ones(n, np.bool_))
+    missing = joined([np.full(len(of.dur), of.wait is None) for of in timed]).astype(np.bool_)
+    waits = [np.zeros(len(of.dur), np.int64) if of.wait is None else of.wait for of in timed]
+    return masked(joined(waits), missing)

@@ -1,5 +1,0 @@
-"""A log as a Perfetto trace in its native form, protobuf."""
-
-from converters.perfetto.stream import Options, Written, write_perfetto
-
-__all__ = ["Options", "Written", "write_perfetto"]

@@ -1,0 +1,163 @@
+"""Reports and charts as one HTML page that opens without the network; its tables can be sorted.
+
+Invariant: nothing that stands in a log or a model can become markup, and the page may load nothing,
+run no script but its own, and send nothing anywhere: its Content-Security-Policy forbids it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.terminal import printable
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with its title; notes are whole sentences."""
+
+    title: str
+    svg: str
+    """markup that stands in the page as it is: of `converters.report.charts`, never from a model"""
+    notes: list[str] = field(default_factory=list)
+
+
+def render_page(title: str, sections: Sequence[Report | Picture]) -> str:
+    """The sections as one page of HTML that needs nothing else; numbers as shown. A click on a
+    column's heading sorts by the numbers as they are."""
+    sortable = any(isinstance(section, Report) and section.headed for section in sections)
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
+    heading = f"<h1>{_text(title)}</h1>\n"
+    body = "".join(map(_section, sections))
+    if sections and sections[0].title == title:
+        # one heading is enough
+        heading, body = "", body.replace("<h2>", "<h1>", 1).replace("</h2>", "</h1>", 1)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"{heading}{body}"
+        f"{f'<script>{_SCRIPT}</script>' if sortable else ''}\n</body>\n</html>\n"
+    )
+
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem;
+  padding: 0 1rem }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem }
+.scroll { overflow: auto; max-height: 80vh; width: fit-content; max-width: 100% }
+.scroll svg { display: block; width: 100%; min-width: 34rem; max-width: 60rem; height: auto }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
+th, td { padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
+th { position: sticky; top: 0; background: Canvas }
+th, .number, .bar { white-space: nowrap }
+.number { text-align: right }
+td:not(.number) { overflow-wrap: break-word; max-width: 24em }
+th button { all: unset; cursor: pointer }
+th button:focus-visible, .scroll:focus-visible { outline: 2px solid Highlight }
+th button::after { content: "\\2195" / ""; display: inline-block; margin-left: .3em; opacity: .35 }
+th[aria-sort=ascending] button::after { content: "\\2191" / ""; opacity: 1 }
+th[aria-sort=descending] button::after { content: "\\2193" / ""; opacity: 1 }
+p { margin: .4em 0; max-width: 60rem }
+"""
+
+# numbers begin with the largest; the third click restores the order; empty cells come last
+_SCRIPT = """
+"use strict";
+for (const table of document.querySelectorAll("table")) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
+  const heads = table.tHead ? [...table.tHead.rows[0].cells] : [];
+  heads.forEach((head, column) => {
+    const isNumber = rows.some((row) => row.cells[column].dataset.value !== undefined);
+    const [first, second] =
+        isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
+    const value = (row) => {
+      const cell = row.cells[column];
+      if (isNumber) return cell.dataset.value === undefined ? NaN : Number(cell.dataset.value);
+      return cell.textContent;
+    };
+    const isEmpty = (v) => isNumber ? Number.isNaN(v) : v === "";
+    const compare = (a, b) => isNumber ?
+        (a < b ? -1 : a > b ? 1 : 0) : a.localeCompare(b, "en", {numeric: true});
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const now = head.getAttribute("aria-sort");
+      const next = now === first ? second : now === second ? null : first;
+      for (const other of heads) other.removeAttribute("aria-sort");
+      let sorted = rows;
+      if (next) {
+        head.setAttribute("aria-sort", next);
+        const sign = next === "ascending" ? 1 : -1;
+        sorted = rows.map((row) => [value(row), row]).sort(([a], [b]) =>
+            isEmpty(a) - isEmpty(b) || (isEmpty(a) ? 0 : sign * compare(a, b))
+        ).map(([, row]) => row);
+      }
+      body.append(...sorted);
+    });
+  });
+}
+"""
+
+
+def _section(section: Report | Picture) -> str:
+    lines = [f"<h2>{_text(section.title)}</h2>"]
+    if isinstance(section, Picture):
+        lines += [_scroll(section.title), section.svg, "</div>"]
+    elif section.rows:
+        lines += [_scroll(section.title), _table(section.filled()), "</div>"]
+    lines += [f"<p>{_text(note)}</p>" for note in section.notes]
+    return "<section>\n" + "\n".join(lines) + "\n</section>\n"
+
+
+def _scroll(title: str) -> str:
+    """A part that scrolls by itself can be reached by keyboard."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(title)}">'
+
+
+def _table(report: Report) -> str:
+    kinds = [_class(column) for column in report.columns]
+    lines = ["<table>"]
+    if report.headed:
+        heads = zip(kinds, report.columns, strict=True)
+        cells = "".join(f'<th scope="col"{kind}>{_text(c.name)}</th>' for kind, c in heads)
+        lines.append(f"<thead><tr>{cells}</tr></thead>")
+    lines.append("<tbody>")
+    for row in report.rows:
+        parts = zip(kinds, report.columns, row, strict=True)
+        lines.append("<tr>" + "".join(_cell(kind, c, cell) for kind, c, cell in parts) + "</tr>")
+    lines.append("</tbody></table>")
+    return "\n".join(lines)
+
+
+def _class(column: Column) -> str:
+    if column.align == "right":
+        return ' class="number"'
+    return ' class="bar"' if column.unit == "share" else ""
+
+
+def _cell(kind: str, column: Column, cell: Cell) -> str:
+    text = _text(shown(cell, column.unit).strip())
+    if cell is None or isinstance(cell, str):
+        return f"<td{kind}>{text}</td>"
+    value = {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(cell), repr(cell))
+    return f'<td{kind} data-value="{value}">{text}</td>'
+
+
+def _text(text: str) -> str:
+    return html.escape(printable(text))

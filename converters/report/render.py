@@ -1,0 +1,121 @@
+"""Reports in every form that a command writes: text, JSON, CSV, Markdown, HTML.
+
+Invariant: nothing that stands in a log or a model can become markup, or steer the terminal that a
+report is printed to, whatever its form.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from converters.report.charts import Chart, missing_note
+from converters.report.page import Picture, render_page
+from converters.report.report import Report, Unit, render_text, shown
+from llamacpp_instr.terminal import printable, render_json
+
+Form = Literal["text", "json", "csv", "md", "html"]
+FORMS: tuple[Form, ...] = ("text", "json", "csv", "md", "html")
+SUFFIXES: dict[str, Form] = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "md",
+    ".html": "html",
+    ".htm": "html",
+}
+"""of files to write, and what they are to hold"""
+
+
+def form_of(flag: str | None, output: str) -> Form:
+    """What is written: what a flag says, else what the suffix of the output says, else text."""
+    if flag is not None:
+        assert flag in FORMS
+        return flag
+    return SUFFIXES.get(Path(output).suffix.lower(), "text")
+
+
+def render(
+    form: Form,
+    reports: Sequence[Report],
+    *,
+    table: Report | None = None,
+    charts: Sequence[Chart] = (),
+    title: str | None = None,
+) -> str:
+    """The reports in a form. CSV holds one of them, `table`, the first unless given; charts stand
+    in a page only, after the first report, under `title` or that report's own."""
+    if form == "json":
+        return render_json([report.to_json() for report in reports])
+    if form == "csv":
+        return render_csv(table or reports[0])
+    if form == "md":
+        return render_markdown(reports)
+    if form == "html":
+        return render_html(reports, charts, title)
+    return render_text(reports)
+
+
+def render_markdown(reports: Sequence[Report]) -> str:
+    """The reports as Markdown with tables as code hosts understand them; numbers as shown."""
+    parts = []
+    for report in map(Report.filled, reports):
+        lines = [f"## {_markdown(report.title)}", ""]
+        if report.rows:
+            heads = [_markdown(column.name) for column in report.columns]
+            rules = ["---:" if column.align == "right" else "---" for column in report.columns]
+            lines += [_row(heads), _row(rules)]
+            lines += [_row([_markdown(cell) for cell in cells]) for cells in _cells(report)]
+            lines.append("")
+        for note in report.notes:
+            lines += [_markdown(note), ""]
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def render_csv(report: Report) -> str:
+    """One report's rows as CSV, numbers as they are: ns, bytes, shares from 0 to 1. A heading has
+    its unit where its name has none; notes are left out. Control characters are written out."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    units: dict[Unit, str] = {"ns": " (ns)", "bytes": " (bytes)"}
+    writer.writerow(
+        printable(column.name)
+        if column.name == column.unit
+        else printable(column.name) + units.get(column.unit, "")
+        for column in report.columns
+    )
+    for row in report.rows:
+        writer.writerow(printable(cell) if isinstance(cell, str) else cell for cell in row)
+    return file.getvalue()
+
+
+def render_html(
+    reports: Sequence[Report], charts: Sequence[Chart] = (), title: str | None = None
+) -> str:
+    """The reports as one page of HTML that needs nothing else, numbers as shown, and after the
+    first of them the charts, or a note that they need matplotlib."""
+    sections: list[Report | Picture] = list(reports)
+    if charts and (note := missing_note()):
+        sections[0] = replace(reports[0], notes=[*reports[0].notes, note])
+    elif charts:
+        sections[1:1] = [Picture(chart.title, chart.svg()) for chart in charts]
+    return render_page(title or (reports[0].title if reports else "Report"), sections)
+
+
+def _cells(report: Report) -> list[list[str]]:
+    units = [column.unit for column in report.columns]
+    return [[shown(c, u).strip() for c, u in zip(row, units, strict=True)] for row in report.rows]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown(text: str) -> str:
+    """Characters that Markdown would take for markup are escaped; a line break is a space."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", printable(" ".join(text.splitlines())))

@@ -1,0 +1,1 @@
+"""Builds and installs the patched llama.cpp, and says what is missing."""

@@ -1,0 +1,202 @@
+"""Finds out what is installed and what is missing, without ever failing itself.
+
+llama_cpp is asked in a process of its own: a library that crashes on being loaded (built for
+another CPU, with a part missing) is then a finding and not the end of the examination.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llamacpp_instr import __version__
+from llamacpp_instr.build.upstream import patch_digest, patches_dir, read_upstream
+from llamacpp_instr.build.wheel import compilers, cpu_identity
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.isolated import python
+from llamacpp_instr.llama.native import ABI
+from llamacpp_instr.llama.threads import usable_cpus
+
+PROBE_SECONDS = 60
+
+# What it prints last is the answer; llama.cpp may print before.
+_PROBE = """
+import ctypes, json
+import llama_cpp
+from llama_cpp import llama_cpp as low
+answer = {"version": llama_cpp.__version__, "path": low._lib._name}
+answer["features"] = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
+try:
+    info = low._lib.llama_instr_info
+    info.restype = ctypes.c_char_p
+    answer["info"] = json.loads(info())
+    answer["abi"] = low._lib.llama_instr_abi()
+except AttributeError:
+    pass
+print("\\n" + json.dumps(answer))
+"""
+
+# What the package depends on: a module that is missing is a damaged installation.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "click": ("every command",),
+    "msgspec": ("every command that reads or writes a log",),
+    "orjson": ("instr to-perfetto --format json",),
+    "numpy": ("summaries, comparisons, conversions and everything about weights",),
+    "pandas": ("instr to-parquet", "converters.exports.tables"),
+    "gguf": ("weights of a quantized model, without the patched library",),
+    "zstandard": ("logs that end in .zst",),
+    "rich": ("tables in the terminal",),
+}
+
+# What an extra of the package adds, by its module; recording works without.
+EXTRAS: dict[str, tuple[str, str]] = {
+    "pyarrow": ("parquet", "instr to-parquet without --csv"),
+    "matplotlib": ("report", "pictures in reports"),
+    "viztracer": ("view", "instr view"),
+}
+
+
+@dataclass
+class Library:
+    """What was found of llama_cpp; `error` is empty when it could be loaded."""
+
+    error: str = ""
+    version: str = ""
+    path: str = ""
+    features: list[str] = field(default_factory=list)
+    """instruction sets and switches that the loaded ggml reports, as llama.cpp prints them"""
+    abi: int | None = None
+    """None: it is not the patched library"""
+    patches: str = ""
+    commit: str = ""
+
+
+@dataclass
+class Diagnosis:
+    """Everything that `instr doctor` says."""
+
+    package: str
+    python: str
+    prefix: str
+    upstream: str
+    """the version that `instr build` installs"""
+    patches: str
+    """digest of this package's patch set"""
+    library: Library
+    cpu: str
+    cpus: int
+    """logical processors that this process may use"""
+    compiler: str
+    """path of the C++ compiler, empty when there is none"""
+    missing: dict[str, list[str]]
+    """module -> what it is needed for"""
+    extras: dict[str, str]
+    """an extra that is not installed -> what it adds"""
+    problems: list[str]
+    """each a line that ends with what to do; empty when recording works"""
+
+    @property
+    def ok(self) -> bool:
+        """Whether recording works."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """The diagnosis as the one object of JSON that `--json` prints."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def diagnose() -> Diagnosis:
+    """Look at the package, the library, the machine and the modules."""
+    problems: list[str] = []
+    version = digest = ""
+    try:
+        patches = patches_dir()
+        version, digest = read_upstream(patches).wheel_version, patch_digest(patches)
+    except (InstrError, OSError) as error:
+        problems.append(str(error))
+    library = probe_library()
+    problems += library_problems(library, digest)
+    missing = {name: list(uses) for name, uses in NEEDS.items() if not _has(name)}
+    if missing:
+        problems.append(f"missing: {', '.join(missing)}; run: pip install llamacpp-instr")
+    return Diagnosis(
+        package=__version__,
+        python=f"{platform.python_version()} ({sys.executable})",
+        prefix=sys.prefix,
+        upstream=version,
+        patches=digest,
+        library=library,
+        cpu=" ".join(cpu_identity()[1:2]) or platform.machine(),
+        cpus=usable_cpus(),
+        compiler=compilers()[1] or "",
+        missing=missing,
+        extras={extra: use for name, (extra, use) in EXTRAS.items() if not _has(name)},
+        problems=problems,
+    )
+
+
+def probe_library() -> Library:
+    """Load llama_cpp in another process and ask it what it is."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
+    try:
+        asked = subprocess.run(
+            python(_PROBE),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            timeout=PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return Library(error=f"loading it takes more than {PROBE_SECONDS} s")
+    if asked.returncode < 0:
+        name = signal.Signals(-asked.returncode).name
+        why = " (it was built for another CPU)" if name == "SIGILL" else ""
+        return Library(error=f"loading it ends with {name}{why}")
+    if asked.returncode != 0:
+        return Library(error=(asked.stderr.strip().splitlines() or ["it prints nothing"])[-1])
+    answer = json.loads(asked.stdout.splitlines()[-1])
+    info = answer.get("info", {})
+    return Library(
+        version=answer["version"],
+        path=answer["path"],
+        features=[part.strip() for part in answer["features"].split("|") if part.strip()],
+        abi=answer.get("abi"),
+        patches=info.get("patches", ""),
+        commit=info.get("commit", ""),
+    )
+
+
+def library_problems(library: Library, digest: str) -> list[str]:
+    """What keeps the library from recording; `digest` is that of this package's patch set."""
+    if library.error:
+        if library.error.endswith("No module named 'llama_cpp'"):
+            return ["llama_cpp is not installed; run: instr build"]
+        return [f"llama_cpp cannot be loaded: {library.error}; run: instr build"]
+    if library.abi is None:
+        where = f"{library.path} (llama-cpp-python {library.version})"
+        if os.environ.get("LLAMA_CPP_LIB_PATH"):
+            return [f"{where} is not the instrumented library; unset LLAMA_CPP_LIB_PATH"]
+        return [f"{where} is not the instrumented library; run: instr build"]
+    if library.abi != ABI:
+        return [f"the library speaks ABI {library.abi}, this package {ABI}; run: instr build"]
+    if library.patches != digest:
+        return [
+            f"the library was built from patch set {library.patches}, this package has {digest}; "
+            "run: instr build"
+        ]
+    return []
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

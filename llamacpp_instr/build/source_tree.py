@@ -1,0 +1,257 @@
+"""Makes the source tree that is built: the pinned sdist, unpacked, patched, with our files in it.
+
+The tree is made from the pristine sdist every time; nothing asks whether a patch is in already.
+What pip fetched is used only after its sha256 has been found to be the pin's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from llamacpp_instr.build.log import BuildLog
+from llamacpp_instr.build.upstream import (
+    Upstream,
+    concerns_wheel,
+    overlay_files,
+    patch_digest,
+    pin_line,
+    read_series,
+    read_upstream,
+)
+from llamacpp_instr.errors import BuildError
+from llamacpp_instr.isolated import pip
+from llamacpp_instr.temporary import temporary_directory
+
+VENDORED = Path("vendor/llama.cpp")
+BUILD_HEADER = VENDORED / "src" / "llama-instrumentation-build.h"
+
+
+def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
+    """The pinned sdist, fetched through pip unless `cache` has it; its sha256 is the pin's.
+
+    pip is told the checksum, so that it runs nothing of an archive that is not the pinned one.
+    Raises BuildError when there is no pip, the index has no such sdist, or it is another one.
+    """
+    upstream = read_upstream(patches)
+    kept = cache / "sdist" / f"llama_cpp_python-{upstream.version}.tar.gz"
+    if kept.is_file() and sha256_of(kept) == upstream.sha256:
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_directory("fetch-", kept.parent) as directory:
+        requirement = f"llama-cpp-python=={upstream.version} --hash=sha256:{upstream.sha256}"
+        fetched, output = download_sdist(requirement, directory, log)
+        if fetched is None:
+            other = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
+            if other:
+                raise checksum_error(patches, upstream, other[1])
+            raise log.failure(f"pip could not fetch llama-cpp-python {upstream.version}", output)
+        verify_sdist(fetched, patches)
+        fetched.replace(kept)
+    return kept
+
+
+def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | None, str]:
+    """Have pip fetch the sdist of one line of a requirements file into the directory `into`.
+
+    Returns its path, None when pip could not, and what pip printed.
+    """
+    requirements = into / "requirements.txt"
+    requirements.write_text(f"{requirement}\n")
+    source = ("--no-binary", "llama-cpp-python", "-r", str(requirements))
+    status, output = log.run(pip("download", "--no-deps", "-d", str(into), *source))
+    return next(into.glob("*.tar.gz"), None) if status == 0 else None, output
+
+
+def verify_sdist(sdist: Path, patches: Path) -> None:
+    """Raises BuildError, naming the line of the pin, unless the file's sha256 is the pin's."""
+    upstream = read_upstream(patches)
+    actual = sha256_of(sdist)
+    if actual != upstream.sha256:
+        raise checksum_error(patches, upstream, actual)
+
+
+def checksum_error(patches: Path, upstream: Upstream, actual: str) -> BuildError:
+    """The error for an sdist that is not the pinned one."""
+    return BuildError(
+        f"the sdist of llama-cpp-python {upstream.version} has sha256 {actual}, but "
+        f"{pin_line(patches, 'sha256')} says {upstream.sha256}; "
+        "update that line only if the new file is the one you trust"
+    )
+
+
+def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched: bool) -> Path:
+    """Unpack `sdist` below the empty directory `into`; return the tree's root.
+
+    With `patched`, the series is applied, our files are copied in, and version and digest are
+    written where the native code and the wheel read them; without, only what concerns the making
+    of the wheel is applied, and llama.cpp stays pristine. Raises BuildError when the sdist vendors
+    another commit than the pin says, or a patch fails.
+    """
+    root = unpack_pinned(sdist, into, patches)
+    upstream = read_upstream(patches)
+    for name in read_series(patches):
+        if patched or concerns_wheel(name):
+            apply_patch(root, patches, name, log)
+    if patched:
+        for file in overlay_files(patches):
+            target = root / VENDORED / file
+            if target.exists():
+                raise BuildError(
+                    f"{patches / 'src' / file} would replace a file of llama.cpp; patch it instead"
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(patches / "src" / file, target)
+        write_build_header(root, upstream, patch_digest(patches))
+        _set_wheel_version(root, upstream)
+    return root
+
+
+def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
+    """Unpack `sdist` and return the root; raises BuildError when it vendors another commit than the
+    pin says."""
+    root, commit = unpack_sdist(sdist, into)
+    upstream = read_upstream(patches)
+    if commit is not None and commit != upstream.commit:
+        raise BuildError(
+            f"the sdist vendors llama.cpp {commit}, but {pin_line(patches, 'commit')} says "
+            f"{upstream.commit}; update that line"
+        )
+    return root
+
+
+def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
+    """Unpack the regular files of `sdist`; return the root and the vendored commit it was made of.
+
+    `.git` is left out (a build must not depend on git being there), but for the commit it names:
+    None when it does not. Raises BuildError for a member that would be written outside of `into`
+    or that is neither a file nor a directory.
+    """
+    roots: set[str] = set()
+    commit: str | None = None
+    try:
+        with tarfile.open(sdist, "r:gz") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts or "\\" in member.name:
+                    raise BuildError(f"{sdist}: {member.name!r} would be written outside; refused")
+                if not (member.isreg() or member.isdir()):
+                    raise BuildError(f"{sdist}: {member.name!r} is no file or directory; refused")
+                if ".git" in path.parts:
+                    if path.parts[1:] == (".git", "modules", *VENDORED.parts, "HEAD"):
+                        head = archive.extractfile(member)
+                        text = head.read().decode("ascii", "replace").strip() if head else ""
+                        commit = text if re.fullmatch("[0-9a-f]{40}", text) else None
+                    continue
+                roots.add(path.parts[0])
+                target = into.joinpath(*path.parts)
+                if member.isdir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = archive.extractfile(member)
+                assert content is not None
+                with target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                if member.mode & 0o100:
+                    target.chmod(0o755)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BuildError(f"{sdist}: cannot be unpacked: {error}") from None
+    if len(roots) != 1 or not (into / min(roots) / VENDORED).is_dir():
+        raise BuildError(f"{sdist}: it holds no {VENDORED}; is it llama-cpp-python's sdist?")
+    return into / roots.pop(), commit
+
+
+def apply_patch(root: Path, patches: Path, name: str, log: BuildLog) -> None:
+    """Apply one patch of the series with git or, where that is missing, with patch(1).
+
+    Patches below `wheel/` change the sdist itself, all others the vendored llama.cpp. Both
+    programs are held to the exact context, so that the result does not depend on which it was.
+    Raises BuildError naming the patch and the file that does not fit.
+    """
+    directory = root if concerns_wheel(name) else root / VENDORED
+    file = str(patches / name)
+    if shutil.which("git"):
+        command = ["git", "apply", "-p1", "--whitespace=nowarn", file]
+    elif shutil.which("patch"):
+        command = ["patch", "-p1", "-N", "-t", "-F", "0", "--no-backup-if-mismatch", "-i", file]
+    else:
+        raise BuildError("neither git nor patch is installed (Debian, Ubuntu: apt install patch)")
+    status, output = log.run(command, cwd=directory, env=no_repository(root))
+    if status != 0:
+        raise BuildError(
+            f"{file} does not apply to {directory.relative_to(root.parent)}: "
+            f"{misfit(output)}; refresh the patch; the full log is {log.path}"
+        )
+
+
+def no_repository(root: Path) -> dict[str, str | None]:
+    """The environment in which git finds no repository: none around the cache, none of a hook.
+
+    Inside of one, `git apply` would skip files silently, and CMake would take its commit for
+    llama.cpp's.
+    """
+    unset = dict.fromkeys(("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"))
+    return {
+        **unset,
+        "GIT_CEILING_DIRECTORIES": str(root.parent.resolve()),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def misfit(output: str) -> str:
+    """Which file, from what `git apply` or `patch` said: `ggml/src/x.c:120 differs`."""
+    place = re.search(r"^error: patch failed: (\S+:\d+)", output, re.MULTILINE)
+    if place:
+        return f"{place[1]} differs"
+    place = re.search(r"^error: (\S+): (.+)", output, re.MULTILINE)
+    if place:
+        return f"{place[1]}: {place[2]}"
+    file = ""
+    for line in output.splitlines():
+        if line.startswith("patching file "):
+            file = line.removeprefix("patching file ").strip("'")
+        hunk = re.match(r"Hunk #\d+ FAILED at (\d+)", line)
+        if hunk:
+            return f"{file}:{hunk[1]} differs"
+        missing = re.match(r"\|\+\+\+ [^/]+/(\S+)", line)
+        if missing:
+            return f"{missing[1]}: no such file"
+    if file:
+        return f"{file} differs"
+    return (output.strip().splitlines() or ["it printed nothing"])[-1]
+
+
+def write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
+    """Write what the native code says of itself in every log (schema: `Producer`)."""
+    (root / BUILD_HEADER).write_text(
+        "// Written by the build; says which build this is.\n"
+        "#pragma once\n\n"
+        f'#define LLAMA_INSTR_BUILD_LLAMA_CPP "{upstream.wheel_version}"\n'
+        f'#define LLAMA_INSTR_BUILD_COMMIT    "{upstream.commit}"\n'
+        f'#define LLAMA_INSTR_BUILD_PATCHES   "{digest}"\n'
+    )
+
+
+def _set_wheel_version(root: Path, upstream: Upstream) -> None:
+    """Give the wheel its local version; scikit-build-core reads it from the package."""
+    path = root / "llama_cpp" / "__init__.py"
+    text = path.read_text(encoding="utf-8")
+    pinned, ours = (f'__version__ = "{v}"' for v in (upstream.version, upstream.wheel_version))
+    if text.count(pinned) != 1:
+        raise BuildError(f"{path.relative_to(root)}: no line {pinned}; is the pin's version right?")
+    path.write_text(text.replace(pinned, ours), encoding="utf-8")

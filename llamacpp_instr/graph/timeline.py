@@ -1,0 +1,290 @@
+"""What the kernels of a plan look like on a timeline, whatever format it is written in.
+
+Invariant: pure, and the same for every compute of a plan: nothing here is a measurement. Ops nest
+in runs of one block, those in runs of one layer, each run of consecutive kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TypeAlias, TypeVar
+
+from llamacpp_instr.graph.kernels import node_backends, plan_kernels
+from llamacpp_instr.graph.ops import Block, bytes_written, op_params
+from llamacpp_instr.graph.words import describe
+from llamacpp_instr.schema import Graph, Nodes, Plan
+
+Value: TypeAlias = "str | int | float"
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class OpSlice:
+    """One kernel."""
+
+    name: str
+    """ops joined by +, few in number: `MUL_MAT`, `RMS_NORM+MUL`"""
+    block: Block
+    layer: int
+    args: dict[str, Value]
+    """what is known of it, in the order in which it is shown"""
+    flops: int
+    bytes: int
+    """read and written"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive kernels, `first` to `last` included."""
+
+    name: str
+    """`layer 0`, `no layer`; `attention`, `feed-forward`"""
+    layer: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class PlanTimeline:
+    """The slices of one plan."""
+
+    ops: list[OpSlice]
+    """as long as the plan"""
+    layers: list[Run]
+    blocks: list[Run]
+    """each inside one of `layers`"""
+    edges: list[tuple[int, int]]
+    """(kernel, later kernel that reads its result), views looked through"""
+    flops: int
+    """of all ops"""
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a session is converted; None is everything."""
+
+    steps: tuple[int, int] | None = None
+    """first and last, both included"""
+    layers: tuple[int, int] | None = None
+    """first and last, both included"""
+    ops: Collection[str] | None = None
+    """names of ggml's ops; a fused kernel counts when any of its ops is named"""
+
+    def has_step(self, step: int) -> bool:
+        return self.steps is None or self.steps[0] <= step <= self.steps[1]
+
+    def has_layer(self, layer: int) -> bool:
+        return self.layers is None or self.layers[0] <= layer <= self.layers[1]
+
+    def has_op(self, op: OpSlice) -> bool:
+        chosen = self.ops is None or not set(self.ops).isdisjoint(op.name.split("+"))
+        return chosen and self.has_layer(op.layer)
+
+
+_LATE = 16
+
+
+class Lanes:
+    """Spans that overlap, each in a lane where it does not.
+
+    Threads may tell of theirs later than they happened: a lane is free for what begins when the
+    last one in it ended, not for what is told then.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[int, int]] = {}
+        """lane and begin of those that have not ended"""
+        self._free: list[int] = []
+        """lanes that nothing is open in, a heap"""
+        self._free_from: list[int] = []
+        """of every lane"""
+
+    def begin(self, key: int, t: int) -> int:
+        """The lane of the span `key` that begins at `t`: the first of the free ones that were free
+        then, of the first few, so that many told late take no longer; else a new one."""
+        late: list[int] = []
+        lane = len(self._free_from)
+        while self._free and len(late) < _LATE:
+            first = heappop(self._free)
+            if self._free_from[first] <= t:
+                lane = first
+                break
+            late.append(first)
+        for other in late:
+            heappush(self._free, other)
+        if lane == len(self._free_from):
+            self._free_from.append(t)
+        self.open[key] = lane, t
+        return lane
+
+    def end(self, key: int, t: int) -> tuple[int, int]:
+        """The lane and the begin of the span that ends at `t`. Raises KeyError for none."""
+        lane, begin = self.open.pop(key)
+        self._free_from[lane] = max(begin, t)
+        heappush(self._free, lane)
+        return lane, begin
+
+
+def remember(known: dict[K, V], key: K, value: V, most: int) -> None:
+    """Keeps a value, and of many the `most` latest: a log may be longer than memory."""
+    known[key] = value
+    if len(known) > most:
+        del known[next(iter(known))]
+
+
+def layer_name(layer: int) -> str:
+    """`layer 3`, or `no layer` for what stands before the first and after the last."""
+    return f"layer {layer}" if layer >= 0 else "no layer"
+
+
+def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
+    """The slices of `plan`; `graph` is its graph and must have its nodes."""
+    nodes = graph.nodes
+    assert nodes is not None
+    kernels = plan_kernels(graph, plan)
+    counts = plan.n or [1] * len(plan.node)
+    ops: list[OpSlice] = []
+    kernel_of: dict[int, int] = {}
+    layers = kernels.layer.tolist()
+    facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
+    n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
+    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
+        inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
+        kernel_of.update(dict.fromkeys(range(first, first + count), i))
+        name = "+".join(nodes.op[node] for node in inside)
+        args = _args(facts, inside, kernels.block[i], n_flops[i], n_bytes[i])
+        ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
+    layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
+    block_runs = _runs([(op.layer, op.block) for op in ops], ops)
+    edges = _edges(facts, plan, counts, kernel_of)
+    return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
+
+
+_OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})
+"""parameters of attention that few models use"""
+
+
+def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
+    runs: list[Run] = []
+    first = 0
+    for i in range(1, len(ops) + 1):
+        if i == len(ops) or labels[i] != labels[first]:
+            runs.append(Run(labels[first][1], ops[first].layer, first, i - 1))
+            first = i
+    return runs
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """A graph with what is worked out once for all of its nodes."""
+
+    graph: Graph
+    nodes: Nodes
+    real: list[int]
+    """of each node, the node or leaf that it is a view of; itself when it is none"""
+    backends: list[str | None]
+
+
+def _args(
+    facts: _Facts, inside: list[int], block: Block, n_flops: int, n_bytes: int
+) -> dict[str, Value]:
+    graph, nodes = facts.graph, facts.nodes
+    first, last = inside[0], inside[-1]
+    weights = [
+        leaf
+        for node in inside
+        for s in nodes.src[node]
+        if s < 0 and (leaf := graph.leafs[-1 - s]).tensor >= 0
+    ]
+    said = [
+        describe(nodes.op[node], nodes.name[node], _leafs(facts, node), nodes.layer[node])
+        for node in inside
+    ]
+    args: dict[str, Value] = {
+        "what": ", ".join(said),
+        "tensor": nodes.name[last] or f"node_{last}",
+        "op": "+".join(nodes.op[node] for node in inside),
+    }
+    for node in inside:
+        for name, value in op_params(nodes.op[node], nodes.params[node]).items():
+            # neither what was left to ggml nor what is switched off
+            if value not in ("UNDEFINED", "NONE") and (value or name not in _OFF_AT_ZERO):
+                args.setdefault(name, value)
+    args["layer"] = nodes.layer[first]
+    args["block"] = block
+    args["output"] = _shaped(nodes.type[last], nodes.ne[last])
+    made_inside = set(inside)
+    sources = [s for node in inside for s in nodes.src[node] if s not in made_inside]
+    for i, source in enumerate(sources):
+        args[f"source_{i}"] = _tensor(graph, nodes, source)
+    if weights:
+        args["weight"] = weights[0].name
+        args["weight_type"] = weights[0].type
+    if n_bytes:
+        written = _written(graph, nodes, last)
+        args["bytes"] = n_bytes
+        args["bytes_read"] = max(0, n_bytes - written)
+        args["bytes_written"] = written
+    if n_flops:
+        args["flops"] = n_flops
+    if len(inside) > 1:
+        args["fused_with"] = ", ".join(f"{nodes.op[n]} {nodes.name[n]}" for n in inside[1:])
+    if (backend := facts.backends[first]) is not None:
+        args["backend"] = backend
+    if 0 <= nodes.buffer[last] < len(graph.buffers):
+        args["buffer"] = graph.buffers[nodes.buffer[last]]
+    return args
+
+
+def _written(graph: Graph, nodes: Nodes, node: int) -> int:
+    shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in nodes.src[node]]
+    return bytes_written(nodes.op[node], nodes.ne[node], nodes.bytes[node], shapes)
+
+
+def _shaped(kind: str, ne: list[int]) -> str:
+    return f"{kind} [{', '.join(map(str, ne))}]"
+
+
+def _tensor(graph: Graph, nodes: Nodes, source: int) -> str:
+    if source < 0:
+        leaf = graph.leafs[-1 - source]
+        return f"{leaf.name} {_shaped(leaf.type, leaf.ne)}"
+    return f"{nodes.name[source]} {_shaped(nodes.type[source], nodes.ne[source])}"
+
+
+def _leafs(facts: _Facts, node: int) -> list[str]:
+    """Names of the leafs that a node reads, through views too."""
+    names: list[str] = []
+    for source in facts.nodes.src[node]:
+        real = facts.real[source] if source >= 0 else source
+        if real < 0:
+            names.append(facts.graph.leafs[-1 - real].name)
+    return names
+
+
+def _look_through(nodes: Nodes) -> list[int]:
+    """Of each node, the node or leaf that it is a view of."""
+    real: list[int] = []
+    for node, sources in enumerate(nodes.src):
+        below = node if nodes.exec[node] or not sources else sources[0]
+        # where a view does not come after what it shows, it is no graph of ggml's
+        real.append(below if below < 0 else real[below] if below < node else node)
+    return real
+
+
+def _edges(
+    facts: _Facts, plan: Plan, counts: list[int], kernel_of: dict[int, int]
+) -> list[tuple[int, int]]:
+    edges: dict[tuple[int, int], None] = {}
+    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
+        for node in range(first, first + count):
+            for source in facts.nodes.src[node]:
+                real = facts.real[source] if source >= 0 else source
+                producer = kernel_of.get(real, i)
+                if producer < i:
+                    edges[producer, i] = None
+    return list(edges)

@@ -1,0 +1,66 @@
+"""Puts a prompt into the model's own chat template.
+
+A template is a program of the model's: it may fail in any way, take any memory, or never end. So
+it runs in a process of its own (`prompts`), which has a limit of memory and here gets one of time.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.engine import Model
+
+SECONDS = 5
+"""of computing that a template may take; real ones take milliseconds"""
+TIME_IS_UP = getattr(signal, "SIGPROF", -1)
+"""the signal that then ends the process"""
+_MOST_TEXT = 1 << 16
+"""characters that a template may add to eight times the prompt; a few hundred special tokens in a
+text take no time, a hundred thousand take minutes"""
+
+
+def render_chat(model: Model, prompt: str) -> str:
+    """The text of a conversation in which the user has said `prompt` and the model is to answer.
+
+    `Model.tokenize` is to be given the result: a BOS that the tokenizer adds is not in it. Ends
+    the process by `TIME_IS_UP` when the template takes more than `SECONDS`.
+    """
+    template = model.chat_template()
+    if not template:
+        raise UsageError(f"{model.path} has no chat template; leave out --chat")
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    try:
+        with _limited_time():
+            formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
+            text: str = formatter(messages=[{"role": "user", "content": prompt}]).prompt
+        text.encode()
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{model.path}: its chat template cannot be rendered: {reason}") from None
+    if len(text) > 8 * len(prompt) + _MOST_TEXT:
+        raise UsageError(
+            f"{model.path}: its chat template makes {len(text):,} characters of a prompt of "
+            f"{len(prompt):,}; leave out --chat"
+        )
+    if model.adds_bos and model.bos:
+        text = text.removeprefix(model.bos)
+    return text
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """End the process when the block computes for more than `SECONDS`: an exception would wait for
+    the end of a call of C, and one such call can take forever."""
+    if not hasattr(signal, "setitimer"):  # not on this operating system
+        yield
+        return
+    signal.signal(TIME_IS_UP, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,0 +1,113 @@
+"""Calls a function in a process of its own, for work on which llama.cpp may end the process.
+
+llama.cpp trusts much of what a model file claims. Whatever it does to the child, the caller gets
+one exception with the reason. Ctrl-C ends the child, also inside a call of C that never returns.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.isolated import python
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.crashes import last_line
+
+Result = TypeVar("Result")
+
+
+class ChildEnded(Exception):
+    """The child ended before the function did; the text is the reason."""
+
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number
+        """the signal that ended it, 0 if none did"""
+
+
+def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: object) -> Result:
+    """What `function` returns or raises for these arguments, in a child that may take `max_bytes`
+    of memory beyond what it needs to start.
+
+    Raises `ChildEnded` if the process ends, or the memory does not suffice.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
+    done = subprocess.run(
+        python(f"from {__name__} import answer; answer()"),
+        input=pickle.dumps((max_bytes, function, arguments)),
+        # without it ggml has a debugger print the stack, for seconds
+        env={**environment, "GGML_NO_BACKTRACE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode < 0:
+        raise ChildEnded(_last_words(done), -done.returncode)
+    if done.returncode and b"Traceback" in done.stderr:
+        raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
+    if done.returncode or not done.stdout:
+        raise ChildEnded(f"{_last_words(done)} (exit status {done.returncode})")
+    result: Any = pickle.loads(done.stdout)
+    if isinstance(result, MemoryError):
+        raise ChildEnded(f"it takes more than {max_bytes / 1e9:,.1f} GB of memory")
+    if isinstance(result, InstrError):
+        raise result
+    answer: Result = result
+    return answer
+
+
+def answer() -> None:
+    """The child's side: from a question on standard input to an answer on standard output."""
+    # what C prints to standard output goes to standard error
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    no_core_dump()
+    max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
+    result: Any
+    try:
+        native.load()  # numpy takes memory for each processor of the machine: no file's claim
+        _limit_memory(max_bytes)
+        result = function(*arguments)
+    except (InstrError, MemoryError) as error:
+        result = error
+    answers.write(pickle.dumps(result))
+    answers.flush()
+
+
+def no_core_dump() -> None:
+    """Let no signal that ends this process write a core file."""
+    with suppress(ImportError):  # not on this operating system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Let this process fail where a file makes it claim more."""
+    try:
+        import resource
+    except ImportError:  # not on this operating system
+        return
+    try:
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:  # not Linux
+        held = 0
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most == resource.RLIM_INFINITY or most > held + max_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (held + max_bytes, most))
+
+
+def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The last line of a process that ended itself: the assertion of ggml's that did not hold, or
+    what an exception of C++ says."""
+    words = last_line(done.stderr)
+    if words or done.returncode >= 0:
+        return words
+    return signal.Signals(-done.returncode).name

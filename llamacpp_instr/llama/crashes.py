@@ -1,0 +1,125 @@
+"""Prints one line when llama.cpp ends the process: which file it was, and what went wrong.
+
+llama.cpp ends the process when an assertion of ggml's fails, when nobody catches an exception of
+C++, and when it crashes. Python cannot prevent that, but C calls a function of ours before. That
+function closes and completes nothing: a log stays whole up to its last line and has no end, which
+is what happened. Programs of the user's that use llama.cpp, recorded or not, end as ggml ends them:
+with a stack on standard error and SIGABRT.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from llamacpp_instr import terminal
+from llamacpp_instr.llama import native
+
+_ON_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_ON_SIGNAL = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_ON_TERMINATE = ctypes.CFUNCTYPE(None)
+
+_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
+_SET_TERMINATE = "_ZSt13set_terminatePFvvE"
+"""`std::set_terminate`, as both runtimes of C++ name it"""
+_STRUCT_BYTES = 512
+"""more than a `struct sigaction` has anywhere"""
+_SECONDS = 5
+"""for the last words: a crash inside of malloc may leave a lock that they wait for"""
+
+
+@contextmanager
+def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
+    """Inside, the process ends with one line on standard error when llama.cpp ends it.
+
+    `about` is asked then, from whichever thread failed, and returns what the line begins with and
+    the exit code.
+    """
+    lib = native.import_llama_cpp().llama_cpp._lib
+    first = threading.Lock()
+    said: list[int] = []
+    stderr = os.dup(2)
+
+    def end(words: str) -> None:
+        first.acquire()  # and never released: several threads may fail at once
+        status = 1
+        try:
+            if hasattr(signal, "alarm"):
+                signal.alarm(_SECONDS)
+            os.dup2(stderr, 2)
+            subject, status = about()
+            terminal.notice(f"Error: {subject}: llama.cpp ended the process: {words}")
+        finally:
+            os._exit(status)
+
+    def on_abort(message: bytes) -> None:
+        end(last_line(message))
+
+    def on_signal(number: int) -> None:
+        end((said and last_line(os.read(said[0], 1 << 16))) or signal.Signals(number).name)
+
+    def on_terminate() -> None:
+        # the former handler prints what the exception says, and aborts: that ends in `on_signal`
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)  # for a text that is longer than a pipe takes
+        os.write(writer, b"an exception of C++\n")
+        os.environ["GGML_NO_BACKTRACE"] = "1"
+        os.dup2(writer, 2)
+        said.append(reader)
+        _ON_TERMINATE(terminate_before)()
+
+    with ExitStack() as stack:
+        stack.callback(os.close, stderr)
+        stack.enter_context(_installed(lib.ggml_set_abort_callback, _ON_ABORT(on_abort)))
+        terminate_before = 0
+        if hasattr(lib, _SET_TERMINATE):
+            set_terminate = getattr(lib, _SET_TERMINATE)
+            terminate_before = stack.enter_context(
+                _installed(set_terminate, _ON_TERMINATE(on_terminate))
+            )
+            stack.enter_context(_handled(_ON_SIGNAL(on_signal)))
+        yield
+
+
+@contextmanager
+def _installed(install: Any, callback: Any) -> Iterator[int]:
+    """Inside, `install` has set the callback; gives the one before."""
+    install.argtypes, install.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = install(ctypes.cast(callback, ctypes.c_void_p))
+    try:
+        yield before
+    finally:
+        install(before)
+
+
+@contextmanager
+def _handled(callback: Any) -> Iterator[None]:
+    """Inside, the signals of a crash call the callback: at once, while Python's own handlers would
+    wait for the call of C to return."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    before = {}
+    for name in _SIGNALS:
+        number = getattr(signal, name)
+        before[number] = ctypes.create_string_buffer(_STRUCT_BYTES)
+        libc.sigaction(number, None, before[number])
+        libc.signal(number, ctypes.cast(callback, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            libc.sigaction(number, action, None)
+
+
+def last_line(said: bytes) -> str:
+    """The last line of what ggml or C++ said, without the place where it was built."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    words = next((line for line in reversed(lines) if line), "").removeprefix("what():").strip()
+    # /the/place/where/it/was/built/llama-model.cpp:12: GGML_ASSERT(…) failed
+    return re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)

@@ -1,0 +1,108 @@
+"""Runs tokens through a context: a prompt and what follows it, or an embedding.
+
+No call here needs a tokenizer; a context is never given more than it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.engine import Context
+from llamacpp_instr.llama.sampling import Sampler, Sampling
+
+Finish = Literal["end", "length", "context"]
+"""Why generation stopped: the model said so, `n` was reached, the context is full."""
+
+
+def generate(
+    context: Context,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    n: int,
+    emit: Callable[[int], None],
+    stop_at_end: bool = True,
+) -> Finish:
+    """Compute `prompt`, then up to `n` tokens, each given to `emit`; return why it stopped.
+
+    The model's end-of-generation token is not emitted, and stops unless `stop_at_end` is False.
+    """
+    check_prompt(context, prompt)
+    used = _prefill(context, prompt)
+    for count in range(1, n + 1):
+        token = sampler.sample()
+        if stop_at_end and context.model.is_end(token):
+            return "end"
+        emit(token)
+        if count == n:
+            break
+        if used == context.size:
+            return "context"
+        context.decode([token])
+        used += 1
+    return "length"
+
+
+def embed(context: Context, prompt: Sequence[int]) -> list[float]:
+    """The pooled embedding of `prompt`: as many values as the model's width, not normalized."""
+    check_prompt(context, prompt)
+    context.clear()
+    if context.model.has_encoder:
+        context.encode(prompt)
+    else:
+        context.decode(prompt)
+    values = context.embedding(len(prompt))
+    if values is None:
+        raise UsageError(f"{context.model.path}: the model gives no embeddings")
+    return values
+
+
+def run_tokens(context: Context, prompt: Sequence[int], n: int) -> list[int]:
+    """Compute `prompt` and, where the model has a memory, `n` greedy tokens after it.
+
+    Works with any architecture. Returns the tokens, none for a model that only encodes.
+    """
+    check_prompt(context, prompt)
+    context.clear()
+    model = context.model
+    if not model.has_decoder:
+        context.encode(prompt)
+        return []
+    if not context.memory:
+        context.decode(prompt)
+        return []
+    tokens: list[int] = []
+    with Sampler(context, Sampling()) as sampler:
+        generate(context, prompt, sampler, n, tokens.append, stop_at_end=False)
+    return tokens
+
+
+def check_prompt(context: Context, prompt: Sequence[int]) -> None:
+    """Raise `UsageError` for a prompt that the context cannot take."""
+    if not prompt:
+        raise UsageError(
+            "the prompt is empty, and the model begins without a BOS token: there is nothing to "
+            "compute; give some text"
+        )
+    if len(prompt) > context.size:
+        raise UsageError(
+            f"the prompt has {len(prompt)} tokens, the context holds {context.size}; "
+            "use --ctx for a larger one"
+        )
+    if context.takes_whole_prompts and len(prompt) > context.n_batch:
+        raise UsageError(
+            f"the prompt has {len(prompt)} tokens, which this model computes in one batch of at "
+            f"most {context.n_batch}; use larger --batch and --ubatch"
+        )
+
+
+def _prefill(context: Context, prompt: Sequence[int]) -> int:
+    """Compute the prompt; return how many tokens the decoder's memory then holds."""
+    if context.model.has_encoder:
+        context.encode(prompt)
+        prompt = [context.model.start_token]
+    step = context.n_batch
+    for start in range(0, len(prompt), step):
+        context.decode(prompt[start : start + step])
+    return len(prompt)

@@ -1,0 +1,111 @@
+"""Keeps llama.cpp's own log off the terminal, all but its warnings and errors.
+
+These are held back until the work begins, and while a call is tried that may fail: so wrong input
+is told in one line. Everything is put back as it was on the way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.terminal import notice
+
+# GGML_LOG_LEVEL_* of ggml.h
+_WARN, _ERROR, _CONT = 3, 4, 5
+
+
+class LlamaLog:
+    """What llama.cpp warned of while its log was captured."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
+        self._held: list[tuple[int, str]] = []
+        self._holding = True
+        self.released = False
+        """whether the work has begun, all input being right as far as could be seen"""
+        self._level = 0
+        self._line = ""
+
+    def receive(self, level: int, text: str) -> None:
+        """A piece of llama.cpp's log; at the level "continued" it belongs to the line before."""
+        if level != _CONT:
+            self._level = level
+        self._line += text
+        *lines, self._line = self._line.split("\n")
+        for line in lines:
+            if self._level in (_WARN, _ERROR) and line.strip():
+                self._held.append((self._level, line.strip()))
+        if not self._holding:
+            self._show_held()
+
+    def release(self) -> None:
+        """Show what was held back, and from now on what comes."""
+        self.released, self._holding = True, False
+        self._show_held()
+
+    @contextmanager
+    def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
+        """Hold messages back; `failure(reason)` is raised for a `LlamaFailed` from inside."""
+        before, start = self._holding, len(self._held)
+        self._holding = True
+        try:
+            with self.interrupt.deferred():
+                yield
+        except LlamaFailed:
+            errors = [line for level, line in self._held[start:] if level == _ERROR]
+            del self._held[start:]
+            raise failure(_reason(errors)) from None
+        except KeyboardInterrupt:
+            del self._held[start:]  # it complains of having been stopped
+            raise
+        finally:
+            self._holding = before
+            if not before:
+                self._show_held()
+
+    def _show_held(self) -> None:
+        for _, line in self._held:
+            notice(f"llama.cpp: {line}")  # it may quote the model
+        self._held.clear()
+
+
+class LlamaFailed(Exception):
+    """A call of llama.cpp returned nothing; its log says why."""
+
+
+@contextmanager
+def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
+    """Take llama.cpp's log over; warnings and errors go to standard error, the rest nowhere."""
+    from llamacpp_instr.llama import native
+
+    llama_cpp = native.import_llama_cpp().llama_cpp
+    log = LlamaLog(interrupt or Interrupt())
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def receive(level: int, text: bytes, _user_data: int) -> None:
+        log.receive(level, text.decode(errors="replace"))
+
+    before = llama_cpp.llama_log_callback()
+    before_data = ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(before), ctypes.byref(before_data))
+    llama_cpp.llama_log_set(receive, None)
+    try:
+        yield log
+    finally:
+        llama_cpp.llama_log_set(before, before_data)
+
+
+def _reason(errors: list[str]) -> str:
+    """Why llama.cpp failed: its first error is the cause, those after it say what failed of it."""
+    if not errors:
+        return "it gave no reason"
+    reason = errors[0]
+    while True:
+        # each line begins with names of C++ functions
+        place, colon, rest = reason.partition(": ")
+        if not colon or " " in place:
+            return reason
+        reason = rest

@@ -1,0 +1,141 @@
+"""Finds the patched library behind `import llama_cpp` and binds its recorder.
+
+Only `load()` hands out the binding, and only after the library has answered with the ABI that this
+package speaks: whoever holds a `Native` may call every function of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llamacpp_instr.errors import NativeError
+
+ABI = 1
+"""Version of the recorder's C API that this package speaks."""
+
+OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR = 1, 2, 4
+"""Flags of `Native.begin`."""
+
+ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4
+"""Bits of `Native.status`."""
+
+BEGIN, END, INSTANT = 0, 1, 2
+"""Phases of `Native.mark`."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """The recorder of the loaded library."""
+
+    lib: ctypes.CDLL
+    path: Path
+    """the shared library"""
+
+    def info(self) -> dict[str, Any]:
+        """What the library says of itself: the fields of `schema.Producer`."""
+        info: dict[str, Any] = json.loads(self.lib.llama_instr_info())
+        return info
+
+    def begin(self, path: bytes, level: str, args: str, stats: str | None, flags: int) -> int:
+        """Open a session; 0, or a negative errno with the reason in `error()`."""
+        return int(
+            self.lib.llama_instr_begin(
+                path, level.encode(), args.encode(), stats.encode() if stats else None, flags
+            )
+        )
+
+    def end(self) -> int:
+        """Close the session; 0, or a negative errno when something could not be written."""
+        return int(self.lib.llama_instr_end())
+
+    def error(self) -> str:
+        """The last error's text."""
+        return (self.lib.llama_instr_error() or b"").decode(errors="replace")
+
+    def status(self) -> int:
+        """`ACTIVE`, `WRITE_FAILED` and `NAN_SEEN`, or-ed."""
+        return int(self.lib.llama_instr_status())
+
+    def dropped(self) -> int:
+        """Events that could not be written so far."""
+        return int(self.lib.llama_instr_dropped())
+
+    def mark(self, phase: int, mark: int, name: str) -> int:
+        """Begin (returns the mark's number), end or place a mark; -1 without a session."""
+        return int(self.lib.llama_instr_mark(phase, mark, name.encode()))
+
+    def note(self, name: str, data: str) -> int:
+        """Add an event with JSON text of the application's own; 0, or a negative errno."""
+        return int(self.lib.llama_instr_note(name.encode(), data.encode()))
+
+    def memory(self, ctx: int) -> list[dict[str, Any]]:
+        """Bytes that a `llama_context *` holds by buffer: the fields of `schema.BufferUse`."""
+        size = int(self.lib.llama_instr_memory(ctx, None, 0))
+        buffer = ctypes.create_string_buffer(size + 1)
+        self.lib.llama_instr_memory(ctx, buffer, size + 1)
+        uses: list[dict[str, Any]] = json.loads(buffer.value)
+        return uses
+
+
+@functools.cache
+def load() -> Native:
+    """The patched library, loaded and checked; raises `NativeError` with what to do about it."""
+    llama_cpp = import_llama_cpp()
+    lib: ctypes.CDLL = llama_cpp.llama_cpp._lib
+    path = Path(lib._name)
+    try:
+        lib.llama_instr_abi.restype = ctypes.c_int32
+    except AttributeError:
+        raise NativeError(
+            f"the installed llama-cpp-python {llama_cpp.__version__} is not the patched one "
+            f"({path}); run `instr build`"
+        ) from None
+    abi = lib.llama_instr_abi()
+    if abi != ABI:
+        raise NativeError(
+            f"the patched library has ABI {abi}, this package needs ABI {ABI} ({path}); "
+            "run `instr build`"
+        )
+    _bind(lib)
+    return Native(lib, path)
+
+
+def import_llama_cpp() -> ModuleType:
+    """The package `llama_cpp`; raises `NativeError` when there is none that loads."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise NativeError("the patched llama-cpp-python is not installed; run `instr build`")
+    try:
+        return importlib.import_module("llama_cpp")
+    # a missing shared object, symbol or dependency surfaces as any of these
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise NativeError(
+            f"llama-cpp-python does not load ({reason}); run `instr build`"
+        ) from error
+
+
+def _bind(lib: ctypes.CDLL) -> None:
+    text, i32, i64 = ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
+    signatures: dict[str, tuple[type, list[type]]] = {
+        "info": (text, []),
+        "begin": (i32, [text, text, text, text, i32]),
+        "end": (i32, []),
+        "error": (text, []),
+        "status": (i32, []),
+        "dropped": (i64, []),
+        "mark": (i64, [i32, i64, text]),
+        "note": (i32, [text, text]),
+        "memory": (i32, [ctypes.c_void_p, text, i32]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, f"llama_instr_{name}")
+        function.restype = result
+        function.argtypes = arguments

@@ -1,0 +1,60 @@
+"""Turns texts into tokens, in a process of its own: see `child`.
+
+A vocabulary may lack what its tokenizer needs, a chat template is a program of the model's, and a
+text of a megabyte may take minutes. The tokens are those that `Model.tokenize` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.chat import SECONDS, TIME_IS_UP, render_chat
+from llamacpp_instr.llama.child import ChildEnded, call_in_child
+from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import captured
+
+_MAX_BYTES = 2 << 30
+"""that a vocabulary and a chat template may take"""
+_BYTES_OF_TEXT = 256
+"""that the tokenizers may take for each byte of text"""
+
+
+def tokenize(
+    path: Path, texts: Sequence[str], *, chat: bool = False, parse_special: bool = True
+) -> list[list[int]]:
+    """The tokens of each text by the vocabulary of the model at `path`; with `chat` of what the
+    model's chat template makes of it.
+
+    Raises `UsageError` for a model whose tokenizer or template does not work.
+    """
+    max_bytes = _MAX_BYTES + _BYTES_OF_TEXT * sum(map(len, texts))
+    try:
+        return call_in_child(max_bytes, _tokenize, path, texts, chat, parse_special)
+    except ChildEnded as end:
+        if end.number == TIME_IS_UP:
+            raise UsageError(
+                f"{path}: its chat template did not end within {SECONDS} s; leave out --chat"
+            ) from None
+        raise UsageError(
+            f"{path}: its tokenizer does not work: llama.cpp ended the process: {end}"
+        ) from None
+
+
+def _tokenize(path: Path, texts: Sequence[str], chat: bool, parse_special: bool) -> list[list[int]]:
+    with captured(Interrupt()) as log, _Vocabulary(path, log) as model:
+        if chat:
+            texts = [render_chat(model, text) for text in texts]
+        return [model.tokenize(text, parse_special) for text in texts]
+
+
+class _Vocabulary(Model):
+    """A model without its weights."""
+
+    def _params(self, mmap: bool) -> Any:
+        params = super()._params(mmap)
+        params.vocab_only = True
+        return params

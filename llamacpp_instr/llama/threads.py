@@ -1,0 +1,39 @@
+"""How many CPUs there are, and how many threads ggml computes with unless a user says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MAX_THREADS = 512  # GGML_MAX_N_THREADS
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use: ggml's threads wait for each other.
+
+    A container's share counts (cgroup v2): https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+    """
+    try:
+        usable = os.sched_getaffinity(0)
+    except AttributeError:  # not on this operating system
+        return min(os.cpu_count() or 1, MAX_THREADS)
+    cores = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(cpu))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = max(int(quota) // int(period), 1)
+    except (OSError, ValueError):  # no such file, or "max": all of them
+        share = MAX_THREADS
+    return min(len(cores), share, MAX_THREADS)

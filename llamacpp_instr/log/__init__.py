@@ -1,0 +1,1 @@
+"""Logs: from bytes to checked events, to a session in columns."""

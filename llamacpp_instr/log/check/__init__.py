@@ -1,0 +1,121 @@
+"""Checks a log strictly: every line by itself, then what the lines say of each other.
+
+Invariant: streaming, one finding for one thing that is wrong, each with its line; what is kept
+of the log is one small entry per context, graph, plan, and open step or mark, and of the
+numbers that count up (steps, computes) only which were given.
+
+    event      what one event must fulfil by itself
+    facts      the session and its static facts: references, ids, counts
+    measures   steps, computes and all that is measured: spans inside spans, order, equal sums
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from llamacpp_instr.log.check.event import event_findings
+from llamacpp_instr.log.check.facts import Facts
+from llamacpp_instr.log.check.measures import Measures
+from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
+from llamacpp_instr.schema import Event, Model, SessionEnd, SessionStart, event_name
+
+MAX_FINDINGS = 10_000
+"""of one log; a file of which more is wrong is none"""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a log."""
+
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+def check_log(path: str | Path) -> Iterator[Finding]:
+    """The findings of the log at `path` (`-` is standard input) in the order of its lines; none
+    when it is clean. After MAX_FINDINGS one more says that the rest was not checked. Raises
+    LogError for what cannot be read as a log at all."""
+    found = _findings(path)
+    for finding in islice(found, MAX_FINDINGS):
+        latest = finding
+        yield finding
+    if next(found, None):
+        message = f"more than {MAX_FINDINGS:,} findings: the rest of the log was not checked"
+        yield latest._replace(message=message)
+
+
+def _findings(path: str | Path) -> Iterator[Finding]:
+    reader = LogReader(path, "give")
+    if reader.dialect:
+        name = reader.dialect.name
+        message = f"in the {name} dialect of an earlier fork: it converts, but cannot be checked"
+        yield Finding(reader.path, 1, message)
+        return
+    checker = _Checker()
+    for line, event in reader.items():
+        if isinstance(event, BadLine):
+            yield Finding(reader.path, line, event.reason)
+            continue
+        for message in checker.findings(line, event):
+            yield Finding(reader.path, line, f"{event_name(event)}: {message}")
+    assert reader.end is not None
+    for line, message in checker.end_findings(reader.end):
+        yield Finding(reader.path, line, message)
+
+
+class _Checker:
+    """The rules of all events, and the order and the counts of all lines."""
+
+    def __init__(self) -> None:
+        self._facts = Facts()
+        self._measures = Measures(self._facts)
+        self._counts: Counter[str] = Counter()
+        self._start = self._latest = 0
+        self._end: tuple[int, SessionEnd] | None = None
+
+    def findings(self, line: int, event: Event) -> Iterator[str]:
+        """What is wrong with the event of `line`, in itself and after those before it."""
+        if self._end:
+            yield f"stands after session_end (line {self._end[0]})"
+        # loading a model begins before the library can open a session by itself
+        if event.t < self._start and not isinstance(event, Model):
+            yield f"`t` is {self._start - event.t} ns before session_start"
+        yield from event_findings(event)
+        yield from self._facts.findings(line, event)
+        yield from self._measures.findings(line, event)
+        if isinstance(event, SessionStart) and line == 1:
+            self._start = event.t
+        if isinstance(event, SessionEnd):
+            self._end = (line, event)
+            yield from self._totals(event)
+        self._counts[event_name(event)] += 1
+        self._latest = max(self._latest, event.t)
+
+    def end_findings(self, end: LogEnd) -> Iterator[tuple[int, str]]:
+        """What only the end of the log tells, each with its line."""
+        if end.state == "truncated":
+            yield end.lines + 1, "ended unclosed, in the middle of this line"
+        if end.state == "unclosed" and self._end is None:
+            yield end.lines, "ended unclosed: no session_end"
+        if end.state != "closed" or self._end is None:
+            return
+        said, seen = self._end[1].bytes, end.bytes_before_last
+        if said != seen:
+            yield end.lines, f"session_end: `bytes` is {said}, {seen} stand before this line"
+        yield from self._facts.open_findings()
+        yield from self._measures.open_findings()
+
+    def _totals(self, event: SessionEnd) -> Iterator[str]:
+        for name in sorted({*event.events, *self._counts}):
+            said, seen = event.events.get(name, 0), self._counts[name]
+            if said != seen:
+                yield f"`events` has {said} {name}, the log has {seen}"
+        if event.t < self._latest:
+            yield f"`t` is {self._latest - event.t} ns before the latest event"

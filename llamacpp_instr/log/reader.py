@@ -1,0 +1,305 @@
+"""Reads a log: a stream of (line number, event) from a file, `.gz`, `.zst` or standard input.
+
+Invariant: every line is either decoded whole and exactly as `schema` says, or reported with its
+number. Memory is bounded by one chunk and one line, and what a reader keeps of the lines by the
+size of the file (`log_file`).
+What the lines say together (references, order, counts) is `check`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.dialects import Dialect, dialect_of
+from llamacpp_instr.log.source import BAD_STREAM, decompressed, file_size, open_log, os_reason
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.schema import (
+    EVENTS,
+    FIRST_BYTES,
+    MAX_LINE,
+    SCHEMA_VERSION,
+    AnyEvent,
+    Event,
+    event_name,
+)
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """How a log ended, known once its last line was read."""
+
+    state: Literal["closed", "unclosed", "truncated"]
+    """closed by `session_end`; without it; or in the middle of a line"""
+    lines: int
+    """whole lines, skipped ones included"""
+    skipped: int
+    """lines that could not be decoded (lenient only)"""
+    bytes_before_last: int
+    """uncompressed bytes before the last whole line"""
+
+    def sentence(self) -> str:
+        """What a reader of the log should know of its end, empty when all is well."""
+        parts = {
+            "closed": [],
+            "unclosed": ["the log ended unclosed"],
+            "truncated": [f"the log ended unclosed, in the middle of line {self.lines + 1}"],
+        }[self.state]
+        if self.skipped:
+            lines = "line was" if self.skipped == 1 else "lines were"
+            parts.append(f"{self.skipped} damaged {lines} skipped")
+        return "; ".join(parts)
+
+
+def read_events(
+    path: str | Path, lenient: bool = False, on_progress: OnProgress | None = None
+) -> LogReader:
+    """The events of the log at `path` (`-` is standard input), as (line number, event) in order.
+
+    Files of gzip and zstd are known by their first bytes, whatever their name. A log that stops
+    in the middle of a line, as `kill -9` leaves it, is read up to its last whole line; the
+    reader's `end` then says so. Raises LogError at once for what is no log, and at its line for
+    a line that is not as the schema says; `lenient` counts and skips such lines instead.
+    `on_progress` is told the bytes of the file that were read and how many there are.
+    """
+    return LogReader(path, "skip" if lenient else "raise", on_progress)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """Stands for a line that cannot be decoded."""
+
+    reason: str
+
+
+class LogReader:
+    """An iterable of (1-based line number, event), to be gone through once.
+
+    `end` is None until the last line was read. `dialect` names the earlier fork's dialect that
+    the log is converted from, and is None for a log of ours. A line that cannot be decoded is a
+    LogError, is counted and skipped, or is one of the `items`, as `bad_lines` says.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        bad_lines: Literal["raise", "skip", "give"] = "raise",
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.path = "standard input" if str(path) == "-" else str(path)
+        self.end: LogEnd | None = None
+        self._bad_lines = bad_lines
+        self._damage: Iterable[Item] = ()
+        self._on_progress = on_progress
+        self._lines = self._skipped = self._bytes_before_last = 0
+        self._cut = False
+        self._file = open_log(path, self.path)
+        self._size = file_size(self._file)
+        self._chunks = decompressed(self._file, self.path)
+        self._blocks = self._line_blocks()
+        self._first = next(self._blocks, b"")
+        self.dialect = self._identify()
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        assert self._bad_lines != "give"
+        return cast("Iterator[tuple[int, Event]]", self.items())
+
+    def items(self) -> Iterator[Item]:
+        """The events, and in their places the lines that cannot be decoded if they are to be
+        given."""
+        last = b""
+        for lines in self._whole_lines():
+            last = lines[-1]
+            yield from self._convert(lines) if self.dialect else self._decode(lines)
+        yield from self._damage
+        head = _attempt(_decode_head, last)
+        closed = head and head.event == "session_end" and _attempt(_decode, last) is not None
+        if self.dialect:
+            closed = self.dialect.closed
+        self.end = LogEnd(
+            "closed" if closed else "truncated" if self._cut else "unclosed",
+            self._lines,
+            self._skipped,
+            self._bytes_before_last,
+        )
+
+    # --- lines to events ---
+
+    def _decode(self, lines: list[bytes]) -> Iterator[Item]:
+        first = self._lines - len(lines) + 1
+        numbers, rest = count(first), iter(lines)
+        while True:
+            try:
+                # the one hot loop: zip takes the number first, so it names the line that fails
+                yield from zip(numbers, map(_decode, rest))  # noqa: B905
+                return
+            except _BAD_LINE as error:
+                number = next(numbers) - 1
+                yield from self._bad(number, _explain, lines[number - first], error)
+                numbers = count(number + 1)
+
+    def _convert(self, lines: list[bytes]) -> Iterator[Item]:
+        assert self.dialect is not None
+        for number, line in enumerate(lines, self._lines - len(lines) + 1):
+            try:
+                events = self.dialect.convert(line)
+            except _BAD_LINE as error:
+                yield from self._bad(number, "{}: {}".format, self.dialect.name, error)
+                continue
+            for event in events:
+                yield number, event
+
+    def _bad(self, number: int, explain: Callable[..., str], *why: Any) -> Iterable[Item]:
+        """What stands for a line that cannot be decoded; `explain(*why)` is the reason."""
+        self._skipped += 1
+        if self._bad_lines == "skip":
+            return ()
+        if self._bad_lines == "raise":
+            raise LogError(explain(*why), self.path, number) from None
+        return ((number, BadLine(explain(*why))),)
+
+    # --- bytes to lines ---
+
+    def _whole_lines(self) -> Iterator[list[bytes]]:
+        """Lists of lines without their newlines, never empty; keeps the counts of `end`."""
+        n_bytes = 0
+        block = self._first
+        while block:
+            lines = block.split(b"\n")
+            fragment = lines.pop()
+            newline = 1
+            if fragment and _is_json(fragment):
+                # only the newline is missing: no proper prefix of an object is an object
+                lines.append(fragment)
+                fragment, newline = b"", 0
+            self._cut = self._cut or bool(fragment)
+            n_bytes += len(block) - len(fragment)
+            if lines:
+                self._lines += len(lines)
+                self._bytes_before_last = n_bytes - len(lines[-1]) - newline
+                yield lines
+            block = next(self._blocks, b"")
+
+    def _line_blocks(self) -> Iterator[bytes]:
+        """Blocks of whole lines; only the last block may end without a newline."""
+        pending: list[bytes] = []
+        size = 0
+        while chunk := self._next_chunk():
+            cut = chunk.rfind(b"\n") + 1
+            size += len(chunk)
+            if cut:
+                yield b"".join([*pending, chunk[:cut]])
+                pending = [chunk[cut:]]
+                size = len(chunk) - cut
+            else:
+                pending.append(chunk)
+            if size > MAX_LINE:
+                raise LogError(f"longer than {MAX_LINE >> 20} MiB", self.path, self._lines + 1)
+        yield b"".join(pending)
+
+    def _next_chunk(self) -> bytes:
+        if self._on_progress is not None and self._size and not self._file.closed:
+            self._on_progress(self._file.tell(), self._size)
+        try:
+            return next(self._chunks, b"")
+        except EOFError:
+            self._cut = True
+            return b""
+        except BAD_STREAM as error:
+            if not self._lines:
+                raise LogError(f"the compressed data is damaged ({error})", self.path) from None
+            reason = "the compressed data is damaged from here on ({})".format
+            self._damage = self._bad(self._lines + 1, reason, error)
+            self._cut = True
+            return b""
+        except OSError as error:
+            raise LogError(os_reason(error), self.path, self._lines) from None
+
+    # --- what is it? ---
+
+    def _identify(self) -> Dialect | None:
+        line, newline, _ = self._first.partition(b"\n")
+        if not self._first:
+            raise LogError("empty: nothing was recorded", self.path)
+        head = _attempt(_decode_head, line)
+        if head and head.event == "session_start" and head.schema is not None:
+            if head.schema == SCHEMA_VERSION:
+                return None
+            raise LogError(
+                f"written with schema version {head.schema}, which this instr cannot read"
+                f" (it reads {SCHEMA_VERSION}); use the instr that wrote it",
+                self.path,
+            )
+        if head is None and not newline and line.startswith(FIRST_BYTES[: len(line)]):
+            raise LogError("ends in the middle of its first line: nothing was recorded", self.path)
+        dialect = dialect_of(msgspec.structs.asdict(head)) if head else None
+        if dialect is None:
+            raise LogError("not a log: its first line is no session_start", self.path)
+        return dialect
+
+
+_BAD_LINE = (ValueError, RecursionError)
+"""what decoding a wrong line raises: the errors of msgspec and of UTF-8 are ValueErrors"""
+
+_EVENT_NAMES = frozenset(event_name(event) for event in EVENTS)
+
+Item = tuple[int, Event | BadLine]
+"""the number of a line, and what it holds"""
+
+
+class _Head(msgspec.Struct):
+    """What a line says that it is; the rest of it is passed over and takes no memory."""
+
+    event: str | None = None
+    type: str | None = None
+    schema: int | None = None
+    timestamp: str | None = None
+
+
+_decode = msgspec.json.Decoder(AnyEvent).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def _attempt(decode: Callable[[bytes], Any], line: bytes) -> Any:
+    """What `line` decodes to, None when it does not."""
+    try:
+        return decode(line)
+    except _BAD_LINE:
+        return None
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether `line` is JSON; nothing is made of it, whatever it holds."""
+    try:
+        _skip(line)
+        line.decode()
+    except _BAD_LINE:
+        return False
+    return True
+
+
+def _explain(line: bytes, error: Exception) -> str:
+    """Why `line` is none of the schema's, in the schema's words."""
+    if not line.strip():
+        return "an empty line"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if not _is_json(line):
+        return f"not a line of JSON ({error})"
+    if not line.lstrip().startswith(b"{"):
+        return "not a JSON object"
+    head = _attempt(_decode_head, line)
+    event = head and head.event
+    if event is None:
+        return "no key `event`"
+    if event not in _EVENT_NAMES:
+        return f"unknown event `{event}`"
+    # msgspec ends its messages with the place: " - at `$.dur[3]`"
+    return f"{event}: {error}".replace("Object contains unknown", "unknown").replace("`$.", "`")

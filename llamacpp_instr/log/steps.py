@@ -1,0 +1,71 @@
+"""Which steps of a session count in figures: successful ones outside of warm-up runs.
+
+Invariant: what is left out is said, in whole sentences, and nothing else is left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.log.session import Session, Table
+
+Int64 = NDArray[np.int64]
+
+PHASES = ("prefill", "decode", "encode")
+"""the labels of steps, in the order in which they are shown"""
+
+WARM_UP = "warm-up"
+"""the mark around a run that only warms up"""
+
+
+def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[str]]:
+    """The steps that count, with a column `label` (prefill, decode, encode), and notes on what
+    was left out; `warm_up` counts warm-up runs as well."""
+    steps = session.steps
+    counted = steps["status"] == 0
+    notes = []
+    if failed := len(steps) - int(counted.sum()):
+        notes.append(f"{failed} failed steps are left out.")
+    if not warm_up:
+        warm = _in_warm_up(session)
+        if n := int((warm & counted).sum()):
+            notes.append(f"{n} steps of warm-up runs are left out.")
+        counted &= ~warm
+    if session.open_steps:
+        notes.append(f"{len(session.open_steps)} steps had not ended and are left out.")
+    steps = steps.rows(counted)
+    encode = steps["kind"] == "encode"
+    steps.columns["label"] = np.where(encode, "encode", steps["phase"])
+    return steps, notes
+
+
+def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
+    """The label of every compute that lies in one of `steps`."""
+    label = dict(zip(steps["step"].tolist(), steps["label"].tolist(), strict=True))
+    pairs = zip(
+        session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
+    )
+    return {compute: label[step] for compute, step in pairs if step in label}
+
+
+def _in_warm_up(session: Session) -> NDArray[np.bool_]:
+    steps, marks = session.steps, session.marks
+    order = np.argsort(steps["begin"], kind="stable")
+    first, end = steps_inside(marks.rows(marks["name"] == WARM_UP), steps["begin"][order])
+    # +1 where a mark's steps begin, -1 behind them: how many marks a step is in
+    marked = np.zeros(len(steps) + 1, np.int64)
+    np.add.at(marked, first, 1)
+    np.add.at(marked, end, -1)
+    inside = np.zeros(len(steps), np.bool_)
+    inside[order] = np.cumsum(marked)[:-1] > 0
+    return inside
+
+
+def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
+    """Of each mark, the first of the steps that begin in it and the one behind the last, as places
+    in `begins`, which is sorted."""
+    first = np.searchsorted(begins, marks["begin"])
+    end = np.searchsorted(begins, marks["end"])
+    end[marks["end"] < 0] = len(begins)  # an open one
+    return first.tolist(), np.maximum(first, end).tolist()

@@ -1,0 +1,1 @@
+"""Memory: what a context takes, predicted by a dry run or recorded."""

@@ -1,0 +1,188 @@
+"""Measures what a model would hold in memory by llama.cpp's own dry run, without reading weights.
+
+With `no_alloc` llama.cpp loads a model's metadata only, and a context made of it measures its
+buffers instead of allocating them. It does so to the byte, but for two things that are put right
+here:
+
+- It cannot map files then. Where a real load maps, it holds the range of each file from the first
+  to the last weight that is read in place, whatever lies between: repacked weights too, which are
+  held once more in their own buffer. What is mapped follows from where the weights lie in the
+  files, and which of them are read in place the dry run tells.
+- Its compute buffer is that of a prompt's graph; a real one also has room for the graph of single
+  tokens, which some architectures compute in other ways. So a second context, for one token at a
+  time, is measured beside it, and the larger one counts.
+
+Invariant: nothing in proportion to a file, a context or a batch is allocated, but for the 50 bytes
+that llama.cpp keeps of each token of a context; and what it aborts on ends this process:
+`memory_plan` runs these functions in one of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.engine import CACHE_TYPES, Context, ContextOptions, Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.memory.breakdown import (
+    PLAIN,
+    ContextSettings,
+    MemoryBreakdown,
+    mapped_bytes,
+    read_breakdown,
+)
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.record.recording import record
+from llamacpp_instr.schema import Context as ContextEvent
+from llamacpp_instr.schema import Memory as MemoryEvent
+from llamacpp_instr.schema import Tensor as TensorEvent
+
+MAX_CTX = 1 << 25
+"""tokens; for more the dry run's own bookkeeping would take gigabytes"""
+
+
+def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBreakdown:
+    """What a context made as `instr run` makes it would hold; one for embeddings when the model
+    has no memory of its own.
+
+    Raises `UsageError` for options that the model cannot be run with, `LoadError` for a model that
+    llama.cpp cannot load, `NativeError` without the patched library. Not to be used while a session
+    is recorded.
+    """
+    options.check()
+    _check_size(options.ctx or 0)
+
+    def make(dry: Model) -> None:
+        with Context(dry, options) as context:
+            embed_tokens = 0 if context.memory else 1
+        for ubatch in (1, options.ubatch):
+            with Context(dry, replace(options, ubatch=ubatch), embed_tokens):
+                pass
+
+    return _dry_run(model, make, mmap)
+
+
+def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
+    """What a context with the settings of a recorded one would hold. Raises as `dry_run`."""
+    _check_size(settings.n_ctx)
+
+    def make(dry: Model) -> None:
+        for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
+            with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
+                pass
+
+    plan = _dry_run(model, make, settings.mmap)
+    return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
+
+
+def _check_size(n_ctx: int) -> None:
+    if n_ctx > MAX_CTX:
+        raise UsageError(
+            f"a context of {n_ctx:,} tokens; memory is predicted for up to {MAX_CTX:,}"
+        )
+
+
+class LoadError(UsageError):
+    """llama.cpp cannot load the model."""
+
+
+class _DryModel(Model):
+    """A model's metadata, and buffers of no bytes."""
+
+    def __init__(self, path: Path, log: LlamaLog) -> None:
+        try:
+            super().__init__(path, log)
+        except UsageError as error:
+            raise LoadError(str(error)) from None
+
+    def _params(self, mmap: bool) -> Any:  # noqa: ARG002
+        params = super()._params(mmap=False)  # llama.cpp asserts that nothing is mapped
+        params.no_alloc = True
+        return params
+
+
+class _RecordedContext(Context):
+    """A context made as a recorded one was, whatever made that."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        self._settings = settings
+        options = ContextOptions(cache_type_k=settings.type_k, cache_type_v=settings.type_v)
+        super().__init__(model, options)
+
+    def _params(self, options: ContextOptions, embed_tokens: int) -> Any:  # noqa: ARG002
+        of = self._settings
+        params = self.api.llama_context_default_params()
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
+            setattr(params, name, getattr(of, name))
+        for name in ("embeddings", "kv_unified", "swa_full"):
+            setattr(params, name, getattr(of, name))
+        params.type_k, params.type_v = CACHE_TYPES[of.type_k], CACHE_TYPES[of.type_v]
+        params.flash_attn_type = int(of.flash_attn)
+        return params
+
+
+def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
+    """What the last context that `make` makes would hold; the one before is for single tokens."""
+    model.check_has_weights()
+    native.load()
+    # the recorder says of every weight where it is put, in the words of any other log
+    with (
+        _Pipe() as log,
+        captured(Interrupt()) as llama_log,
+        record(log.path, level="minimal"),
+        _DryModel(model.path, llama_log) as dry,
+    ):
+        make(dry)
+    single, plan = _breakdowns(log.content)[-2:]
+    plan = plan.with_room_for(single)
+    if not mmap:
+        return plan
+    in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
+    return plan.with_mapped_weights(mapped_bytes(model, in_place))
+
+
+class _Pipe:
+    """A file to write to by its path that is nowhere on a disk; its content is known in the end."""
+
+    def __enter__(self) -> _Pipe:
+        self._receiver, self._sender = os.pipe()
+        self.path = Path(f"/dev/fd/{self._sender}")
+        self.content = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._sender)
+        self._reader.join()
+
+    def _read(self) -> None:
+        with os.fdopen(self._receiver, "rb") as file:
+            self.content = file.read()
+
+
+def _breakdowns(log: bytes) -> list[MemoryBreakdown]:
+    """Of each context in the log, in order."""
+    # not the model's own: hyper-parameters that are no numbers are no JSON
+    lines = [line for line in log.splitlines() if line.startswith(_NEEDED)]
+    events = [_DECODER.decode(line) for line in lines]
+    contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}
+    tensors = [event for event in events if isinstance(event, TensorEvent)]
+    return [
+        read_breakdown(contexts[event.ctx], event.buffers, tensors)
+        for event in events
+        if isinstance(event, MemoryEvent)
+    ]
+
+
+_NEEDED = tuple(f'{{"event":"{name}",'.encode() for name in ("tensor", "context", "memory"))
+_DECODER = msgspec.json.Decoder(TensorEvent | ContextEvent | MemoryEvent)

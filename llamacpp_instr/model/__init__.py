@@ -1,0 +1,1 @@
+"""Model files: their headers, types and parts, and what a user calls them."""

@@ -1,0 +1,146 @@
+"""A GGUF model as a file: its weights with their sizes and places, and what it says of itself.
+
+Invariant: read from the headers alone, and believed only after `models.checked_headers` has held
+every weight against the file that it lies in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.find import checked_headers
+from llamacpp_instr.model.header import ArrayInfo, Header, Scalar
+from llamacpp_instr.model.types import FILE_TYPES, TYPES, GgmlType
+
+_LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
+# llama.cpp adds this to a file type that it guessed (LLAMA_FTYPE_GUESSED)
+_GUESSED = 1024
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a model file."""
+
+    name: str
+    type: GgmlType
+    ne: tuple[int, ...]
+    """ggml's order: the row's length first"""
+    path: Path
+    """the file that it lies in: a part, when the model is split"""
+    offset: int
+    """bytes from the start of that file"""
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.ne)
+
+    @property
+    def n_rows(self) -> int:
+        return math.prod(self.ne[1:])
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_elements // self.type.block * self.type.block_bytes
+
+    @property
+    def layer(self) -> int:
+        """The number in its name; -1 when it belongs to no layer."""
+        return layer_of(self.name)
+
+    @property
+    def role(self) -> str:
+        """What it is in every layer: its name without the layer's number and without `.weight`."""
+        return role_of(self.name)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model in one file or in several parts."""
+
+    path: Path
+    """the first part"""
+    headers: Mapping[Path, Header]
+    """by part, in order"""
+    weights: list[Weight]
+    """in the order of the file"""
+
+    @property
+    def metadata(self) -> Mapping[str, Scalar]:
+        """Scalars and strings of the first part, which has those of the model."""
+        return self.headers[self.path].metadata
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        """Where the arrays of the first part's metadata lie, and how long they are."""
+        return self.headers[self.path].arrays
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def file_type(self) -> str | None:
+        """llama-quantize's name of `general.file_type`; None when it says none that is known."""
+        number = self.metadata.get("general.file_type")
+        return FILE_TYPES.get(number & ~_GUESSED) if isinstance(number, int) else None
+
+    @cached_property
+    def by_name(self) -> dict[str, Weight]:
+        return {weight.name: weight for weight in self.weights}
+
+    @property
+    def n_elements(self) -> int:
+        return sum(weight.n_elements for weight in self.weights)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the weights, without headers and padding."""
+        return sum(weight.n_bytes for weight in self.weights)
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of all parts."""
+        return sum(header.file_size for header in self.headers.values())
+
+    def check_has_weights(self) -> None:
+        """Raise `UsageError` for a vocabulary alone."""
+        if not self.weights:
+            raise UsageError(
+                f"{self.path} holds only a vocabulary, no weights; nothing can be run with it"
+            )
+
+    def hyper_parameter(self, name: str) -> Scalar | None:
+        """The value of `ARCHITECTURE.name`, such as `block_count`."""
+        return self.metadata.get(f"{self.architecture}.{name}")
+
+
+def load_model_file(name: str | Path) -> ModelFile:
+    """The model that `name` stands for: a path or `demo`; of a split model its first part.
+
+    Raises `UsageError` for everything that is wrong with a header. Files with a vocabulary only
+    pass; they have no weights.
+    """
+    path, headers = checked_headers(str(name))
+    weights = [
+        Weight(info.name, TYPES[info.type], info.ne, part, header.data_start + info.offset)
+        for part, header in headers.items()
+        for info in header.tensors
+    ]
+    return ModelFile(path, headers, weights)
+
+
+def layer_of(name: str) -> int:
+    """The layer that a tensor of this name belongs to; -1 when it is none."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else -1
+
+
+def role_of(name: str) -> str:
+    """What a tensor of this name is in every layer: `attn_q`, `attn_q.bias`, `enc.ffn_up`."""
+    return _LAYER.sub("", name).removesuffix(".weight")

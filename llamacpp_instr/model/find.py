@@ -1,0 +1,145 @@
+"""Finds the model that a user names and refuses, with the reason, what llama.cpp could not load.
+
+What passes is a regular GGUF file, all its parts there, every tensor with bytes of its own in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib import resources
+from pathlib import Path
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.header import Header, quoted, read_header
+from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.output import file_mode
+
+DEMO = "demo"
+"""The name that stands for the demo model."""
+
+_MAX_PARTS = 0xFFFF  # split.count has 16 bits
+_SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
+
+def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
+    """The file that `name` stands for and the header of each of its parts, in order.
+
+    Raises `UsageError` for what llama.cpp would refuse, but for a file without weights.
+    """
+    if not name:
+        raise UsageError("no model is named: the path is empty")
+    path = demo_model() if name == DEMO else Path(name)
+    _check_file(path)
+    header = read_header(path)
+    _check_is_model(path, header)
+    first, rest = _parts(path, header)
+    if path != first:
+        raise UsageError(f"{path} is a part of a split model; give the first part, {first}")
+    headers = {path: header} | {part: read_header(part) for part in rest}
+    owner: dict[str, Path] = {}
+    for number, (part, part_header) in enumerate(headers.items()):
+        if len(headers) > 1 and part_header.metadata.get("split.no") != number:
+            raise UsageError(
+                f"{part} is no part {number + 1} of this model: its split.no is "
+                f"{quoted(part_header.metadata.get('split.no'))}; fetch it again"
+            )
+        _check_tensors(part, part_header)
+        for tensor in part_header.tensors:
+            if owner.setdefault(tensor.name, part) != part:
+                raise UsageError(
+                    f"{part} is damaged: tensor {tensor.name!r} is in {owner[tensor.name].name} "
+                    "too; fetch both again"
+                )
+    return path, headers
+
+
+def demo_model() -> Path:
+    """The GGUF file of the demo model that ships with this package."""
+    path = Path(str(resources.files("llamacpp_instr") / "data" / "demo.gguf"))
+    if not path.is_file():
+        raise UsageError(
+            f"the demo model is missing from this installation ({path}); install the package again"
+        )
+    return path
+
+
+def _check_file(path: Path) -> None:
+    if file_mode(path) is None:
+        raise UsageError(f"{path} does not exist; give a GGUF file, or `{DEMO}` for the demo model")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the GGUF file in it")
+    if not path.is_file():
+        raise UsageError(f"{path} is no regular file; llama.cpp loads models from files only")
+
+
+def _check_is_model(path: Path, header: Header) -> None:
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UsageError(f"{path} is no model of its own: its general.type is {quoted(kind)}")
+    if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
+        raise UsageError(f"{path} does not say its architecture (no general.architecture)")
+
+
+def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
+    """The first part and the others, all there; the names are those of `llama_split_path`."""
+    count = header.metadata.get("split.count", 0)
+    if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
+        raise UsageError(f"{path} is damaged: its split.count is {quoted(count)}; fetch it again")
+    if count < 2:
+        return path, []
+    match = _SPLIT_NAME.match(path.name)
+    if not match or int(match["count"]) != count:
+        raise UsageError(
+            f"{path} is part of a model split into {count} files, which llama.cpp finds by their "
+            f"names only; name it NAME-00001-of-{count:05d}.gguf"
+        )
+    parts = [
+        path.with_name(f"{match['stem']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)
+    ]
+    missing = [part for part in parts if not part.is_file()]
+    if missing:
+        raise UsageError(
+            f"{path}: {len(missing)} of the model's {count} parts missing, first {missing[0].name}"
+        )
+    return parts[0], parts[1:]
+
+
+def _check_tensors(path: Path, header: Header) -> None:
+    """Every tensor has a type that is known, whole blocks, and bytes of its own in the file."""
+    end_before, before = 0, ""
+    for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
+        what = f"{path} is damaged: tensor {tensor.name!r}"
+        type_ = TYPES.get(tensor.type)
+        if type_ is None:
+            raise UsageError(
+                f"{path}: tensor {tensor.name!r} has the storage type {tensor.type}, which this "
+                "llama.cpp does not know or no longer has; convert the model for it"
+            )
+        row = tensor.ne[0] if tensor.ne else 1
+        if row % type_.block:
+            raise UsageError(
+                f"{what} has rows of {row} elements, which blocks of {type_.block} "
+                f"({type_}) do not divide; fetch it again"
+            )
+        end = tensor.offset + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        if header.data_start + end > header.file_size:
+            raise UsageError(
+                f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte "
+                f"{header.data_start + end:,}, the file has {header.file_size:,}; fetch it again"
+            )
+        if tensor.offset < end_before:
+            raise UsageError(f"{what} overlaps {before!r}; fetch it again")
+        if end > tensor.offset:
+            end_before, before = end, tensor.name
+    # llama.cpp demands more: in the order of the header, without a gap but the alignment's
+    expected = 0
+    for tensor in header.tensors:
+        if tensor.offset != expected:
+            raise UsageError(
+                f"{path} is damaged: tensor {tensor.name!r} begins {tensor.offset:,} bytes into "
+                f"the data, its place is at {expected:,}; fetch it again"
+            )
+        type_ = TYPES[tensor.type]
+        end = expected + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        expected = -(-end // header.alignment) * header.alignment

@@ -1,0 +1,346 @@
+"""Reads a GGUF file's header: its metadata and where its tensors lie, without their data.
+
+Nothing that the file claims is believed before it has been held against the file's size, so the
+memory used is bounded by the bytes that are really there, whatever the counts say. Layout:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn, cast
+
+from llamacpp_instr.errors import UsageError
+
+GGUF_VERSIONS = (2, 3)
+"""Versions that the pinned llama.cpp reads."""
+
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMS = 4
+_MAX_NAME = 63  # bytes of a tensor's name
+_MAX_ITEMS = 1 << 30  # of an array
+_MAX_COUNT = 1 << 14
+"""Tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
+llama.cpp looks for each among all others, and our tables print every one."""
+_STRING, _ARRAY = 8, 9
+# little-endian struct codes by GGUF's number of the scalar type
+_SCALARS = {
+    number: struct.Struct(f"<{code}")
+    for number, code in {
+        0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+    }.items()
+}  # fmt: skip
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_COUNTS = struct.Struct("<Iqq")
+_ARRAY_HEAD = struct.Struct("<IQ")
+# by the number of dimensions: ne, the storage type, the offset
+_TENSOR = [struct.Struct(f"<{n_dims}qIQ") for n_dims in range(_MAX_DIMS + 1)]
+
+_WINDOW = 1 << 18
+_MAX_TEXT = 1 << 24
+"""Bytes of all names and texts outside of arrays, which are held in memory; of a real model they
+are a hundredth of it."""
+
+Scalar = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor's entry in the header."""
+
+    name: str
+    type: int
+    """ggml's number of the storage type"""
+    ne: tuple[int, ...]
+    """ggml's order: the row's length first"""
+    offset: int
+    """bytes from the start of the file's data section"""
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array of the metadata; `read_array` reads it."""
+
+    type: int
+    """GGUF's number of the items' type"""
+    count: int
+    start: int
+    """bytes from the start of the file"""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A GGUF file without its data."""
+
+    version: int
+    metadata: dict[str, Scalar]
+    """scalars and strings"""
+    arrays: dict[str, ArrayInfo]
+    """where the metadata's arrays lie: a vocabulary may be larger than all the rest"""
+    tensors: list[TensorInfo]
+    alignment: int
+    """of the tensors' places, in bytes"""
+    infos_start: int
+    """bytes from the start of the file to the tensors' entries: where the metadata ends"""
+    data_start: int
+    """bytes from the start of the file"""
+    file_size: int
+    """bytes"""
+
+
+def read_header(path: Path) -> Header:
+    """The header of the GGUF file at `path`; raises `UsageError` when it is none, or not whole."""
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_start(path, file.read(64))
+        return _Reader(path, file, size).header()
+
+
+def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
+    """The first `limit` items of an array that `read_header` has found in the file at `path`."""
+    count = min(array.count, limit)
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # of a header with very many arrays the same bytes must not be read for each
+        reader = _Reader(path, file, size, min(_WINDOW, 4096 + 64 * count))
+        return list(reader.items(array, range(count)))
+
+
+def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int, Scalar]:
+    """By number the items of an array that `read_header` has found in the file at `path`; those
+    that it does not have are left out. One pass, however many."""
+    wanted = sorted({number for number in numbers if 0 <= number < array.count})
+    with _opened(path) as file:
+        reader = _Reader(path, file, os.fstat(file.fileno()).st_size)
+        return dict(zip(wanted, reader.items(array, wanted), strict=True))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # the reader has its own window
+        with path.open("rb", buffering=0) as file:
+            yield cast(BinaryIO, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _check_start(path: Path, start: bytes) -> None:
+    if not start:
+        raise UsageError(f"{path} is empty; it is no GGUF model")
+    if start.startswith(b"version https://git-lfs"):
+        raise UsageError(
+            f"{path} is a Git LFS pointer, not the model; fetch it with `git lfs pull`"
+        )
+    if start[:4] != b"GGUF":
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in start[:4])
+        raise UsageError(f"{path} is no GGUF model: it starts with {shown!r} instead of 'GGUF'")
+    if len(start) < 24:
+        raise UsageError(
+            f"{path} is truncated: it ends inside the header, after {len(start)} bytes"
+        )
+    version = int.from_bytes(start[4:8], "little")
+    if version & 0xFFFF == 0:
+        raise UsageError(
+            f"{path} is big-endian (GGUF version bytes {start[4:8].hex(' ')}); "
+            "llama.cpp cannot load it on this machine: convert it with gguf-py's "
+            "gguf_convert_endian"
+        )
+    if version > GGUF_VERSIONS[-1]:
+        raise UsageError(
+            f"{path} has GGUF version {version}; this llama.cpp reads up to {GGUF_VERSIONS[-1]}: "
+            "it is newer than this program"
+        )
+    if version not in GGUF_VERSIONS:
+        raise UsageError(
+            f"{path} has GGUF version {version}; this llama.cpp reads {GGUF_VERSIONS[0]} and "
+            f"{GGUF_VERSIONS[-1]}: convert the model again"
+        )
+
+
+def quoted(value: Scalar | None) -> str:
+    """A value of the metadata as a line of ours shows it: in quotes, and cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class _Reader:
+    """Walks the header; every read is held against the end of the file first.
+
+    It sees the file through a window, so neither its size nor what lies between costs memory, and
+    a file that is cut off meanwhile is an error and no signal.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, size: int, window_bytes: int = _WINDOW) -> None:
+        self.path = path
+        self.window_bytes = window_bytes
+        self.file = file
+        self.size = size
+        self.at = 4
+        self.window = b""
+        self.window_start = 0
+        self.text = 0
+        self.arrays: dict[str, ArrayInfo] = {}
+
+    def header(self) -> Header:
+        what = "the counts"
+        version, n_tensors, n_metadata = _COUNTS.unpack(self.take(_COUNTS.size, what))
+        if n_tensors < 0 or n_metadata < 0:
+            self.damaged(f"it claims {n_tensors} tensors and {n_metadata} metadata entries")
+        for n, things in ((n_tensors, "tensors"), (n_metadata, "metadata entries")):
+            if n > _MAX_COUNT:
+                self.damaged(f"it claims {n:,} {things}, more than {_MAX_COUNT:,}")
+        # no list is made of these sizes: the loops end where the file does
+        metadata: dict[str, Scalar] = {}
+        for index in range(n_metadata):
+            key = self.string(f"the key of metadata entry {index}")
+            if not key:
+                self.damaged(f"the key of metadata entry {index} is empty")
+            if key in metadata or key in self.arrays:
+                self.damaged(f"the metadata has {quoted(key)} twice")
+            value = self.value(key)
+            if value is not None:
+                metadata[key] = value
+        infos_start = self.at
+        tensors: dict[str, TensorInfo] = {}
+        for index in range(n_tensors):
+            tensor = self.tensor(index)
+            if tensor.name in tensors:
+                self.damaged(f"tensor {tensor.name!r} is there twice")
+            tensors[tensor.name] = tensor
+
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment < 2**32 or alignment & (alignment - 1):
+            self.damaged(f"general.alignment is {quoted(alignment)}, not a power of two")
+        return Header(
+            version=version,
+            metadata=metadata,
+            arrays=self.arrays,
+            tensors=list(tensors.values()),
+            alignment=alignment,
+            infos_start=infos_start,
+            data_start=-(-self.at // alignment) * alignment,
+            file_size=self.size,
+        )
+
+    def tensor(self, index: int) -> TensorInfo:
+        before = self.text
+        name = self.string(f"the name of tensor {index}")
+        if self.text - before > _MAX_NAME:
+            self.damaged(f"the name of tensor {index} is longer than {_MAX_NAME} bytes")
+        what = f"tensor {name!r}"
+        (n_dims,) = _U32.unpack(self.take(4, what))
+        if n_dims > _MAX_DIMS:
+            self.damaged(f"{what} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed")
+        entry = _TENSOR[n_dims]
+        *ne, type_, offset = entry.unpack(self.take(entry.size, what))
+        if ne and min(ne) < 0:
+            self.damaged(f"{what} has a negative dimension: {ne}")
+        if math.prod(ne) >= 2**63:
+            self.damaged(f"{what} has more elements than can be counted: {ne}")
+        return TensorInfo(name, type_, tuple(ne), offset)
+
+    def value(self, key: str) -> Scalar | None:
+        """A metadata value; an array is passed over, noted in `arrays`, and gives None."""
+        what = f"the value of {quoted(key)}"
+        (type_,) = _U32.unpack(self.take(4, what))
+        if type_ == _STRING:
+            return self.string(what)
+        if type_ in _SCALARS:
+            return self.scalar(_SCALARS[type_], what)
+        if type_ != _ARRAY:
+            self.damaged(f"{quoted(key)} has the unknown value type {type_}")
+        item, count = _ARRAY_HEAD.unpack(self.take(_ARRAY_HEAD.size, what))
+        if count > _MAX_ITEMS:
+            self.damaged(f"{quoted(key)} is an array of {count:,} items")
+        self.arrays[key] = ArrayInfo(item, count, self.at)
+        if item in _SCALARS:
+            self.skip(count * _SCALARS[item].size, what)
+        elif item == _STRING:
+            if count > (self.size - self.at) // 8:
+                self.truncated(what)
+            self.skip_strings(count, what)
+        else:
+            self.damaged(f"{quoted(key)} is an array of the unknown value type {item}")
+        return None
+
+    def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
+        """The items of those numbers, which go up and are in the array."""
+        what = "an array"
+        self.at = array.start
+        if array.type == _STRING:
+            passed = 0
+            for number in numbers:
+                self.skip_strings(number - passed, what)
+                yield self.string(what)
+                passed = number + 1
+            return
+        code = _SCALARS[array.type]
+        for number in numbers:
+            self.at = array.start + number * code.size
+            yield self.scalar(code, what)
+
+    def skip_strings(self, count: int, what: str) -> None:
+        # hundreds of thousands in a vocabulary: nothing in this loop but the arithmetic
+        length_at, left = _U64.unpack_from, count
+        while left:
+            self.look(8, what)
+            window, at = self.window, self.at - self.window_start
+            end = len(window) - 8
+            while left and at <= end:
+                at += 8 + length_at(window, at)[0]
+                left -= 1
+            self.at = self.window_start + at
+            if self.at > self.size:
+                self.truncated(what)
+
+    def string(self, what: str) -> str:
+        (length,) = _U64.unpack(self.take(8, what))
+        if length > self.size - self.at:
+            self.truncated(what)
+        self.text += length
+        if self.text > _MAX_TEXT:
+            self.damaged(f"{what} makes its names and texts longer than {_MAX_TEXT:,} bytes")
+        return self.take(length, what).decode(errors="backslashreplace")
+
+    def scalar(self, code: struct.Struct, what: str) -> int | float | bool:
+        value: int | float | bool = code.unpack(self.take(code.size, what))[0]
+        return value
+
+    def take(self, n_bytes: int, what: str) -> bytes:
+        self.look(n_bytes, what)
+        start = self.at - self.window_start
+        self.at += n_bytes
+        return self.window[start : start + n_bytes]
+
+    def skip(self, n_bytes: int, what: str) -> None:
+        if n_bytes > self.size - self.at:
+            self.truncated(what)
+        self.at += n_bytes
+
+    def look(self, n_bytes: int, what: str) -> None:
+        """Have the next bytes in the window."""
+        start = self.at - self.window_start
+        if start >= 0 and start + n_bytes <= len(self.window):
+            return
+        if n_bytes > self.size - self.at:
+            self.truncated(what)
+        self.file.seek(self.at)
+        self.window, self.window_start = self.file.read(max(n_bytes, self.window_bytes)), self.at
+        if len(self.window) < n_bytes:
+            self.truncated(what)
+
+    def truncated(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"{self.path} is truncated or damaged: it ends after {self.size:,} bytes, inside "
+            f"{what}; fetch it again"
+        )
+
+    def damaged(self, finding: str) -> NoReturn:
+        raise UsageError(f"{self.path} is damaged: {finding}; fetch it again")

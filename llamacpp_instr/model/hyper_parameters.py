@@ -1,0 +1,104 @@
+"""Refuses hyper-parameters on which llama.cpp would end the process, or take any memory or time.
+
+The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which hold
+for every architecture, and the bounds of `MOST`. What an architecture asserts besides is not known
+here: `memory_plan` loads a model in a process of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.header import Header, read_array
+
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS"""
+MAX_EXPERTS = 1024
+"""LLAMA_MAX_EXPERTS"""
+MOST = {
+    # a context is padded to whole blocks of positions; models have blocks of some hundred
+    "attention.indexer.block_size": 1 << 16,
+    # the values of an output for each token of a batch; models have some thousand
+    "embedding_length_out": 1 << 16,
+    # a kernel repeats itself so often; models say some twenty
+    "hyper_connection.sinkhorn_iterations": 1 << 10,
+    # the state of each layer has so many vectors; no RWKV has more than two
+    "token_shift_count": 2,
+}
+"""Numbers that llama.cpp takes memory or time for, and that no tensor's shape bounds."""
+
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# these have multi-head latent attention: src/models/*.cpp with LLM_KV_ATTENTION_KEY_LENGTH_MLA
+_LATENT = {
+    "bailingmoe3", "deepseek2", "deepseek2-ocr", "deepseek32", "dots3note", "glm-dsa", "glm5-next",
+    "hy_v4", "kimi-k3", "kimi-linear", "mistral4",
+}  # fmt: skip
+# these take one expert for none
+_DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
+
+
+def check_hyper_parameters(path: Path, header: Header) -> None:
+    """Raise `UsageError`, naming key and value, for what llama.cpp asserts not to be in the first
+    part of a model; a missing key is its own error, which it tells."""
+    arch = str(header.metadata.get("general.architecture", ""))
+
+    def number(key: str) -> int:
+        value = header.metadata.get(f"{arch}.{key}", 0)
+        return value if isinstance(value, int) else 0
+
+    def check(key: str, right: bool, rule: str) -> None:
+        if not right:
+            raise UsageError(
+                f"{path} is damaged: {arch}.{key} is {number(key)}, {rule}; fetch it again"
+            )
+
+    layers = number("block_count")
+    if f"{arch}.block_count" in header.metadata:
+        check("block_count", 0 < layers <= MAX_LAYERS, f"not from 1 to {MAX_LAYERS}")
+    for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
+        check(key, number(key) <= layers, f"more than the {layers} layers")
+
+    experts, groups = number("expert_count"), number("expert_group_count")
+    used, in_groups = _experts_used(path, header, arch), number("expert_group_used_count")
+    if arch in _DENSE_WITH_ONE and experts <= 1:
+        experts = used = 0
+    check("expert_count", experts <= MAX_EXPERTS, f"more than {MAX_EXPERTS}")
+    if not (0 < used <= experts or used == experts == 0):
+        raise UsageError(
+            f"{path} is damaged: {arch}.expert_used_count is {used} of {experts} experts; "
+            "fetch it again"
+        )
+    if experts:
+        check("expert_group_count", groups < experts, f"not less than the {experts} experts")
+    else:
+        check("expert_group_count", groups == 0, "and there are no experts")
+    if groups > 1:
+        check("expert_group_count", experts % groups == 0, f"which does not divide {experts}")
+        check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")
+
+    # with multi-head latent attention a part of a head is rotated, and it may have none
+    if arch not in _LATENT or not number("attention.key_length_mla"):
+        for key in ("rope.dimension_count", "rope.dimension_count_swa"):
+            # some architectures assert it; in others the kernel never ends
+            if f"{arch}.{key}" in header.metadata:
+                check(key, number(key) > 0, "not more than 0")
+
+    for key, most in MOST.items():
+        check(key, number(key) <= most, f"more than {most}")
+
+    scaling = header.metadata.get(f"{arch}.rope.scaling.type", "linear")
+    if scaling not in _ROPE_SCALINGS:
+        raise UsageError(
+            f"{path}: {arch}.rope.scaling.type is {scaling!r}, which llama.cpp does not know"
+        )
+
+
+def _experts_used(path: Path, header: Header, arch: str) -> int:
+    """The most of any layer."""
+    key = f"{arch}.expert_used_count"
+    if key in header.arrays:
+        each = read_array(path, header.arrays[key], MAX_LAYERS)
+        return max((value for value in each if isinstance(value, int)), default=0)
+    value = header.metadata.get(key, 0)
+    return value if isinstance(value, int) else 0

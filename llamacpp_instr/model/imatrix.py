@@ -1,0 +1,167 @@
+"""Reads an importance matrix: how much each column of a tensor matters, by activations seen.
+
+Both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Invariant: the values
+are finite and are those that llama-quantize would pass to the quantizer, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
+from llamacpp_instr.output import file_mode
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_F32 = 0
+_TEXT_BYTES = 127  # what llama-quantize keeps of a text
+
+
+@dataclass(frozen=True)
+class ImportanceMatrix:
+    """Importances by tensor."""
+
+    path: Path
+    entries: dict[str, npt.NDArray[np.float32]]
+    """by tensor: a value per column, for each expert in turn"""
+    dataset: str | None
+    """the first text that it was computed on"""
+    n_chunks: int
+    """of that text; 0 when it is not said"""
+
+    def metadata(self) -> dict[str, str | int]:
+        """What llama-quantize writes about it into a quantized model's metadata."""
+        found: dict[str, str | int] = {"quantize.imatrix.file": _cut(str(self.path))}
+        if self.dataset is not None:
+            found["quantize.imatrix.dataset"] = _cut(self.dataset)
+        found["quantize.imatrix.entries_count"] = len(self.entries)
+        if self.n_chunks > 0:
+            found["quantize.imatrix.chunks_count"] = self.n_chunks
+        return found
+
+
+def load_imatrix(path: Path) -> ImportanceMatrix:
+    """The importance matrix in the file at `path`; raises `UsageError` when it is none, or not
+    whole."""
+    import numpy as np
+
+    mode = file_mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is no file; give an importance matrix")
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == b"GGUF"
+            file.seek(0)
+            matrix = _load_gguf(path) if is_gguf else _load_legacy(path, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if not matrix.entries:
+        raise UsageError(f"{path} is no importance matrix: it has no entries")
+    for name, values in matrix.entries.items():
+        if not np.isfinite(values).all():
+            raise UsageError(f"{path}: the importances of {name!r} are not all finite")
+    return matrix
+
+
+def _load_gguf(path: Path) -> ImportanceMatrix:
+    """Sums of squared activations, and counts by which they are divided, by expert."""
+    import numpy as np
+
+    header = read_header(path)
+    keys = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
+    missing = [key for key in keys if key not in header.metadata and key not in header.arrays]
+    if missing:
+        raise UsageError(f"{path} is no importance matrix: it has no {missing[0]}")
+    infos = {tensor.name: tensor for tensor in header.tensors}
+    if 4 * sum(math.prod(tensor.ne) for tensor in infos.values()) > header.file_size:
+        raise UsageError(f"{path} is truncated or damaged: it has more values than bytes for them")
+    entries = {}
+    for name in sorted({n.removesuffix(end) for n in infos for end in _ENDS if n.endswith(end)}):
+        parts = [infos.get(name + end) for end in _ENDS]
+        sums, counts = (_values(path, header, name, part) for part in parts)
+        if not counts.size or sums.size % counts.size:
+            raise UsageError(
+                f"{path}: {name!r} has {sums.size} sums for {counts.size} counts; compute it again"
+            )
+        if not np.isfinite(counts).all():
+            raise UsageError(f"{path}: the counts of {name!r} are not all finite")
+        # as llama-quantize does: rounded half away from zero, and an expert never seen counts as 1
+        rounded = np.trunc(counts + np.copysign(np.float32(0.5), counts)).astype(np.float32)
+        by_expert = sums.reshape(counts.size, -1)
+        seen = rounded > 0
+        divisor = np.where(seen, rounded, np.float32(1))[:, None]
+        entries[name] = np.where(seen[:, None], by_expert / divisor, np.float32(1)).ravel()
+    datasets = header.arrays.get("imatrix.datasets")
+    texts = read_array(path, datasets, 1) if datasets else []
+    n_chunks = header.metadata.get("imatrix.chunk_count", 0)
+    return ImportanceMatrix(
+        path,
+        entries,
+        texts[0] if texts and isinstance(texts[0], str) else None,
+        n_chunks if isinstance(n_chunks, int) else 0,
+    )
+
+
+_ENDS = (".in_sum2", ".counts")
+
+
+def _values(
+    path: Path, header: Header, name: str, info: TensorInfo | None
+) -> npt.NDArray[np.float32]:
+    import numpy as np
+
+    if info is None:
+        raise UsageError(f"{path}: {name!r} has sums or counts, but not both; compute it again")
+    if info.type != _F32:
+        raise UsageError(f"{path}: tensor {info.name!r} is not F32")
+    count = math.prod(info.ne)
+    start = header.data_start + info.offset
+    if start + 4 * count > header.file_size:
+        raise UsageError(f"{path} is truncated inside {info.name!r}; fetch it again")
+    return np.fromfile(path, np.dtype("<f4"), count, offset=start)
+
+
+def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
+    """Per entry the length of the name, the name, a number of calls, a number of values, values."""
+    import numpy as np
+
+    size = path.stat().st_size
+
+    def left() -> int:
+        return size - file.tell()
+
+    def take(n_bytes: int) -> bytes:
+        # held against the file before memory is taken
+        if not 0 <= n_bytes <= left():
+            at = f"after {file.tell():,} of {size:,} bytes"
+            raise UsageError(f"{path} is no importance matrix, or it is truncated ({at})")
+        return file.read(n_bytes)
+
+    def number() -> int:
+        value: int = struct.unpack("<i", take(4))[0]
+        return value
+
+    entries = {}
+    for _ in range(number()):
+        name = take(number()).decode(errors="replace")
+        n_calls, n_values = number(), number()
+        values = np.frombuffer(take(4 * n_values), np.dtype("<f4"))
+        entries[name] = values / np.float32(n_calls) if n_calls > 0 else values.copy()
+    n_chunks, dataset = 0, None
+    if left() >= 4:
+        n_chunks = number()
+        if left() >= 4 and 0 < (length := number()) <= left():
+            dataset = take(length).decode(errors="replace")
+    return ImportanceMatrix(path, entries, dataset, n_chunks)
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="surrogateescape")[:_TEXT_BYTES].decode(errors="ignore")

@@ -1,0 +1,1 @@
+"""What quantization costs in output: perplexity and KL divergence."""

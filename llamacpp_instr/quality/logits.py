@@ -1,0 +1,259 @@
+"""Runs a reference and its candidates side by side over one text and compares their logits.
+
+Invariant: only the logits of one slice of a chunk are ever in memory, once for each model, where
+llama.cpp computed them; none is stored. What ggml would abort at is refused before it is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.llama.prompts import tokenize
+from llamacpp_instr.llama.sampling import Sampling
+from llamacpp_instr.memory.plan import check_memory
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.model.header import read_array
+from llamacpp_instr.quality.chunks import WritingContext, cut_chunks, write_chunks
+from llamacpp_instr.quality.divergence import Outputs, Scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DEFAULT_CTX = 512
+"""Tokens of a chunk, as in llama-perplexity."""
+
+WRITTEN_CHUNKS = 16
+"""Chunks that the reference writes itself when nobody says how many."""
+
+DEFAULT_SEED = 1
+
+_LOGITS_BYTES = 64 * 2**20
+_MIN_CTX = 8
+# ggml's kernels take other ways below 64 rows, which changes the fourth digit of a perplexity
+_ROWS, _MAX_BATCH = 64, 512
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What a user may choose about the comparison; None leaves it to us."""
+
+    ctx: int | None = None
+    """tokens of a chunk"""
+    chunks: int | None = None
+    batch: int | None = None
+    """tokens computed at once: their logits are in memory"""
+    threads: int | None = None
+    seed: int = DEFAULT_SEED
+    """of the text that the reference writes"""
+
+    def check(self) -> None:
+        """Raise `UsageError` for a value that no model could be run with."""
+        if self.ctx is not None and self.ctx < _MIN_CTX:
+            raise UsageError(f"--ctx is {self.ctx}; it must be at least {_MIN_CTX}")
+        if self.chunks is not None and self.chunks < 1:
+            raise UsageError(f"--chunks is {self.chunks}; it must be at least 1")
+        ContextOptions(ctx=self.ctx, batch=self.batch, threads=self.threads).check()
+        Sampling(temp=1.0, seed=self.seed).check()
+
+
+def check_comparison(files: Sequence[ModelFile], options: OutputOptions) -> None:
+    """Raise `UsageError` for what can be told to be wrong without loading a model."""
+    options.check()
+    for file in files:
+        if not file.weights:
+            raise UsageError(
+                f"{file.path} holds only a vocabulary, no weights; it computes nothing"
+            )
+        _check_same_vocabulary(files[0], file)
+
+
+def compare_outputs(
+    files: Sequence[ModelFile],
+    text: str | None,
+    options: OutputOptions,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Outputs:
+    """Perplexity of a reference, the first of `files`, and of candidates, the others, and how far
+    each of these is from it on `text`, or on what the reference writes when that is None.
+
+    The text is cut into chunks of `options.ctx` tokens, each computed on its own, with the
+    beginning-of-sequence token first where the model wants it; scored are the predictions from
+    the second half of each chunk, as in llama-perplexity. `on_progress` gets the tokens computed
+    so far and those to compute. Raises `UsageError` for what cannot be compared, `NativeError`
+    without the library, `InstrError` when a model fails.
+    """
+    check_comparison(files, options)
+    for file in files:
+        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+    tokens = None
+    if text is not None:
+        [tokens] = tokenize(files[0].path, [text], parse_special=False)
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
+        models = [_open_model(stack, file, log) for file in files]
+        reference = models[0]
+        ctx = options.ctx or _default_ctx(reference)
+        batch = options.batch or _choose_batch(reference.n_vocab)
+        choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
+        # what is wrong with a text comes before what takes memory
+        cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
+        contexts = [stack.enter_context(Context(model, choice)) for model in models]
+        _check_contexts(contexts)
+        n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
+        n_written = n_chunks * (ctx - 1) if cut is None else 0
+        advance = _counter(on_progress, n_chunks * ctx * len(models) + n_written)
+        scores = Scores([str(model.path) for model in models])
+        if cut is None:
+            at_once = ContextOptions(ctx=ctx, threads=options.threads)
+            writer = stack.enter_context(WritingContext(reference, at_once))
+            chunks = write_chunks(writer, n_chunks, options.seed, advance)
+        else:
+            chunks = iter(cut)
+        log.release()  # nothing is wrong with the input any more
+        for chunk in chunks:
+            _score(chunk, contexts, batch, scores, advance)
+    return Outputs(
+        perplexity=scores.perplexity(),
+        divergences=scores.divergences(),
+        n_scored=scores.n_tokens,
+        n_chunks=n_chunks,
+        ctx=ctx,
+        seed=options.seed if cut is None else None,
+    )
+
+
+def _counter(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """What to call with the number of tokens newly computed."""
+    done = 0
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        if on_progress:
+            on_progress(done, total)
+
+    return advance
+
+
+def _score(
+    chunk: Sequence[int],
+    contexts: Sequence[Context],
+    batch: int,
+    scores: Scores,
+    advance: Callable[[int], None],
+) -> None:
+    """Compute a chunk in all contexts, and score what follows each token of its second half:
+    before that there is too little to go by."""
+    import numpy as np
+
+    middle = len(chunk) // 2
+    for context in contexts:
+        context.clear()
+    for start, end in _slices(len(chunk), batch):
+        for context in contexts:
+            context.decode(chunk[start:end], all_logits=start >= middle)
+            advance(end - start)
+        if start >= middle:
+            next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
+            logits = [_logits(context, len(next_tokens)) for context in contexts]
+            scores.add(logits, next_tokens)
+
+
+def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
+    """A chunk's positions piece by piece: none lies on both sides of its middle.
+
+    The last one is computed although it is not scored, as what follows it is not known: ggml
+    computes a number of rows that its kernels divide otherwise than the odd one left, and a
+    quantized model then differs from llama-perplexity in the fourth digit.
+    """
+    for begin, end in ((0, ctx // 2), (ctx // 2, ctx)):
+        for start in range(begin, end, batch):
+            yield start, min(start + batch, end)
+
+
+def _logits(context: Context, n: int) -> NDArray[np.float32]:
+    """The logits of the first `n` tokens of those computed last, good until the next are."""
+    import numpy as np
+
+    pointer = context.api.llama_get_logits(context.handle)
+    if not pointer:
+        raise InstrError(f"{context.model.path}: the model gives no logits")
+    return np.ctypeslib.as_array(
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n, context.model.n_vocab)
+    )
+
+
+def _open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> Model:
+    model = stack.enter_context(Model(file.path, log))
+    if model.is_diffusion:
+        raise UsageError(f"{file.path} is a diffusion model: it predicts no next token")
+    if model.has_encoder or not model.has_decoder:
+        raise UsageError(
+            f"{file.path} has an encoder; only models that predict each next token from those "
+            "before it can be compared by their outputs (--only weights)"
+        )
+    return model
+
+
+def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
+    """Raise `UsageError` unless a token is the same text in both: else no probability of one can
+    be held against one of the other."""
+    ours, theirs = (file.arrays.get(_TOKENS) for file in (reference, candidate))
+    if ours is None or theirs is None:
+        return  # counted once the models are loaded
+    what = f"{candidate.path} has another vocabulary than {reference.path}"
+    if ours.count != theirs.count:
+        raise UsageError(f"{what}: {theirs.count:,} tokens, not {ours.count:,}")
+    pairs = zip(
+        read_array(reference.path, ours, ours.count),
+        read_array(candidate.path, theirs, theirs.count),
+        strict=True,
+    )
+    for i, (one, other) in enumerate(pairs):
+        if one != other:
+            raise UsageError(f"{what}: token {i} is {other!r}, not {one!r}")
+
+
+def _check_contexts(contexts: Sequence[Context]) -> None:
+    reference = contexts[0].model
+    for context in contexts:
+        model = context.model
+        if not context.memory:
+            raise UsageError(
+                f"{model.path} is an encoder; it predicts no next token (--only weights)"
+            )
+        if model.n_vocab != reference.n_vocab:
+            raise UsageError(
+                f"{model.path} has another vocabulary than {reference.path}: "
+                f"{model.n_vocab:,} tokens, not {reference.n_vocab:,}"
+            )
+
+
+def _default_ctx(model: Model) -> int:
+    trained = model.n_positions or model.n_ctx_train or DEFAULT_CTX
+    return max(min(DEFAULT_CTX, trained), _MIN_CTX)
+
+
+def _choose_batch(n_vocab: int) -> int:
+    """Tokens to compute at once, so that a model's logits of them stay within `_LOGITS_BYTES`."""
+    return min(max(_LOGITS_BYTES // (4 * n_vocab) // _ROWS, 1) * _ROWS, _MAX_BATCH)
+
+
+def _first_token(model: Model) -> int:
+    """What a text begins with: the BOS token, where there is none what separates texts."""
+    for token in (model.api.llama_vocab_bos(model.vocab), model.api.llama_vocab_eos(model.vocab)):
+        if 0 <= token < model.n_vocab:
+            return int(token)
+    return 0

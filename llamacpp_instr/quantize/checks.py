@@ -1,0 +1,132 @@
+"""What has to hold before a model is quantized, and after: what llama.cpp's quantizer would refuse,
+abort on, or get wrong without a word.
+
+Invariant: every check raises one line that names what was wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.imatrix import ImportanceMatrix
+from llamacpp_instr.output import check_model_output, check_not_input
+from llamacpp_instr.patterns import check_pattern
+from llamacpp_instr.quantize.plan import (
+    EMBEDDINGS,
+    OUTPUT,
+    QuantizationPlan,
+    QuantizeOptions,
+    finds,
+    row_length,
+)
+
+
+def check_source(source: ModelFile, options: QuantizeOptions) -> None:
+    """Raises `UsageError` when the source, or what is asked of its tensors, cannot be quantized."""
+    for pattern, _ in options.tensor_types:
+        check_pattern("--tensor-type", pattern)
+    if not source.weights:
+        raise UsageError(f"{source.path} holds only a vocabulary, no weights to quantize")
+    alignment = source.metadata.get("general.alignment", 32)
+    if alignment != 32:
+        raise UsageError(
+            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
+        )
+    for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
+        for weight in (source.by_name[name] for name in names if name in source.by_name):
+            if type_ and row_length(weight) % type_.block:
+                raise UsageError(
+                    f"{weight.name} cannot be {type_}: it has rows of {row_length(weight)} "
+                    f"elements, which blocks of {type_.block} do not divide"
+                )
+    for pattern, type_ in options.tensor_types:
+        if not any(finds(pattern, name) for name in source.by_name):
+            raise UsageError(f"no tensor of {source.path} matches {pattern!r} (={type_})")
+
+
+def check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
+    """Raises `UsageError` when llama.cpp would ignore the types given for single tensors."""
+    if options.tensor_types and file_type in ("F32", "F16", "BF16"):
+        raise UsageError(
+            f"llama.cpp takes types for single tensors only with quantized file types, "
+            f"not with {file_type}"
+        )
+
+
+def check_not_requantized(plan: QuantizationPlan) -> None:
+    """Raises `UsageError` when tensors that are quantized would be quantized again."""
+    again = [tensor for tensor in plan.tensors if tensor.requantized]
+    if again:
+        raise UsageError(
+            f"{plan.source} is quantized already: {again[0].name!r} is {again[0].weight.type}, "
+            f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
+            "F16 or F32 model, or give --allow-requantize"
+        )
+
+
+def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
+    """Raises `UsageError` when the matrix is of another model or lacks a tensor that needs it."""
+    made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
+    if made and not any(tensor.name in imatrix.entries for tensor in made):
+        raise UsageError(
+            f"{imatrix.path} is of another model: it has importances for none of the tensors "
+            f"of {plan.source}"
+        )
+    for tensor in made:
+        weight = tensor.weight
+        values = imatrix.entries.get(weight.name)
+        expected = row_length(weight) * (weight.ne[2] if len(weight.ne) > 2 else 1)
+        fits = values is not None and values.size == expected
+        if values is not None and not fits and weight.name not in EMBEDDINGS:
+            raise UsageError(
+                f"{imatrix.path} is of another model: it has {values.size} importances for "
+                f"{weight.name!r}, which has {expected} columns"
+            )
+        if tensor.needs_imatrix and not fits:
+            raise UsageError(
+                f"{imatrix.path} has no importances for {weight.name!r}, which would be "
+                f"{tensor.type}; give it another type, or a matrix that has them"
+            )
+
+
+def check_outputs(
+    source: ModelFile,
+    plans: Sequence[QuantizationPlan],
+    outputs: Sequence[Path],
+    options: QuantizeOptions,
+    force: bool,
+) -> None:
+    """Raises `UsageError` when not all of the files that the plans tell of can be made."""
+    for plan, output in zip(plans, outputs, strict=True):
+        needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
+        if needy and options.imatrix is None:
+            raise UsageError(
+                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would be "
+                f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
+            )
+        if output.exists() and not output.is_file():
+            raise UsageError(f"{output} is no regular file; models are written to files only")
+        check_not_input(output, *source.headers, options.imatrix)
+        check_model_output(output, force)
+    directory = outputs[0].parent
+    needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
+    if needed > free:
+        raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
+
+
+def check_came_true(plan: QuantizationPlan, path: Path) -> None:
+    """Raises `InstrError` unless the file is a whole model of the tensors that were planned."""
+    try:
+        written = {weight.name: weight.type for weight in load_model_file(path).weights}
+    except UsageError as error:
+        raise InstrError(f"llama.cpp's quantizer wrote no whole model: {error}") from None
+    for tensor in plan.tensors:
+        if written.get(tensor.name) != tensor.type:
+            raise InstrError(
+                f"llama.cpp's quantizer made {written.get(tensor.name)} of {tensor.name!r}, "
+                f"where its dry run said {tensor.type}"
+            )

@@ -1,0 +1,254 @@
+"""Quantizes a model with llama.cpp's own quantizer, or tells beforehand what that would give.
+
+Invariant: what llama.cpp would refuse or abort on is refused before anything is written; a file
+has its name once it is whole; nothing that happens in the quantizer ends this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.errors import InstrError, NativeError, UsageError
+from llamacpp_instr.isolated import python
+from llamacpp_instr.llama.threads import default_threads
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.model.imatrix import load_imatrix
+from llamacpp_instr.output import new_model
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.quantize.checks import (
+    check_came_true,
+    check_importances,
+    check_not_requantized,
+    check_outputs,
+    check_overrides_used,
+    check_source,
+)
+from llamacpp_instr.quantize.log import read_dry_run
+from llamacpp_instr.quantize.plan import (
+    WRITABLE,
+    QuantizationPlan,
+    QuantizeOptions,
+    QuantizeResult,
+    header_bytes,
+    parse_file_type,
+)
+from llamacpp_instr.terminal import printable
+
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_DEFAULT = QuantizeOptions()
+
+
+def plan_quantization(
+    source: ModelFile, file_type: str, options: QuantizeOptions = _DEFAULT
+) -> QuantizationPlan:
+    """What `quantize_model` would write; raises what it would raise but for a missing importance
+    matrix, which the plan tells of."""
+    with Quantizer(source, options) as quantizer:
+        return quantizer.plan(file_type)
+
+
+def quantize_model(
+    source: ModelFile,
+    file_type: str,
+    output: Path,
+    options: QuantizeOptions = _DEFAULT,
+    *,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+) -> QuantizeResult:
+    """Write `source` as `file_type` to the new file `output`; progress is told in weights.
+
+    Raises `UsageError` for what cannot be done or what llama.cpp refuses, `InstrError` when it
+    could not be done to its end, `NativeError` without the library.
+    """
+    with Quantizer(source, options) as quantizer:
+        plan = quantizer.plan(file_type)
+        return quantizer.write(plan, output, force=force, on_progress=on_progress)
+
+
+class Quantizer:
+    """llama.cpp's quantizer in a process of its own, for one source; a context manager."""
+
+    def __init__(self, source: ModelFile, options: QuantizeOptions = _DEFAULT) -> None:
+        self.source = source
+        self.options = options
+        self.imatrix = load_imatrix(options.imatrix) if options.imatrix else None
+        check_source(source, options)
+
+    def __enter__(self) -> Quantizer:
+        self._process = subprocess.Popen(
+            python(f"from {__package__}.worker import main; main()"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C is for us: we end it
+            start_new_session=True,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        )
+        self._said = ""
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._listener.join()
+        # a request that was not taken is still to be written when the pipe is closed
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass
+
+    def _listen(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self._said = (self._said + line)[-4000:]
+
+    def plan(self, file_type: str) -> QuantizationPlan:
+        """What `write` would write; raises `UsageError` for what it cannot."""
+        file_type = parse_file_type(file_type)
+        check_overrides_used(file_type, self.options)
+        lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
+        plan = QuantizationPlan(
+            self.source.path,
+            self.source.n_bytes,
+            file_type,
+            read_dry_run(self.source, file_type, self.options, lines),
+            header_bytes(self.source, self.imatrix.metadata() if self.imatrix else {}),
+        )
+        if not self.options.allow_requantize:
+            check_not_requantized(plan)
+        if self.imatrix:
+            check_importances(plan, self.imatrix)
+        return plan
+
+    def write(
+        self,
+        plan: QuantizationPlan,
+        output: Path,
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> QuantizeResult:
+        """Write what `plan` says to the new file `output`; raises what `quantize_model` raises."""
+        return self.write_all([plan], [output], force=force, on_progress=on_progress)[0]
+
+    def write_all(
+        self,
+        plans: Sequence[QuantizationPlan],
+        outputs: Sequence[Path],
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> list[QuantizeResult]:
+        """Write what `plans` say to the new files `outputs`; what can be refused of any of them is
+        refused before the first is begun."""
+        check_outputs(self.source, plans, outputs, self.options, force)
+        total = sum(plan.n_elements for plan in plans)
+        before = 0
+        results = []
+        for plan, output in zip(plans, outputs, strict=True):
+            done = [before]
+            for tensor in plan.tensors:
+                done.append(done[-1] + tensor.weight.n_elements)
+            before = done[-1]
+
+            def on_tensor(index: int, _count: int, done: list[int] = done) -> None:
+                if on_progress:
+                    on_progress(done[index - 1], total)
+
+            with new_model(output, force) as temporary:
+                self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
+                check_came_true(plan, temporary)
+                results.append(QuantizeResult(output, temporary.stat().st_size, plan))
+        return results
+
+    def _run(
+        self, file_type: str, output: Path, *, dry_run: bool, on_tensor: OnProgress | None = None
+    ) -> list[tuple[int, str]]:
+        """The log of a quantization, by level; raises when it failed."""
+        options = self.options
+        request = {
+            "source": str(self.source.path),
+            "output": str(output),
+            "file_type": WRITABLE[file_type],
+            "dry_run": dry_run,
+            "threads": options.threads or default_threads(),
+            "tensor_types": [[pattern, type_.number] for pattern, type_ in options.tensor_types],
+            "output_type": options.output_type.number if options.output_type else None,
+            "embedding_type": options.embedding_type.number if options.embedding_type else None,
+            "imatrix": str(options.imatrix) if options.imatrix else None,
+            "pure": options.pure,
+            "allow_requantize": options.allow_requantize,
+        }
+        log: list[tuple[int, str]] = []
+        try:
+            for kind, *values in self._ask(request):
+                if kind == "progress" and on_tensor:
+                    on_tensor(*values)
+                elif kind == "log":
+                    log.append((values[0], values[1]))
+                elif kind == "error":
+                    raise (NativeError if values[1] == 2 else InstrError)(values[0])
+                elif kind == "done":
+                    if values[0]:
+                        raise self._failure(log, file_type)
+                    return log
+            raise self._death(log, file_type)
+        except BaseException:
+            # whatever it was, nothing writes on after this
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def _ask(self, request: dict[str, Any]) -> Iterator[list[Any]]:
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):  # it has died: the end of its answers tells why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            yield json.loads(line)
+
+    def _failure(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
+        """What to raise when llama.cpp has refused: its own reason."""
+        errors = [line.strip(" =") for level, line in log if level == _ERROR]
+        reason = errors[-1] if errors else "llama.cpp gave no reason"
+        if "failed to load model" in reason:
+            reason = errors[0].partition(": ")[2]  # why it did; before it stands a function's name
+        reason = printable(reason.partition("failed to quantize: ")[2] or reason)
+        if "iostream error" in reason:
+            return InstrError(f"the {file_type} file could not be written: is the disk full?")
+        for pattern, _ in self.options.tensor_types:
+            if _is_bad(pattern):
+                return UsageError(f"--tensor-type: {pattern!r} is no regular expression: {reason}")
+        return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
+
+    def _death(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
+        """What to raise when the process has ended: the last that was heard of it."""
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._listener.join()
+        lines = [*(line for _, line in log), *self._said.split("\n")]
+        heard = [line.strip() for line in lines if line.strip()]
+        last = printable(heard[-1]) if heard else "it said nothing"
+        return InstrError(
+            f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"
+        )
+
+
+def _is_bad(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return True
+    return False

@@ -1,0 +1,162 @@
+"""The process in which llama.cpp quantizes; `quantize` starts it.
+
+A quantization cannot be stopped from Python, and ggml ends the process on misuse; so it has one of
+its own. Requests come as lines of JSON on standard input, answers go as lines of JSON to standard
+output. Invariant: when standard input ends, however the other side ended, this process ends at
+once and takes the file that it was writing with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.errors import InstrError, NativeError
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.child import no_core_dump
+from llamacpp_instr.model.imatrix import load_imatrix
+from llamacpp_instr.quantize.log import PROGRESS
+
+_CONT = 5  # GGML_LOG_LEVEL_CONT
+# LLAMA_KV_OVERRIDE_TYPE_*
+_INT, _STR = 0, 3
+_VALUE_BYTES = 127  # of a text in `llama_model_kv_override`
+
+
+def main() -> None:
+    # what libraries print goes to standard error, this stays for answers
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    no_core_dump()
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+
+    def answer(kind: str, *values: Any) -> None:
+        answers.write(json.dumps([kind, *values]) + "\n")
+        answers.flush()
+
+    try:
+        quantizer = _Quantizer(answer)
+        while True:
+            answer("done", quantizer.run(requests.get()))
+    except InstrError as error:
+        answer("error", str(error), error.exit_code)
+
+
+def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    outputs = []
+    for line in sys.stdin.buffer:  # UTF-8, whatever the environment says of standard input
+        request = json.loads(line)
+        if not request["dry_run"]:
+            outputs.append(request["output"])
+        requests.put(request)
+    # names that are temporary: a file that is whole has another by now
+    for path in outputs:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+    os._exit(0)
+
+
+class _Quantizer:
+    """llama.cpp's quantizer, its log turned into answers."""
+
+    def __init__(self, answer: Any) -> None:
+        self.lib = native.import_llama_cpp().llama_cpp
+        _check_layout(self.lib)
+        self.answer = answer
+        self.line = ""
+        self.level = 0
+
+        @self.lib.llama_log_callback  # type: ignore[untyped-decorator]
+        def log(level: int, text: bytes, _user_data: int) -> None:
+            self.receive(level, text.decode(errors="replace"))
+
+        self.log = log  # the library holds no reference
+        self.lib.llama_log_set(log, None)
+
+    def receive(self, level: int, text: str) -> None:
+        if level != _CONT:
+            self.level = level
+        if not self.line and (match := PROGRESS.match(text)):
+            self.answer("progress", int(match[1]), int(match[2]))
+        *lines, self.line = (self.line + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self.answer("log", self.level, line)
+
+    def run(self, request: dict[str, Any]) -> int:
+        """What `llama_model_quantize` returns: 0 when it is done."""
+        lib = self.lib
+        params = lib.llama_model_quantize_default_params()
+        params.nthread = request["threads"]
+        params.ftype = request["file_type"]
+        params.pure = request["pure"]
+        params.allow_requantize = request["allow_requantize"]
+        params.dry_run = request["dry_run"]
+        if request["output_type"] is not None:
+            params.output_tensor_type = request["output_type"]
+        if request["embedding_type"] is not None:
+            params.token_embedding_type = request["embedding_type"]
+        overrides = [
+            lib.llama_model_tensor_override(os.fsencode(pattern), number)
+            for pattern, number in request["tensor_types"]
+        ]
+        if overrides:
+            overrides.append(lib.llama_model_tensor_override(None, 0))
+            params.tt_overrides = (lib.llama_model_tensor_override * len(overrides))(*overrides)
+        if request["imatrix"] is not None:
+            self.add_imatrix(params, request["imatrix"])
+        source, output = os.fsencode(request["source"]), os.fsencode(request["output"])
+        return int(lib.llama_model_quantize(source, output, ctypes.byref(params)))
+
+    def add_imatrix(self, params: Any, path: str) -> None:
+        lib = self.lib
+        matrix = _load_imatrix(Path(path))
+        floats = ctypes.POINTER(ctypes.c_float)
+        entries = [
+            lib.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(floats), values.size)
+            for name, values in matrix.entries.items()
+        ]
+        entries.append(lib.llama_model_imatrix_data(None, None, 0))
+        params.imatrix = (lib.llama_model_imatrix_data * len(entries))(*entries)
+        overrides = []
+        for key, value in matrix.metadata().items():
+            override = lib.llama_model_kv_override(_INT, key.encode())
+            if isinstance(value, str):
+                override.tag = _STR
+                override.value.val_str = os.fsencode(value)[:_VALUE_BYTES]
+            else:
+                override.value.val_i64 = value
+            overrides.append(override)
+        overrides.append(lib.llama_model_kv_override())
+        # the library only reads this pointer, whatever its type is here
+        array = (lib.llama_model_kv_override * len(overrides))(*overrides)
+        params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
+        params._kept = (matrix, array)
+
+
+# of all requests: they are of one model
+_load_imatrix = functools.cache(load_imatrix)
+
+
+def _check_layout(lib: Any) -> None:
+    """The parameters are passed by address: with another layout the library would read anything."""
+    params = lib.llama_model_quantize_default_params()
+    # the defaults of llama_model_quantize_default_params, first to last field
+    expected = (0, 7, True, 8 << 30)
+    found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
+    if found != expected or params.output_tensor_type != params.token_embedding_type:
+        raise NativeError(
+            "the installed llama-cpp-python has another quantizer than the pinned one; "
+            "run `instr build`"
+        )

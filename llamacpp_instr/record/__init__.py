@@ -1,0 +1,1 @@
+"""Recording: sessions of this process, and the files that they leave."""

@@ -1,0 +1,81 @@
+"""The files that a recording leaves: their names, whether one may be replaced, how they end.
+
+The recorder names them: `session.log`; `session.part2.log` and so on after a rotation; and before
+the suffix the process id for every process after the first one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.schema import FIRST_BYTES, SessionEnd
+
+_PART = r"\.part(?:[2-9]|[1-9][0-9]+)"
+_TAIL = 1 << 16
+"""bytes; `session_end`, the last line, has some hundreds"""
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `UsageError` unless the file begins as a log does, or holds nothing."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(FIRST_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): is it a log?") from None
+    if not FIRST_BYTES.startswith(head):
+        raise UsageError(f"{path} is not a log and is not overwritten; name another file")
+
+
+def later_parts(target: Path) -> list[Path]:
+    """The files that a rotation of the log `target` has left, or another one would write."""
+    before, after = _around_suffix(target.name)
+    return sorted(_matching(target.parent, f"{before}{_PART}{after}"))
+
+
+def logs_of(target: Path) -> dict[Path, tuple[int, int, int]]:
+    """The logs that there are for `target`, in whose name `%p` stands for a process id, and what
+    tells each from a later one of the same name."""
+    before, after = _around_suffix(target.name)
+    found = {}
+    for path in _matching(target.parent, rf"{before}(?:\.[0-9]+)?(?:{_PART})?{after}"):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            found[path] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def shortcoming(log: Path) -> str:
+    """What is missing in a log, as its last line tells once its process has ended; or nothing."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        lines = file.read().splitlines()
+    if not lines:
+        return "it is empty: nothing could be written"
+    try:
+        end = msgspec.json.decode(lines[-1], type=SessionEnd)
+    except ValueError:  # msgspec's errors are ValueErrors
+        return "it has no end: its process still runs or was killed, or the disk was full"
+    return f"{end.dropped} events could not be written" if end.dropped else ""
+
+
+def _around_suffix(name: str) -> tuple[str, str]:
+    """Patterns for what the recorder leaves before and after what it puts into a name."""
+    dot = name.rfind(".")
+    at = dot if dot > 0 else len(name)
+    before, after = (re.escape(text).replace("%p", "[0-9]+") for text in (name[:at], name[at:]))
+    return before, after
+
+
+def _matching(directory: Path, pattern: str) -> list[Path]:
+    own = re.compile(pattern)
+    try:
+        return [path for path in directory.iterdir() if own.fullmatch(path.name) and path.is_file()]
+    except OSError:  # the command has removed the directory
+        return []

@@ -1,0 +1,234 @@
+"""Records any use of `llama_cpp` from Python: `with record("session.log") as session:`.
+
+A session is open from the `with` to its end and is closed on every way out; a log that could not be
+written whole is never closed silently.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.llama import native
+from llamacpp_instr.output import file_mode
+from llamacpp_instr.patterns import check_pattern
+from llamacpp_instr.record.files import check_replaceable
+from llamacpp_instr.record.text import log_json, log_name
+from llamacpp_instr.schema import LEVELS
+
+OnLogError = Literal["continue", "stop"]
+"""What happens to the process when the log cannot be written any more."""
+
+
+class Session:
+    """A session that is being recorded; made by `record`."""
+
+    def __init__(self, library: native.Native, path: Path, written: Path) -> None:
+        self._native = library
+        self._written = written  # where the log is, until it takes its name
+        self._open = True
+        self._dropped = 0
+        self._nan_seen = False
+        self.path = path
+        """the log"""
+        self.problem: str | None = None
+        """one line, known after `close`: what is missing in the log, and why"""
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """A named span around what is done inside the `with`."""
+        self._require_open()
+        name = log_name("the mark's name", name)
+        number = self._native.mark(native.BEGIN, -1, name)
+        try:
+            yield
+        finally:
+            if self._open:
+                self._native.mark(native.END, number, name)
+
+    def instant(self, name: str) -> None:
+        """A named point in time."""
+        self._require_open()
+        self._native.mark(native.INSTANT, -1, log_name("the instant's name", name))
+
+    def note(self, name: str, data: Any) -> None:
+        """An event of the application's own; raises `UsageError` when `data` is no JSON value, or
+        too large for a log."""
+        self._require_open()
+        name = log_name("the note's name", name)
+        if self._native.note(name, log_json(f"note {name[:100]!r}: the data", data)) != 0:
+            raise InstrError(f"note {name[:100]!r}: {self._native.error()}")
+
+    @property
+    def dropped(self) -> int:
+        """Events that could not be written, so far."""
+        if self._open:
+            self._dropped = self._native.dropped()
+        return self._dropped
+
+    @property
+    def nan_seen(self) -> bool:
+        """Whether a tensor chosen with `stats` held a NaN, so far."""
+        if self._open:
+            self._nan_seen = bool(self._native.status() & native.NAN_SEEN)
+        return self._nan_seen
+
+    def close(self) -> None:
+        """Write the end of the log; `problem` then says what is missing. Twice does nothing."""
+        if not self._open:
+            return
+        # what the recorder knows of this session it forgets at the end
+        dropped, _ = self.dropped, self.nan_seen
+        self._open = False
+        if self._native.end() != 0:
+            self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
+
+    def take_name(self) -> None:
+        """Put a log that is recorded aside in the place of the one that is there."""
+        if self.is_aside:
+            if self.path.is_file():
+                check_replaceable(self.path)  # as it was when the session began?
+            try:
+                self._written.replace(self.path)
+            except OSError as error:
+                raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+            self._written = self.path
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the log has not taken its name yet."""
+        return self._written != self.path
+
+    def discard(self) -> None:
+        """Remove the log, where it is a file."""
+        if self._written.is_file():
+            self._written.unlink()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self.problem:
+            # the application's work is done, or fails for its own reason: do not take its place
+            warnings.warn(self.problem, RuntimeWarning, stacklevel=2)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise UsageError(f"the session of {self.path} is closed")
+
+
+def record(
+    path: str | os.PathLike[str] = "session.log",
+    level: str = "detailed",
+    stats: str | None = None,
+    args: Mapping[str, Any] | None = None,
+    force: bool = False,
+    stop_on_nan: bool = False,
+    on_log_error: OnLogError = "continue",
+) -> Session:
+    """Begin a session that records every use of `llama_cpp` in this process until it is closed.
+
+    `level` is how much is recorded (`schema.LEVELS`), `stats` a regular expression: the values of
+    the nodes whose names it finds are summarized. `args`, JSON values or what `str` makes of
+    others, is kept in the log's first line. `force` replaces an existing log, and no other file.
+    `stop_on_nan` makes a decode fail once a `stats` tensor holds a NaN. `on_log_error="stop"` ends
+    the process with one line when the log cannot be written any more; with `"continue"` the
+    dropped events are counted.
+
+    Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
+    the patched library. One session at a time in a process.
+    """
+    return begin_session(
+        Path(path),
+        level=level,
+        stats=stats,
+        args=args or {},
+        force=force,
+        force_option="force=True",
+        stop_on_nan=stop_on_nan,
+        on_log_error=on_log_error,
+    )
+
+
+def begin_session(
+    log: Path,
+    *,
+    level: str,
+    stats: str | None,
+    args: Mapping[str, Any],
+    force: bool,
+    force_option: str,
+    stop_on_nan: bool,
+    on_log_error: OnLogError,
+    aside: bool = False,
+) -> Session:
+    """As `record`. With `aside` an existing log stays what it is until `Session.take_name`;
+    `force_option` is how the user says `force`."""
+    check_choice("level", level, LEVELS)
+    check_choice("on_log_error", on_log_error, get_args(OnLogError))
+    if stop_on_nan and not stats:
+        raise UsageError("stopping on NaN needs the tensors to look at (stats)")
+    if stats:
+        check_pattern("stats", stats)
+    library = native.load()
+    if library.status() & native.ACTIVE:
+        raise UsageError(
+            f"{log}: a session is already being recorded in this process; close it first"
+        )
+    check_log_path(log, force, force_option)
+    written = log.with_name(f".instr-{secrets.token_hex(8)}") if aside and log.is_file() else log
+    flags = native.OVERWRITE if force and written == log else 0
+    flags |= native.STOP_ON_NAN if stop_on_nan else 0
+    flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
+    arguments = log_json("args", dict(args), default=str)
+    if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:
+        raise UsageError(_with_path(library.error(), log))
+    return Session(library, log, written)
+
+
+def check_log_path(path: Path, force: bool, option: str) -> None:
+    """Raise `UsageError` when a log cannot be opened at `path`; `option` is how `force` is given.
+
+    What is overwritten begins as a log, or is no regular file.
+    """
+    mode = file_mode(path)
+    if mode is None:
+        parent = path.parent
+        if not parent.is_dir():
+            reason = "is not a directory" if parent.exists() else "does not exist"
+            raise UsageError(f"{path} cannot be written: {parent} {reason}")
+        _check_can_create(path)
+    elif stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is a directory; give the path of a file for the log")
+    elif stat.S_ISREG(mode):
+        if not force:
+            raise UsageError(f"{path} exists; use {option} to overwrite it")
+        check_replaceable(path)
+        _check_can_create(path)
+    elif not os.access(path, os.W_OK):
+        raise UsageError(f"{path} cannot be written: permission denied")
+
+
+def _check_can_create(path: Path) -> None:
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: no permission to write in {path.parent}")
+
+
+def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `UsageError` when `value` is none of `choices`."""
+    if value not in choices:
+        raise UsageError(f"{what} {value!r} is none of {', '.join(choices)}")
+
+
+def _with_path(reason: str, path: Path) -> str:
+    reason = re.sub(r"\s+", " ", reason).strip() or "the log cannot be opened"
+    return reason if str(path) in reason else f"{path}: {reason}"

@@ -1,0 +1,1 @@
+"""What `instr run`, `instr exec` and `instr compare --types` start and record."""

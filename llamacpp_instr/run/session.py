@@ -1,0 +1,241 @@
+"""Runs a model on prompts and records the session: what `instr run` does.
+
+Everything a user can get wrong is refused before anything is computed, and then leaves no log.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llamacpp_instr import terminal
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, Model
+from llamacpp_instr.llama.generate import check_prompt, embed, generate
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.llama.prompts import tokenize
+from llamacpp_instr.llama.sampling import Sampler, Sampling
+from llamacpp_instr.memory.plan import check_memory
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.output import check_not_input
+from llamacpp_instr.record.recording import OnLogError, Session, begin_session
+from llamacpp_instr.terminal import write_text
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `instr run` is asked for."""
+
+    model: str
+    prompts: Sequence[str]
+    log: Path = Path("session.log")
+    n: int = 128
+    """tokens to generate at most"""
+    level: str = "detailed"
+    stats: str | None = None
+    stop_on_nan: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+    context: ContextOptions = field(default_factory=ContextOptions)
+    mmap: bool = True
+    chat: bool = False
+    embed: bool = False
+    repeat: int = 1
+    on_log_error: OnLogError = "continue"
+    force: bool = False
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is wrong with any model."""
+        self.sampling.check()
+        self.context.check()
+        if self.n < 0:
+            raise UsageError(f"-n is {self.n}; it must be 0 or more")
+        if self.repeat < 1:
+            raise UsageError(f"--repeat is {self.repeat}; it must be 1 or more")
+        if not self.prompts:
+            raise UsageError(
+                "there is no prompt; use --prompt TEXT or --prompt-file FILE; - is standard input"
+            )
+        if len(self.prompts) > 1 and not self.embed:
+            raise UsageError("several prompts can be given with --embed only")
+        if self.chat and self.embed:
+            raise UsageError("--chat and --embed exclude each other")
+        if self.stop_on_nan and not self.stats:
+            raise UsageError("--stop-on-nan needs --stats PATTERN, the tensors to look at")
+
+
+def run(
+    options: RunOptions, out: BinaryIO | None = None, notice: Callable[[str], None] | None = None
+) -> Path:
+    """Run the model, write text (or JSON arrays) to `out` as it comes; return the log's path.
+    Where `out` is a terminal, control characters of the model's text are written out.
+
+    `out` is standard output when left out; `notice` takes a line of what begins or ends early,
+    and prints it to standard error when left out. Raises `UsageError` for
+    wrong input, `NativeError` without the patched library, `InstrError` when a compute fails or
+    the log could not be written whole.
+    """
+    options.check()
+    file = load_model_file(options.model)
+    file.check_has_weights()
+    path = file.path
+    check_not_input(options.log, *file.headers)
+    interrupt = Interrupt()
+    with interrupt.watching(), interrupt.deferred():
+        native.load()  # a module that is interrupted while it is imported blames something else
+    check_memory(file, options.context, options.mmap)
+    prompts = tokenize(path, options.prompts, chat=options.chat)
+    with interrupt.watching(), captured(interrupt) as llama_log:
+        session = begin_session(
+            options.log,
+            level=options.level,
+            stats=options.stats,
+            args=_arguments(options),
+            force=options.force,
+            force_option="--force",
+            aside=True,
+            stop_on_nan=options.stop_on_nan,
+            on_log_error=options.on_log_error,
+        )
+
+        def about() -> tuple[str, int]:
+            if not llama_log.released:  # nothing was computed: the file is wrong, and leaves no log
+                session.discard()
+                return str(path), 2
+            return f"{path}, recorded in {session.path}", 1
+
+        try:
+            with last_words(about), Model(path, llama_log, options.mmap) as model:
+                (_run_embed if options.embed else _run_text)(
+                    options,
+                    prompts,
+                    model,
+                    session,
+                    out or sys.stdout.buffer,
+                    notice or terminal.notice,
+                )
+        except UsageError:
+            session.close()
+            session.discard()
+            raise
+        except ComputeError:
+            if session.nan_seen and options.stop_on_nan:
+                raise InstrError(
+                    f"stopped: a tensor that {options.stats!r} matches held a NaN; see "
+                    f"`instr cat --event tensor_stats {session.path}`"
+                ) from None
+            raise
+        finally:
+            session.close()
+            if session.is_aside:
+                session.discard()
+        if session.problem:
+            raise InstrError(session.problem)
+    return session.path
+
+
+def _run_text(
+    options: RunOptions,
+    prompts: Sequence[Sequence[int]],
+    model: Model,
+    session: Session,
+    out: BinaryIO,
+    notice: Callable[[str], None],
+) -> None:
+    if model.is_diffusion:
+        raise UsageError(
+            f"{model.path} is a diffusion model: it does not write from left to right, as this "
+            "command does; use --embed to run a prompt through it"
+        )
+    if not model.has_decoder:
+        raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
+    [prompt] = prompts
+    with Context(model, options.context) as context:
+        if not context.memory:
+            raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
+        if model.has_encoder and model.start_token < 0:
+            raise UsageError(f"{model.path} does not say which token its decoder starts with")
+        check_prompt(context, prompt)
+
+        def once() -> None:
+            context.clear()
+            with Sampler(context, options.sampling) as sampler:
+                writer = _TextWriter(model, out)
+                try:
+                    finish = generate(context, prompt, sampler, options.n, writer.token)
+                finally:
+                    writer.finish()
+            if finish == "context":
+                notice(f"the context of {context.size} tokens is full; --ctx makes a larger one")
+
+        _repeat(model, options.repeat, session, once, notice)
+
+
+def _run_embed(
+    options: RunOptions,
+    prompts: Sequence[Sequence[int]],
+    model: Model,
+    session: Session,
+    out: BinaryIO,
+    notice: Callable[[str], None],
+) -> None:
+    longest = max(len(prompt) for prompt in prompts)
+    with Context(model, options.context, embed_tokens=max(longest, 1)) as context:
+        for prompt in prompts:
+            check_prompt(context, prompt)
+
+        def once() -> None:
+            for prompt in prompts:
+                out.write(json.dumps(embed(context, prompt)).encode() + b"\n")
+                out.flush()
+
+        _repeat(model, options.repeat, session, once, notice)
+
+
+def _repeat(
+    model: Model,
+    count: int,
+    session: Session,
+    once: Callable[[], None],
+    notice: Callable[[str], None],
+) -> None:
+    model.log.release()  # nothing is wrong with the input any more
+    session.take_name()
+    for number in range(count):
+        name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
+        if count > 1:
+            notice(name)
+        with session.mark(name):
+            once()
+
+
+class _TextWriter:
+    """Writes tokens as text, whole characters only, the moment they are there."""
+
+    def __init__(self, model: Model, out: BinaryIO) -> None:
+        self._model = model
+        self._out = out
+        # bytes that will never become a character are replaced
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def token(self, token: int) -> None:
+        self._write(self._decoder.decode(self._model.piece(token)))
+
+    def finish(self) -> None:
+        self._write(self._decoder.decode(b"", final=True) + "\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            write_text(self._out, text)
+
+
+def _arguments(options: RunOptions) -> dict[str, Any]:
+    """What the log keeps of the options, prompts included: enough to run the same again."""
+    return {key: value for key, value in asdict(options).items() if value is not None}

@@ -1,0 +1,1 @@
+"""Weights: blocks and their layout, numbers, statistics, errors."""

@@ -1,0 +1,164 @@
+"""Finds a tensor whose blocks can be opened, and reads them from its model file.
+
+Invariant: only the bytes that are asked for are read, so memory follows the chunk, not the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.weights.layout import LAYOUTS, Blocks, Bytes, Floats, can_decode, decode_blocks
+
+CHUNK = 1 << 19
+"""elements that are taken apart at a time: whole blocks of every type"""
+
+
+_PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+"""Types of a reference that are numbers as they stand: numpy's codes."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneBlock:
+    """A single block, whole."""
+
+    weight: Weight
+    index: int
+    raw: dict[str, bytes]
+    """its bytes by the field's name"""
+    offset: int
+    """bytes from the start of the file"""
+    blocks: Blocks
+    """it alone"""
+    reference: Floats | None
+    """(block,) the values of the reference at its place"""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The row, and the column of its first element."""
+        return place(self.weight, self.index)
+
+
+def find_weight(model: ModelFile, name: str) -> Weight:
+    """The tensor of that name; raises `UsageError` with names that are close."""
+    weight = model.by_name.get(name)
+    if weight is not None:
+        return weight
+    names = list(model.by_name)
+    close = difflib.get_close_matches(name, names, n=3) or [n for n in names if name in n][:3]
+    hint = (
+        f"did you mean {', '.join(map(repr, close))}?" if close else f"it has {len(names)} tensors"
+    )
+    raise UsageError(f"{model.path} has no tensor {name!r} ({hint})")
+
+
+def check_openable(model: ModelFile, weight: Weight) -> None:
+    """Raises `UsageError` when the tensor has no blocks that can be taken apart."""
+    if can_decode(weight.type):
+        if weight.n_bytes == 0:
+            raise UsageError(f"{weight.path}: tensor {weight.name!r} has no elements")
+        return
+    why = "whose blocks cannot be opened" if weight.type.is_quantized else "which has no blocks"
+    others = [w.name for w in model.weights if can_decode(w.type)]
+    closest = difflib.get_close_matches(weight.name, others, n=1, cutoff=0)
+    hint = f"try {closest[0]!r}" if closest else "quantize it first"
+    raise UsageError(
+        f"{weight.path}: tensor {weight.name!r} is {weight.type}, {why} ({hint}); "
+        f"types that can be opened: {', '.join(LAYOUTS)}"
+    )
+
+
+def find_reference(model: ModelFile, weight: Weight) -> Weight:
+    """The tensor of the reference that `weight` can be held against, by its name.
+
+    Raises `UsageError` when there is none, it has another shape, or a type that cannot be read.
+    """
+    reference = find_weight(model, weight.name)
+    if reference.ne != weight.ne:
+        raise UsageError(
+            f"{reference.path}: tensor {reference.name!r} is {_shape(reference)}, not "
+            f"{_shape(weight)} as in {weight.path}; give a file of the same model"
+        )
+    if reference.type.name not in _PLAIN and not can_decode(reference.type):
+        raise UsageError(
+            f"{reference.path}: tensor {reference.name!r} is {reference.type}, which cannot be "
+            "read as reference; give the model in F32, F16 or BF16"
+        )
+    return reference
+
+
+def load_block(weight: Weight, index: int, reference: Weight | None = None) -> OneBlock:
+    """One block of a tensor that `check_openable` has let pass; raises `UsageError` when it has
+    no block of that number."""
+    type_ = weight.type
+    n_blocks = weight.n_elements // type_.block
+    if not 0 <= index < n_blocks:
+        raise UsageError(
+            f"{weight.path}: tensor {weight.name!r} has no block {index}, its blocks are numbered "
+            f"0 to {n_blocks - 1}"
+        )
+    data = _read_bytes(weight, index * type_.block_bytes, type_.block_bytes)
+    raw, at = {}, 0
+    for field in LAYOUTS[type_.name].fields:
+        raw[field.name] = data[at : at + field.n_bytes].tobytes()
+        at += field.n_bytes
+    values = None
+    if reference is not None:
+        values = load_values(reference, index * type_.block, type_.block)
+    offset = weight.offset + index * type_.block_bytes
+    return OneBlock(weight, index, raw, offset, decode_blocks(type_, data[None, :]), values)
+
+
+def load_values(weight: Weight, begin: int, count: int) -> Floats:
+    """`count` elements of a tensor as float32, from element `begin` on, in the file's order.
+
+    Only what is needed is read. The type is one that `find_reference` lets pass.
+    """
+    block, block_bytes = weight.type.block, weight.type.block_bytes
+    first, last = begin // block, -(-(begin + count) // block)
+    data = _read_bytes(weight, first * block_bytes, (last - first) * block_bytes)
+    name = weight.type.name
+    if name == "BF16":
+        values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    elif name in _PLAIN:
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = data.view(_PLAIN[name]).astype(np.float32)
+    else:
+        values = decode_blocks(weight.type, data.reshape(-1, block_bytes)).values().ravel()
+    return values[begin - first * block :][:count]
+
+
+def read_blocks(weight: Weight) -> Iterator[tuple[int, Blocks]]:
+    """The blocks of a tensor, chunk by chunk, each with the number of its first."""
+    type_ = weight.type
+    n_blocks, per_chunk = weight.n_elements // type_.block, CHUNK // type_.block
+    for begin in range(0, n_blocks, per_chunk):
+        n = min(per_chunk, n_blocks - begin)
+        data = _read_bytes(weight, begin * type_.block_bytes, n * type_.block_bytes)
+        yield begin, decode_blocks(type_, data.reshape(n, type_.block_bytes))
+
+
+def place(weight: Weight, block: int) -> tuple[int, int]:
+    """The row of a block, and the column of its first element."""
+    row, in_row = divmod(block, weight.ne[0] // weight.type.block)
+    return row, in_row * weight.type.block
+
+
+def _read_bytes(weight: Weight, begin: int, n_bytes: int) -> Bytes:
+    # read, not mapped: a file that becomes shorter meanwhile is an error here, there a signal
+    try:
+        data = np.fromfile(weight.path, np.uint8, n_bytes, offset=weight.offset + begin)
+    except OSError as error:
+        raise UsageError(f"{weight.path} cannot be read: {error.strerror or error}") from None
+    if len(data) != n_bytes:
+        raise UsageError(f"{weight.path} ends inside tensor {weight.name!r}; it was cut meanwhile")
+    return data
+
+
+def _shape(weight: Weight) -> str:
+    return " x ".join(map(str, weight.ne))

@@ -1,0 +1,301 @@
+"""The error of a tensor's numbers against those of a reference: what is measured, and how.
+
+Invariant: elements that are no finite number on either side are counted and left out of
+everything else. Sums are of float64, over pieces of float32 that stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacpp_instr.model.types import GgmlType
+
+Floats = npt.NDArray[np.float32]
+
+CHUNK = 1 << 17
+"""elements that are worked on at once: with what is made of them they stay in the processor's
+cache, and what calling numpy costs is little beside what it does"""
+
+UNQUANTIZED_BLOCK = 256
+"""elements of a block where the type has none: those of a super-block of the K types"""
+
+SAMPLE = 1 << 18
+"""elements up to which percentiles are exact"""
+
+# BLAS starts threads for vectors that are longer
+_ROW, _MATRIX = 1 << 12, 1 << 13
+# Squares below 1e-38 have lost digits: with this much in a chunk they do not matter
+_TINY = 1e-25
+_PERCENTILES = (50, 90, 99, 99.9)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What errors are pooled from, over the elements that are finite on both sides."""
+
+    n: int = 0
+    x2: float = 0.0
+    """Σx², x the reference"""
+    y2: float = 0.0
+    """Σy², y the candidate"""
+    e2: float = 0.0
+    """Σ(x-y)²"""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.n + other.n, self.x2 + other.x2, self.y2 + other.y2, self.e2 + other.e2)
+
+    @property
+    def rmse(self) -> float:
+        """√(Σ(x-y)²/n); NaN of nothing."""
+        return math.sqrt(self.e2 / self.n) if self.n else math.nan
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise in dB, 10·log10(Σx²/Σ(x-y)²): infinite when equal, minus
+        infinity when only the reference is all zeros, NaN of nothing."""
+        if not self.n:
+            return math.nan
+        if not self.e2:
+            return math.inf
+        # two logarithms: the quotient of sums may leave the range of numbers
+        return 10 * (math.log10(self.x2) - math.log10(self.e2)) if self.x2 else -math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Σxy/(√Σx²·√Σy²): 1 when equal, 0 when one side only is all zeros, NaN of nothing.
+
+        Computed from its distance to 1, (Σ(x-y)² - (√Σx² - √Σy²)²) / (2·√Σx²·√Σy²), which keeps
+        its digits when both are nearly the same.
+        """
+        if not self.n:
+            return math.nan
+        if not self.e2:
+            return 1.0
+        x, y = math.sqrt(self.x2), math.sqrt(self.y2)
+        if not x or not y:
+            return 0.0
+        distance = max(self.e2 - (x - y) ** 2, 0.0) / x / y / 2
+        return max(1 - distance, -1.0)
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """What storing a tensor as the candidate does costs, against the reference."""
+
+    name: str
+    layer: int
+    """-1 when it belongs to no layer"""
+    role: str
+    reference_type: GgmlType
+    type: GgmlType
+    """the candidate's"""
+    n_elements: int
+    n_bytes: int
+    """of the candidate"""
+    reference_bytes: int
+    sums: Sums
+    max_error: float
+    """largest |x-y|"""
+    p50: float
+    """percentile of |x-y|, interpolated as numpy does; exact up to `SAMPLE` elements, beyond of
+    an even sample, see `sample_stride`"""
+    p90: float
+    p99: float
+    p999: float
+    worst_block: int
+    """the number in the tensor of the block with the largest RMSE, the first of equal ones; blocks
+    are the candidate's, of `UNQUANTIZED_BLOCK` elements when it has none"""
+    worst_block_rmse: float
+    non_finite: int
+    """elements that are NaN or infinite on either side, left out"""
+    skipped: str = ""
+    """why nothing was computed, all numbers NaN; empty when it was"""
+
+    @property
+    def rmse(self) -> float:
+        return self.sums.rmse
+
+    @property
+    def sqnr_db(self) -> float:
+        return self.sums.sqnr_db
+
+    @property
+    def cosine(self) -> float:
+        return self.sums.cosine
+
+
+@dataclass(frozen=True)
+class PieceError:
+    """The errors of a run of elements; those of a tensor's runs make up the tensor's."""
+
+    sums: Sums
+    max_error: float
+    worst_block: int
+    worst_block_rmse: float
+    non_finite: int
+    sample: Floats
+    """|x-y| of every `sample_stride`-th element"""
+
+
+class ErrorSum:
+    """Adds up the errors of a run of a tensor's elements, which begins with the element `first`, a
+    multiple of every type's block. Of `stride` elements one is kept for the percentiles."""
+
+    def __init__(self, block: int, stride: int, first: int = 0) -> None:
+        self._block, self._stride, self._first = block, stride, first
+        self._numbers = np.empty((2, CHUNK), np.float32)
+        self.x, self.y = self._numbers
+        """room for the next elements of the reference and of the candidate"""
+        self._errors = np.empty(CHUNK, np.float32)
+        self._ones = np.ones(block, np.float32)
+        self._done = self._non_finite = 0
+        self._sums = Sums()
+        self._max_error = 0.0
+        self._worst = (-1.0, 0)
+        self._sample: list[Floats] = []
+
+    def add(self, n: int) -> None:
+        """Add the first `n` elements of `x` and `y`: all, or the run's last."""
+        # with zeros, which add nothing to a sum, to whole matrices
+        size = -(-n // _MATRIX) * _MATRIX
+        numbers, errors = self._numbers[:, :size], self._errors[:size]
+        numbers[:, n:] = 0
+        x, y = numbers
+        # what is no number is found in the sums
+        with np.errstate(all="ignore"):
+            rows = np.matmul(numbers.reshape(2, -1, 1, _ROW), numbers.reshape(2, -1, _ROW, 1))
+            x2, y2 = map(float, rows.sum(axis=(1, 2, 3), dtype=np.float64))
+            np.subtract(x, y, out=errors)
+            sample = np.abs(errors[self._sampled(n)])
+            np.multiply(errors, errors, out=errors)
+            matrices = errors.reshape(-1, _MATRIX // self._block, self._block)
+            blocks = np.matmul(matrices, self._ones).ravel()[: -(-n // self._block)]
+            e2 = float(blocks.sum(dtype=np.float64))
+            if not _fits(x2, x) or not _fits(y2, y) or not _fits(e2, x != y if not e2 else errors):
+                self._add_carefully(n)
+                return
+        # the root of a float's square is the float
+        self._max_error = max(self._max_error, float(np.sqrt(errors.max())))
+        if n % self._block:
+            blocks[-1] *= self._block / (n % self._block)
+        self._add(n, Sums(n, x2, y2, e2), blocks / np.float32(self._block), sample)
+
+    def _sampled(self, n: int) -> slice:
+        return slice(-(self._first + self._done) % self._stride, n, self._stride)
+
+    def _add_carefully(self, n: int) -> None:
+        """The same in float64 for numbers whose squares float32 does not hold, or that are none."""
+        x, y = self.x[:n], self.y[:n]
+        finite = np.isfinite(x) & np.isfinite(y)
+        wide_x = np.where(finite, x, 0).astype(np.float64)
+        wide_y = np.where(finite, y, 0).astype(np.float64)
+        errors = np.abs(wide_x - wide_y)
+        starts = np.arange(0, n, self._block)
+        counts = np.add.reduceat(finite, starts, dtype=np.int64)
+        blocks = np.add.reduceat(errors**2, starts)
+        n_finite = int(counts.sum())
+        self._non_finite += n - n_finite
+        self._max_error = max(self._max_error, float(errors.max()))
+        x2, y2, e2 = float(wide_x @ wide_x), float(wide_y @ wide_y), float(blocks.sum())
+        # the difference of two finite floats may be none
+        largest = np.finfo(np.float32).max
+        at = self._sampled(n)
+        sample = np.minimum(errors[at][finite[at]], largest).astype(np.float32)
+        self._add(n, Sums(n_finite, x2, y2, e2), blocks / np.maximum(counts, 1), sample)
+
+    def _add(
+        self, n: int, sums: Sums, mean_squares: npt.NDArray[np.floating], sample: Floats
+    ) -> None:
+        worst = int(mean_squares.argmax())
+        if mean_squares[worst] > self._worst[0]:
+            number = (self._first + self._done) // self._block + worst
+            self._worst = (float(mean_squares[worst]), number)
+        self._sums += sums
+        self._sample.append(sample)
+        self._done += n
+
+    def finish(self) -> PieceError:
+        """The errors of all that was added."""
+        mean_square, block = self._worst
+        return PieceError(
+            self._sums,
+            self._max_error,
+            block,
+            math.sqrt(max(mean_square, 0.0)),
+            self._non_finite,
+            np.concatenate(self._sample) if self._sample else np.empty(0, np.float32),
+        )
+
+
+def join_pieces(pieces: Sequence[PieceError]) -> PieceError:
+    """A tensor's error from those of its runs, in order; NaN where nothing was compared."""
+    sums = functools.reduce(Sums.__add__, (piece.sums for piece in pieces), Sums())
+    non_finite = sum(piece.non_finite for piece in pieces)
+    sample = np.concatenate([np.empty(0, np.float32), *(piece.sample for piece in pieces)])
+    if not sums.n:
+        return PieceError(sums, math.nan, 0, math.nan, non_finite, sample)
+    worst = max(pieces, key=lambda piece: piece.worst_block_rmse)
+    return PieceError(
+        sums,
+        max(piece.max_error for piece in pieces),
+        worst.worst_block,
+        worst.worst_block_rmse,
+        non_finite,
+        sample,
+    )
+
+
+def block_of(type_: GgmlType) -> int:
+    """Elements of what the worst is looked for in: the type's block, `UNQUANTIZED_BLOCK` where it
+    has none."""
+    return type_.block if type_.is_quantized else UNQUANTIZED_BLOCK
+
+
+def compute_percentiles(values: Floats) -> tuple[float, ...]:
+    """The 50th, 90th, 99th and 99.9th percentile of numbers of no sign, as `np.percentile`.
+
+    An eighth of its time: the upper 16 bits of a float, whose order is that of the floats, tell
+    in which bucket a percentile lies, and only what lies there is sorted.
+    """
+    if not values.size:
+        return (math.nan,) * len(_PERCENTILES)
+    upper = (values.view(np.uint32) >> 16).astype(np.uint16)
+    counts = np.bincount(upper)
+    ends = np.cumsum(counts)
+    places = [(values.size - 1) * percent / 100 for percent in _PERCENTILES]
+    ranks = {rank for place in places for rank in (math.floor(place), math.ceil(place))}
+    at: dict[int, float] = {}
+    buckets: dict[int, Floats] = {}
+    for rank in ranks:
+        bucket = int(np.searchsorted(ends, rank, side="right"))
+        if bucket not in buckets:
+            buckets[bucket] = np.sort(values[upper == bucket])
+        at[rank] = float(buckets[bucket][rank - int(ends[bucket] - counts[bucket])])
+    return tuple(
+        at[math.floor(place)] * (1 - place % 1) + at[math.ceil(place)] * (place % 1)
+        for place in places
+    )
+
+
+def sample_stride(n_elements: int, row: int) -> int:
+    """Of how many elements one is taken for the percentiles: 1 up to `SAMPLE` elements.
+
+    It has no divisor in common with the row's length, so that every column is met. With m elements
+    taken the rank of percentile p has the standard error √(p(1-p)/m): of a tensor of 4096 by 4096
+    258,112 are taken, and what is given as p99.9 is within p99.87 and p99.93 (five of them).
+    """
+    stride = -(-n_elements // SAMPLE)
+    while stride > 1 and math.gcd(stride, row) > 1:
+        stride += 1
+    return max(stride, 1)
+
+
+def _fits(total: float, values: npt.NDArray[np.generic]) -> bool:
+    """Whether float32 was enough for a sum of squares, of which `values` are zero as the terms."""
+    return _TINY < total < math.inf or (total < _TINY and not values.any())

@@ -1,0 +1,316 @@
+"""Counts what is in the blocks of a tensor, and where it is farthest from a reference.
+
+Invariant: memory does not grow with the tensor. Of each chunk only counts stay, the worst blocks
+and a grid of at most `GRID` by `GRID` cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.model.file import Weight
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.weights.blocks import load_values, place, read_blocks
+from llamacpp_instr.weights.layout import LAYOUTS, Blocks, CodeRange, Codes, Floats
+
+GRID = 512
+"""rows and columns that a grid has at most"""
+WORST = 10
+"""blocks that are named as the worst"""
+
+Counts: TypeAlias = "NDArray[np.int64]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+
+
+@dataclass(frozen=True, eq=False)
+class CodeCounts:
+    """How often each code occurs."""
+
+    codes: CodeRange
+    counts: Counts
+    """from `codes.low` to `codes.high`"""
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def n_lowest(self) -> int:
+        """Those that stand for the least level, or for less."""
+        return self._n([level <= self.codes.ends[0] for level in self.codes.levels])
+
+    @property
+    def n_highest(self) -> int:
+        """Those that stand for the largest level, or for more."""
+        return self._n([level >= self.codes.ends[1] for level in self.codes.levels])
+
+    @property
+    def n_zero(self) -> int:
+        """Those that stand for zero."""
+        return self._n([level == 0 for level in self.codes.levels])
+
+    def _n(self, chosen: Sequence[bool]) -> int:
+        return int(self.counts[np.array(chosen)].sum())
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How the scales of blocks are spread; those that are not finite are counted apart."""
+
+    n: int
+    least: float
+    """of the finite ones, as `median` and `largest`; nan when there are none"""
+    median: float
+    """the lower of two in the middle"""
+    largest: float
+    n_zero: int
+    n_denormal: int
+    """in the number format that they are stored in"""
+    n_non_finite: int
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Rows by sub-blocks of a tensor, several of them in a cell where there are many."""
+
+    cells: Doubles
+    """(rows, columns)"""
+    rows_per_cell: int
+    sub_blocks_per_cell: int
+    n_rows: int
+    sub_blocks_per_row: int
+
+
+@dataclass(frozen=True)
+class BlockError:
+    """How far a block is from the reference."""
+
+    block: int
+    row: int
+    column: int
+    """of its first element"""
+    rmse: float
+    max_error: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a tensor is from its reference, and where the most."""
+
+    rmse: float
+    worst: list[BlockError]
+    """the worst first; a block with values that are not finite is worse than any other"""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockStats:
+    """What is in the blocks of a tensor."""
+
+    weight: Weight
+    quants: CodeCounts
+    d: Distribution | None
+    dmin: Distribution | None
+    scales: CodeCounts | None
+    mins: CodeCounts | None
+    scale_grid: Grid
+    """the mean of |d x scale| in each cell"""
+    error_grid: Grid | None
+    """the largest RMSE of a sub-block in each cell"""
+    errors: Errors | None
+
+    @property
+    def n_blocks(self) -> int:
+        return self.weight.n_elements // self.weight.type.block
+
+
+def compute_block_stats(
+    weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
+) -> BlockStats:
+    """Counts what is in all blocks of a tensor that `blocks.check_openable` lets pass.
+
+    With a `reference` that `blocks.find_reference` has found, errors too. Progress is in bytes.
+    Raises `UsageError` when a file became shorter meanwhile.
+    """
+    type_, layout = weight.type, LAYOUTS[weight.type.name]
+    quants = _Counter(layout.quants)
+    scales = _Counter(layout.scales) if layout.scales is not None else None
+    mins = _Counter(layout.mins) if layout.mins is not None else None
+    d, dmin = _Patterns(), _Patterns()
+    steps = _Cells(weight, layout.sub_block or type_.block)
+    errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
+    # scales that are no numbers are to be counted, not warned of
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin, blocks in read_blocks(weight):
+            parts, n = blocks.parts, len(blocks.parts.quants)
+            for counter, codes in (
+                (quants, parts.quants),
+                (scales, parts.scales),
+                (mins, parts.mins),
+            ):
+                if counter is not None and codes is not None:
+                    counter.add(codes)
+            for patterns, numbers in ((d, parts.d), (dmin, parts.dmin)):
+                if numbers is not None:
+                    patterns.add(numbers)
+            steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
+            if reference is not None and errors is not None:
+                errors.add(
+                    begin, blocks, load_values(reference, begin * type_.block, n * type_.block)
+                )
+            if on_progress is not None:
+                on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+    return BlockStats(
+        weight=weight,
+        quants=quants.counted(),
+        d=d.distribution(layout.least_normal),
+        dmin=dmin.distribution(layout.least_normal),
+        scales=scales.counted() if scales is not None else None,
+        mins=mins.counted() if mins is not None else None,
+        scale_grid=steps.mean(),
+        error_grid=errors.cells.largest() if errors is not None else None,
+        errors=errors.errors() if errors is not None else None,
+    )
+
+
+class _Counter:
+    """Counts codes."""
+
+    def __init__(self, codes: CodeRange) -> None:
+        self.codes = codes
+        self.by_byte = np.zeros(256, np.int64)
+
+    def add(self, codes: Codes) -> None:
+        self.by_byte += np.bincount(codes.view(np.uint8).ravel(), minlength=256)
+
+    def counted(self) -> CodeCounts:
+        numbers = np.arange(self.codes.low, self.codes.high + 1)
+        return CodeCounts(self.codes, self.by_byte[numbers & 0xFF])
+
+
+class _Patterns:
+    """Counts float32 by their upper bits: they were made of 16 bits or fewer, the rest is zero."""
+
+    SHIFT = 13
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(1 << (32 - self.SHIFT), np.int64)
+
+    def add(self, numbers: Floats) -> None:
+        seen, counts = np.unique(numbers.view(np.uint32) >> self.SHIFT, return_counts=True)
+        self.counts[seen] += counts
+
+    def distribution(self, least_normal: float) -> Distribution | None:
+        """None when nothing was added."""
+        seen = np.flatnonzero(self.counts)
+        if not len(seen):
+            return None
+        with np.errstate(invalid="ignore"):
+            numbers = (seen.astype(np.uint32) << self.SHIFT).view(np.float32).astype(np.float64)
+        counts = self.counts[seen]
+        finite = np.isfinite(numbers)
+        order = np.argsort(numbers[finite])
+        spread, up_to = numbers[finite][order], counts[finite][order].cumsum()
+        least = median = largest = math.nan
+        if len(spread):
+            middle = spread[np.searchsorted(up_to, (up_to[-1] + 1) // 2)]
+            least, median, largest = float(spread[0]), float(middle), float(spread[-1])
+        size = np.abs(numbers)
+        return Distribution(
+            n=int(counts.sum()),
+            least=least,
+            median=median,
+            largest=largest,
+            n_zero=int(counts[size == 0].sum()),
+            n_denormal=int(counts[(size > 0) & (size < least_normal)].sum()),
+            n_non_finite=int(counts[~finite].sum()),
+        )
+
+
+class _Cells:
+    """A grid that is filled by blocks."""
+
+    def __init__(self, weight: Weight, sub_block: int) -> None:
+        self.blocks_per_row = weight.ne[0] // weight.type.block
+        self.n_sub = weight.type.block // sub_block
+        self.n_rows, self.subs_per_row = weight.n_rows, weight.ne[0] // sub_block
+        self.rows_per_cell = -(-self.n_rows // GRID)
+        self.subs_per_cell = -(-self.subs_per_row // GRID)
+        self.shape = (
+            -(-self.n_rows // self.rows_per_cell),
+            -(-self.subs_per_row // self.subs_per_cell),
+        )
+        self.numbers = np.zeros(math.prod(self.shape))
+        self.filled = np.zeros(math.prod(self.shape), np.int64)
+
+    def add_for_mean(self, begin: int, numbers: Doubles) -> None:
+        """Numbers of sub-blocks, (n_blocks, n_sub), whose mean a cell shows."""
+        cells = self._cells(begin, len(numbers))
+        self.numbers += np.bincount(cells, numbers.ravel(), len(self.numbers))
+        self.filled += np.bincount(cells, minlength=len(self.numbers))
+
+    def add_for_largest(self, begin: int, numbers: Doubles) -> None:
+        """The same for numbers of which a cell shows the largest; one that is none stays."""
+        np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
+
+    def mean(self) -> Grid:
+        return self._grid(self.numbers / self.filled)
+
+    def largest(self) -> Grid:
+        return self._grid(self.numbers)
+
+    def _grid(self, numbers: Doubles) -> Grid:
+        return Grid(
+            numbers.reshape(self.shape),
+            self.rows_per_cell,
+            self.subs_per_cell,
+            self.n_rows,
+            self.subs_per_row,
+        )
+
+    def _cells(self, begin: int, n_blocks: int) -> NDArray[np.intp]:
+        """The cell of each sub-block of consecutive blocks."""
+        row, block = np.divmod(np.arange(begin, begin + n_blocks), self.blocks_per_row)
+        sub = block[:, None] * self.n_sub + np.arange(self.n_sub)
+        cells = (row // self.rows_per_cell)[:, None] * self.shape[1] + sub // self.subs_per_cell
+        return cells.ravel()
+
+
+class _Errors:
+    """Sums errors and keeps the worst blocks."""
+
+    def __init__(self, weight: Weight, sub_block: int) -> None:
+        self.weight = weight
+        self.sub_block = sub_block
+        self.squares = 0.0
+        self.cells = _Cells(weight, sub_block)
+        # by column: how bad, block, RMSE, largest error
+        self.worst = np.zeros((0, 4))
+
+    def add(self, begin: int, blocks: Blocks, reference: Floats) -> None:
+        values = blocks.values()
+        n = len(values)
+        error = values.astype(np.float64) - reference.reshape(values.shape)
+        squares = np.square(error).reshape(n, -1, self.sub_block).mean(axis=2)
+        self.squares += float(squares.sum()) * self.sub_block
+        self.cells.add_for_largest(begin, np.sqrt(squares))
+        rmse = np.sqrt(squares.mean(axis=1))
+        largest = np.abs(error).max(axis=1)
+        badness = np.where(np.isfinite(rmse), rmse, np.inf)
+        candidates = np.argsort(-badness, kind="stable")[:WORST]
+        found = np.stack([badness, np.arange(begin, begin + n), rmse, largest], axis=1)
+        both = np.concatenate([self.worst, found[candidates]])
+        # earlier blocks come first among equals
+        self.worst = both[np.argsort(-both[:, 0], kind="stable")[:WORST]]
+
+    def errors(self) -> Errors:
+        worst = [
+            BlockError(int(block), *place(self.weight, int(block)), float(rmse), float(largest))
+            for _, block, rmse, largest in self.worst
+        ]
+        return Errors(math.sqrt(self.squares / self.weight.n_elements), worst)
