@@ -61,7 +61,7 @@ lint: $(TEST_INSTALLED)
 
 lint-native: $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet "clang-tidy~=23.1"
-	$(BIN)/python -m tests.lint_native --tidy
+	$(BIN)/python -m tests.programs.lint_native --tidy
 
 audit: $(TEST_INSTALLED) $(AUDIT)/bin/pip-audit
 	$(BIN)/python -m tools.audit $(AUDIT)/bin/pip-audit
@@ -83,7 +83,7 @@ release: $(INSTALLED)
 	$(BIN)/python -m tools.release $(if $(NATIVE),--native)
 
 sanitize: native $(TEST_INSTALLED)
-	$(BIN)/python -m tests.sanitize --seconds $(STRESS_SECONDS)
+	$(BIN)/python -m tests.programs.sanitize --seconds $(STRESS_SECONDS)
 
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 IMAGE ?= llamacpp-instr
@@ -113,7 +113,7 @@ fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz
 
 pictures: native $(TEST_INSTALLED) ui-kit
-	$(BIN)/python -m tests.pictures
+	$(BIN)/python -m tests.programs.pictures
 
 quantization: native $(TEST_INSTALLED)
 	$(BIN)/python -m tools.quantization_page

@@ -61,7 +61,7 @@ def main() -> None:
         demo, other = folder / "demo.log", folder / "random.log"
         run = f"-m llamacpp_instr run demo -p Once -n 32 --level {args.level} --log {demo}"
         model = write_random_model(folder / "random.gguf")
-        probe = f"tests/probe.py {model} {folder}/out.npz --threads 2 --level {args.level}"
+        probe = f"tests/kit/probe.py {model} {folder}/out.npz --threads 2 --level {args.level}"
         for command in (run, f"{probe} --decodes 16 --log {other}"):
             subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
         for real in (demo, other):

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
 from llamacpp_instr.build.cache import cache_dir
-from tests.native_kit import DEMO, ROOT, countable_library, unpatched_library
+from tests.kit.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # where a process's buffers happen to lie moves a ratio by a hundredth

@@ -15,8 +15,8 @@ import pytest
 
 from llamacpp_instr.build import wheel as build
 from llamacpp_instr.model.find import demo_model as find_demo_model
-from tests import sdist_kit, tiny_models
-from tests.patches_kit import World, make_world, need_git
+from tests.kit import sdist_kit, tiny_models
+from tests.kit.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
 

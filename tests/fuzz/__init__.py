@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of everything that reads a file from elsewhere: `make fuzz`.
 
 corpus      inputs by kind, seeds and every input that once found something;
-            tests/test_fuzz_corpus.py replays them without a fuzzer
+            tests/cli/test_fuzz_corpus.py replays them without a fuzzer
 targets     one module a surface: KIND says which corpus, `attempt` does what a command does
 guard       what a finding is
 mutate      changes an input where it means something: a value in a line, a field of a header

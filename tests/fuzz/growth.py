@@ -21,7 +21,7 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import InstrError
 from tests.fuzz.guard import workspace
 from tests.fuzz.targets import SURFACES
-from tests.made_log import encode, make_log
+from tests.kit.made_log import encode, make_log
 
 WORTH = 0.4
 """CPU seconds; below, noise decides"""

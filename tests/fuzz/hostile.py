@@ -17,7 +17,7 @@ import msgspec
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.source import MAX_EXPANSION
-from tests.made_log import encode, make_log
+from tests.kit.made_log import encode, make_log
 
 READ_TO_THE_END = 3 << 20
 """bytes of a log whose file has about a hundredth"""

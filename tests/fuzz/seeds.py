@@ -18,8 +18,8 @@ import zstandard
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.model.types import TYPES
-from tests.made_log import encode, make_log
-from tests.tiny_models import write_vocabulary
+from tests.kit.made_log import encode, make_log
+from tests.kit.tiny_models import write_vocabulary
 
 CORPUS = Path(__file__).parent / "corpus"
 FIXTURES = Path(__file__).parent.parent / "fixtures"

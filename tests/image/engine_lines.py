@@ -1,14 +1,14 @@
 """The lines of README and docs that need a container engine, and why some are not run.
 
-tests/image/engine_suite.py runs them; tests/test_docker_lines.py sees that none is left out.
+tests/image/engine_suite.py runs them; tests/pages/test_docker_lines.py sees that none is left out.
 """
 
 from __future__ import annotations
 
 import re
 
-from tests.commands_kit import PAGES, Line, lines_of
-from tests.native_kit import ROOT
+from tests.kit.commands_kit import PAGES, Line, lines_of
+from tests.kit.native_kit import ROOT
 
 NOT_RUN = {
     r"docker build -f docker/Dockerfile\.cuda ": "its base image comes from a registry only",

@@ -28,14 +28,14 @@ from typing import Any
 
 import pytest
 
-from tests import trace_processor
-from tests.commands_kit import Line
 from tests.image import engine_parts
 from tests.image.engine import Engine, running
 from tests.image.engine_lines import docker_lines, kind, lead, reason
 from tests.image.reader import GID, UID, Reader
 from tests.image.suite import AIM, owners
-from tests.native_kit import ROOT
+from tests.kit import trace_processor
+from tests.kit.commands_kit import Line
+from tests.kit.native_kit import ROOT
 
 LINES = [line for line in docker_lines() if reason(line) is None]
 CACHE = Path(os.environ.get("BUILD_IMAGE_CACHE", "/nowhere"))

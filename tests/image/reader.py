@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.native_kit import DEMO, ROOT
+from tests.kit.native_kit import DEMO, ROOT
 
 UID, GID = 54321, 54322
 """ids that neither the image nor this machine has a name for"""

@@ -21,9 +21,9 @@ import yaml
 
 from llamacpp_instr import __version__
 from llamacpp_instr.build import upstream
-from tests import trace_processor
 from tests.image.container import Image
-from tests.ui_kit import look, need_ui
+from tests.kit import trace_processor
+from tests.kit.ui_kit import look, need_ui
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.kit.native_kit import ROOT
 from tests.load.hold import Held, hold
-from tests.native_kit import ROOT
 
 MIB = 2**20
 MAX_GROWTH = 4 * MIB

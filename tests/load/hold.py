@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 
+from tests.kit.native_kit import ROOT, unpatched_library
 from tests.load.account import Matched, Recording, Told, match_answers, read_recording
 from tests.load.client import Answer, ask
 from tests.load.mix import EMBEDDINGS, Request, requests_of
 from tests.load.server import Server
-from tests.native_kit import ROOT, unpatched_library
 
 SAMPLE_S = 0.5
 PENDING = 256 * 1024

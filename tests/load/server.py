@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.native_kit import DEMO, ROOT
+from tests.kit.native_kit import DEMO, ROOT
 
 PATIENCE_S = 900
 """for a start or an end: a machine may stand still for minutes"""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamacpp_instr.build.cache import cache_dir
-from tests.commands_kit import Line, start, write_browser
-from tests.native_kit import ROOT
+from tests.kit.commands_kit import Line, start, write_browser
+from tests.kit.native_kit import ROOT
 
 SECONDS = 3600
 """for one line: the longest compiles llama.cpp where ccache has nothing"""

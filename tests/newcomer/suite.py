@@ -3,7 +3,7 @@
 Not part of `make test`: `make test-docs` runs it in a quarter of an hour, most of which goes to pip
 (PyTorch alone is several GB) and, the first time, to the compiler. It needs an index, git, make,
 cmake and ninja. Every line is taken from its page and run by bash in a fresh clone of what is
-committed, with an empty home; tests/test_docs.py counts on the lines of `RUNS`.
+committed, with an empty home; tests/pages/test_docs.py counts on the lines of `RUNS`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pytest
 from packaging.version import Version
 
 from llamacpp_instr.build.upstream import patches_dir, read_upstream
-from tests.commands_kit import Line, one_line
-from tests.native_kit import DEMO, ROOT
+from tests.kit.commands_kit import Line, one_line
+from tests.kit.native_kit import DEMO, ROOT
 from tests.newcomer.newcomer import Newcomer, newcomer
-from tests.test_docs_servers import LLAMA, serving
+from tests.pages.test_docs_servers import LLAMA, serving
 
 RUNS: list[Line] = []
 """what nobody else runs"""
@@ -59,7 +59,7 @@ COMPILE = take(UPSTREAM, "cmake --build ")
 RECORD = take(UPSTREAM, "PYTHONPATH=/tmp/edit ")
 CHECK_LOG = take(UPSTREAM, "instr check /tmp/edit.log")
 
-SMALL = "tests/test_recording.py"
+SMALL = "tests/record/test_recording.py"
 """a file of tests for the lines that would run them all; it records"""
 
 

@@ -1,0 +1,299 @@
+"""Models side by side: what a row says follows from the files, the weights and the logs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from converters.analyses.compare import compute_comparison
+from converters.analyses.compare.candidate import Candidate, short_names
+from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
+from converters.analyses.compare.rows import Pair, Row, faster_or_slower, more_or_fewer
+from converters.analyses.noise import Ratio
+from converters.analyses.step_times import StepTimes
+from converters.analyses.stored_weights import stored_in_file
+from converters.report.report import Report, render_text
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.weights.compare import compute_weight_errors
+from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.quantized_kit import quantized_demo
+
+RUN = ("-p", "Once upon a time", "-n", "12", "--repeat", "3", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A session of the demo model in two file types."""
+    from llamacpp_instr.cli import main
+
+    directory = tmp_path_factory.mktemp("compare")
+    found = {}
+    for file_type in ("Q8_0", "Q4_K_M"):
+        log = directory / f"{file_type}.log"
+        with pytest.raises(SystemExit) as left:
+            main(["run", str(quantized_demo(file_type)), *RUN, "--log", str(log)])
+        assert left.value.code == 0
+        found[file_type] = log
+    return found
+
+
+def candidate(file_type: str, log: Path | None = None, errors: bool = False) -> Candidate:
+    file = load_model_file(quantized_demo(file_type))
+    found = compute_weight_errors(load_model_file("demo"), file) if errors else []
+    return Candidate(
+        file_type,
+        stored_in_file(file),
+        file,
+        [load_session(log)] if log else [],
+        errors={error.name: error for error in found},
+    )
+
+
+def row_of(rows: list[Row], name: str) -> Row:
+    (row,) = [row for row in rows if row.name == name]
+    return row
+
+
+def report_of(reports: list[Report], words: str) -> Report:
+    (report,) = [report for report in reports if words in report.title]
+    return report
+
+
+def test_a_row_by_hand() -> None:
+    """blk.0.ffn_down: 768 rows of 256 would be 18 and 34 bytes for 32; Q4_K 144 for 256."""
+    pair = Pair(candidate("Q8_0", errors=True), candidate("Q4_K_M", errors=True))
+    row = row_of(pair.tensors(), "blk.0.ffn_down")
+    assert (row.a.types, row.b.types) == ("Q8_0", "Q4_K")
+    assert (row.a.n_bytes, row.b.n_bytes) == (256 * 768 // 32 * 34, 256 * 768 // 256 * 144)
+    assert row.change == pytest.approx(144 / (8 * 34) - 1)
+    assert more_or_fewer(row.change) == "47 % fewer bytes"
+    errors = {error.name: error for error in pair.b.errors.values()}
+    assert row.b.sqnr_db == errors["blk.0.ffn_down.weight"].sqnr_db
+
+
+def test_rolled_up_rows_are_sums_of_their_tensors() -> None:
+    pair = Pair(candidate("Q8_0", errors=True), candidate("Q4_K_M", errors=True))
+    tensors = {row.name: row for row in pair.tensors()}
+    for row in pair.by(lambda tensor: tensor.role):
+        own = [of for name, of in tensors.items() if name.rpartition(".")[2] == row.name]
+        assert row.b.n_bytes == sum(of.b.n_bytes for of in own), row.name
+    whole = pair.whole()
+    file = load_model_file(quantized_demo("Q4_K_M"))
+    assert whole.b.n_bytes == file.n_bytes
+    # pooled: noise and signal are added up before they are divided
+    noise = signal = 0.0
+    for error in pair.b.errors.values():
+        noise, signal = noise + error.sums.e2, signal + error.sums.x2
+    assert whole.b.sqnr_db == pytest.approx(10 * math.log10(signal / noise))
+
+
+def test_times_are_those_of_the_log(logs: dict[str, Path]) -> None:
+    """Medians over steps of the kernels that read a weight, counted naively from the JSON."""
+    for file_type, log in logs.items():
+        session = load_session(log)
+        times = StepTimes(session)
+        uses = PhaseUses([times], "decode")
+        naive = naive_uses(log, set(times.steps["step"][times.steps["label"] == "decode"].tolist()))
+        assert {tuple(use) for use in uses.row} == set(naive), file_type
+        for use, by_step in naive.items():
+            group = uses.group([Use(*use)])
+            assert group is not None
+            assert sorted(group.time.tolist()) == sorted(by_step), use
+
+
+def naive_uses(log: Path, steps: set[int]) -> dict[tuple[str, str], list[int]]:
+    """ns of each step, by the first weight that a kernel reads and the op that reads it."""
+    events = read_events(log)
+    graphs = {event["graph"]: event for event in events if event["event"] == "graph"}
+    plans = {event["plan"]: event for event in events if event["event"] == "plan"}
+    step_of = {e["compute"]: e["step"] for e in events if e["event"] == "compute" and "step" in e}
+    found: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for event in events:
+        if event["event"] != "ops" or step_of.get(event["compute"]) not in steps:
+            continue
+        plan = plans[event["plan"]]
+        graph = graphs[plan["graph"]]
+        counts = plan.get("n") or [1] * len(plan["node"])
+        for first, n, dur in zip(plan["node"], counts, event["dur"], strict=True):
+            reads = [
+                (graph["leafs"][-1 - source]["name"], graph["nodes"]["op"][node])
+                for node in range(first, first + n)
+                for source in graph["nodes"]["src"][node]
+                if source < 0 and graph["leafs"][-1 - source].get("tensor", -1) >= 0
+            ]
+            if reads:
+                found[reads[0]][step_of[event["compute"]]] += dur
+    return {use: list(by_step.values()) for use, by_step in found.items()}
+
+
+def test_rates_are_work_by_time(logs: dict[str, Path]) -> None:
+    """A decode multiplies each element of the matrix once: 2 operations, and reads it once."""
+    uses = PhaseUses([StepTimes(load_session(logs["Q8_0"]))], "decode")
+    use = Use("blk.1.ffn_up.weight", "MUL_MAT")
+    group = uses.group([use])
+    assert group is not None
+    rates = group.rates()
+    median = float(np.median(2 * 256 * 768 / group.time)) * 1e9
+    assert rates.flops == pytest.approx(median)
+    moved = load_model_file(quantized_demo("Q8_0")).by_name[use.weight].n_bytes + 4 * (256 + 768)
+    assert rates.bytes == pytest.approx(float(np.median(moved / group.time)) * 1e9)
+
+
+def test_a_session_against_itself_has_no_difference(logs: dict[str, Path]) -> None:
+    uses = PhaseUses([StepTimes(load_session(logs["Q4_K_M"]))], "decode")
+    for times in compute_use_times(uses, uses, [[use] for use in uses.row]):
+        assert times is not None
+        assert times.ratio.value == 1
+        assert not times.ratio.differs
+
+
+def test_sessions_of_one_model_are_joined(logs: dict[str, Path]) -> None:
+    one = StepTimes(load_session(logs["Q8_0"]))
+    alone, twice = PhaseUses([one], "decode"), PhaseUses([one, one], "decode")
+    assert twice.time.shape[1] == 2 * alone.time.shape[1]
+    assert len(set(twice.blocks.block.tolist())) >= len(set(alone.blocks.block.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Ratio(170, 100, 100 / 170, 0.55, 0.62), "1.70× faster"),
+        (Ratio(100, 125, 1.25, 1.2, 1.3), "1.25× slower"),
+        (Ratio(100, 125, 1.25, 0.9, 1.6), "within noise"),
+        (Ratio(100, 125, 1.25, None, None), "too few to tell"),
+    ],
+)
+def test_a_speed_is_named_only_where_the_noise_allows(ratio: Ratio, words: str) -> None:
+    assert faster_or_slower(ratio) == words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (0, "same bytes"),
+        (-0.4706, "47 % fewer bytes"),
+        (0.125, "12 % more bytes"),
+        (-0.0004, "0.04% fewer bytes"),
+    ],
+)
+def test_how_many_bytes(change: float, words: str) -> None:
+    assert more_or_fewer(change) == words
+
+
+def test_short_names() -> None:
+    paths = [Path("a/model-7b-Q8_0.gguf"), Path("a/model-7b-Q4_K.gguf")]
+    assert short_names(paths, paths) == ["Q8_0", "Q4_K"]
+    same = [Path("a/m.gguf"), Path("b/m.gguf")]
+    assert short_names(same, [Path("x.log"), Path("y.log")]) == ["x", "y"]
+    assert short_names(same, same) == ["a/m.gguf", "b/m.gguf"]
+    assert short_names([Path("m.gguf"), Path("m-Q8_0.gguf")], same) == ["m", "m-Q8_0"]
+
+
+def test_the_tables_of_three_models() -> None:
+    several = [candidate(of) for of in ("Q8_0", "Q4_K_M", "Q2_K")]
+    reports = compute_comparison(several)
+    assert reports[0].title == "2 models against Q8_0"
+    assert reports[0].notes[0] == "Q4_K_M against Q8_0: 42 % fewer bytes."
+    layers = report_of(reports, "types by layer")
+    assert [row[0] for row in layers.rows if row[0] != -1] == [0, 1, 2, 3]
+    tensors = report_of(reports, "Q2_K against Q8_0, by tensor")
+    assert len(tensors.rows) == 39
+
+
+def test_models_that_share_nothing(models: Path) -> None:
+    other = load_model_file(models / "t5.gguf")
+    with pytest.raises(UsageError, match=r"token_embd.weight has the shape"):
+        compute_comparison([candidate("Q8_0"), Candidate("t5", stored_in_file(other), other)])
+    nothing = Candidate("none", replace(stored_in_file(other), tensors=[]))
+    with pytest.raises(UsageError, match="no tensor in common"):
+        compute_comparison([candidate("Q8_0"), nothing])
+
+
+# --- the command ---
+
+
+def test_two_models_and_their_logs(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+    models = [quantized_demo("Q8_0"), quantized_demo("Q4_K_M")]
+    given = [arg for log in logs.values() for arg in ("--log", log)]
+    done = instr("compare", *models, *given, "--reference", "demo")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "SQNR is against demo.gguf." in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if " blk.2.ffn_up " in line]
+    assert "Q8_0 → Q4_K" in line
+    assert "47 % fewer" in line
+    assert "45.4 → 23.0" in line
+
+    done = instr("compare", *models, *given, "--reference", "demo", "-o", "c.json")
+    assert done.returncode == 0, done.stderr
+    reports = json.loads((tmp_path / "c.json").read_text())
+    (row,) = [row for row in reports[-1]["rows"] if row["tensor"] == "blk.2.ffn_up"]
+    assert row["B bytes"] == 110592
+    assert row["decode A"] > 0
+    assert row["decode FLOP/s B"] == pytest.approx(2 * 256 * 768 / row["decode B"] * 1e9, rel=0.5)
+
+
+def test_two_logs_alone(instr: Instr, logs: dict[str, Path]) -> None:
+    done = instr("compare", *logs.values())
+    assert done.returncode == 0, done.stderr
+    # the files are still there, so the errors are too: against the first
+    assert "SQNR 23." in " ".join(done.stdout.split())
+    assert "decode" in done.stdout
+
+
+def test_logs_whose_models_are_gone(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+    for log in logs.values():
+        text = log.read_text().replace(str(quantized_demo("Q8_0").parent), "/gone")
+        (tmp_path / log.name).write_text(text)
+    done = instr("compare", "Q8_0.log", "Q4_K_M.log")
+    assert done.returncode == 0, done.stderr
+    assert "SQNR" not in done.stdout
+    assert "42 % fewer bytes" in done.stdout
+
+
+def test_quantize_run_and_compare_in_one_go(instr: Instr, tmp_path: Path) -> None:
+    done = instr(
+        "compare", "--types", "Q4_K_M", "demo", "--rounds", "2", "-n", "8", "--threads", "1",
+        "--keep", "kept", "-o", "c.html",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "F16-1.log", "F16-2.log", "Q4_K_M-1.log", "Q4_K_M-2.log", "demo-Q4_K_M.gguf",
+    ]  # fmt: skip
+    page = (tmp_path / "c.html").read_text()
+    assert page.count("<svg") == 3
+    assert "Q4_K_M against F16: 69 % fewer bytes" in page
+    again = instr("compare", "--types", "Q4_K_M", "demo", "--keep", "kept")
+    assert_refused(again, "F16-1.log exists", "--force")
+
+
+def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path: Path) -> None:
+    q8, q4 = quantized_demo("Q8_0"), quantized_demo("Q4_K_M")
+    assert_refused(instr("compare", q8), "one model only")
+    assert_refused(instr("compare", q8, q4, "--log", logs["Q8_0"]), "2 models and 1 of --log")
+    swapped = [arg for log in reversed(logs.values()) for arg in ("--log", log)]
+    assert_refused(instr("compare", q8, q4, *swapped), "recorded another model", "q4_k".upper())
+    assert_refused(instr("compare", q8, models / "llama.gguf"), "not forms of one model")
+    assert_refused(instr("compare", "--types", "Q4_K_M,Q9", "demo"), "Q9")
+    assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
+    assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
+    assert_refused(instr("compare", q8, tmp_path / "none.gguf"), "does not exist")
+    assert_refused(instr("compare", q8, q4, "-n", "3"), "-n has no effect without --types")
+    assert_refused(instr("compare", q8, q4, "--keep", "d"), "--keep has no effect")
+    assert_refused(instr("compare", "--types", "Q4_0", "demo", "-n", "-1"), "-n is -1")
+    assert_refused(instr("compare", q8, ""), "the path is empty")
+    (tmp_path / "c.md").write_text("mine")
+    assert_refused(instr("compare", q8, q4, "-o", "c.md"), "--force")
+
+
+def test_what_is_shown_fits_in_80_columns() -> None:
+    reports = compute_comparison([candidate("Q8_0"), candidate("Q2_K")], every_tensor=False)
+    assert max(map(len, render_text(reports).splitlines())) <= 80

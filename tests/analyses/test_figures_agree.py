@@ -1,0 +1,225 @@
+"""One recorded session, told by every command: the same thing has the same figure everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from converters.exports.perfetto import Options, write_perfetto
+from converters.exports.tables import load_tables
+from llamacpp_instr.log.reader import read_events
+from tests.kit.perfetto_queries import OP, arg, slices
+from tests.kit.trace_processor import ask, needs_node
+
+Row = dict[str, Any]
+RUNS, TOKENS = 4, 12  # the first warms up; 3 times 11 decodes, an odd number, count
+
+
+class Told:
+    """What `instr` says of the session, as JSON."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self.log = directory / "session.log"
+        self._environment = environment
+
+    def instr(self, *arguments: object) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *map(str, arguments)],
+            cwd=self.log.parent, env=self._environment, check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+
+    def tables(self, *arguments: object) -> dict[str, list[Row]]:
+        return {of["title"]: of["rows"] for of in json.loads(self.instr(*arguments, "--json"))}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Told:
+    told = Told(tmp_path_factory.mktemp("told"), environment)
+    words = ["run", "demo", "-p", "Once upon a time", "-n", TOKENS, "--repeat", RUNS]
+    told.instr(*words, "--level", "detailed", "--log", told.log)
+    return told
+
+
+@pytest.fixture(scope="module")
+def summary(told: Told) -> dict[str, list[Row]]:
+    return told.tables("summary", told.log)
+
+
+@pytest.fixture(scope="module")
+def flat(told: Told) -> list[Row]:
+    """The lines of `cat --expand`."""
+    return [json.loads(line) for line in told.instr("cat", told.log, "--expand").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def counted(flat: list[Row]) -> set[int]:
+    """Steps outside of the warm-up, as a reader with jq would find them."""
+    warm = {line["phase"]: line["t"] for line in flat if line.get("name") == "warm-up"}
+    begun = [line for line in flat if line["event"] == "step_begin" and "ctx" in line]
+    return {line["step"] for line in begun if not warm["begin"] <= line["t"] < warm["end"]}
+
+
+def summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for name, amount in pairs:
+        sums[name] += amount
+    return dict(sums)
+
+
+def test_the_log_is_what_the_other_tests_take_it_for(counted: set[int]) -> None:
+    assert len(counted) == (RUNS - 1) * TOKENS
+
+
+def test_the_time_of_each_op(
+    told: Told, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+) -> None:
+    (stats,) = told.tables("stats", told.log).values()
+    spent = {row["op"]: row["total"] for row in stats}
+    assert {row["Op"]: row["time"] for row in summary["Top ops"]} == spent
+    assert {row["Op"]: row["calls"] for row in summary["Top ops"]} == {
+        row["op"]: row["count"] for row in stats
+    }
+    for name in ("FLOP/s", "bytes/s"):
+        assert [row[name] for row in summary["Top ops"]] == [row[name] for row in stats]
+
+    ops = load_tables(told.log).ops
+    ops = ops[ops.step.isin(counted) & (ops.thread == 0)]
+    assert ops.groupby("label", observed=True).dur.sum().to_dict() == spent
+    by_label = ops.groupby("label", observed=True)[["bytes", "dur"]].sum()
+    rates = {row["op"]: row["bytes/s"] for row in stats}
+    assert (by_label.bytes / by_label.dur * 1e9).to_dict() == pytest.approx(rates)
+
+    def told_twice(line: Row) -> tuple[int, str, str, int, str]:
+        shape = "x".join(map(str, line["ne"]))
+        return line["step"], line["name"], line["type"], line["dur"], shape
+
+    in_table = ops[["step", "name", "type", "dur", "shape"]].astype(object)
+    rows = [line for line in flat if line["event"] == "op" and line["step"] in counted]
+    assert [told_twice(line) for line in rows] == [tuple(row) for row in in_table.to_numpy()]
+
+    # these have the op alone, without the type of the weight
+    lines = [line for line in flat if line["event"] == "op" and line["step"] in counted]
+    named = (("+".join(line.get("fused", [line["op"]])), line["dur"]) for line in lines)
+    assert summed(named) == summed((label.partition(" ")[0], ns) for label, ns in spent.items())
+
+
+def test_the_time_of_blocks_layers_tensors_and_types_is_that_of_the_ops(
+    told: Told, summary: dict[str, list[Row]]
+) -> None:
+    total = sum(row["time"] for row in summary["Top ops"])
+    for by in ("op", "block", "layer", "tensor", "type"):
+        (rows,) = told.tables("stats", told.log, "--by", by).values()
+        assert sum(row["total"] for row in rows) == total, by
+    for phase in ("prefill", "decode"):
+        (rows,) = told.tables("stats", told.log, "--by", "block", "--phase", phase).values()
+        spent = {row["Block"]: row[phase] for row in summary["Where the time went"]}
+        assert {row["block"]: row["total"] for row in rows}.items() <= spent.items()
+
+
+def test_steps_and_tokens_by_second(
+    told: Told, summary: dict[str, list[Row]], counted: set[int]
+) -> None:
+    (stats,) = told.tables("stats", told.log, "--by", "phase").values()
+    steps = load_tables(told.log).steps
+    steps = steps[steps.step.isin(counted)]
+    for speed, phase in zip(summary["Speed"], stats, strict=True):
+        assert speed["Phase"] == phase["phase"]
+        of_phase = steps[steps.phase == phase["phase"]]
+        assert speed["time"] == phase["total"] == of_phase.dur.sum()
+        assert speed["steps"] == phase["count"] == len(of_phase)
+        assert speed["tokens"] == of_phase.n_tokens.sum()
+        assert speed["tokens/s median"] == pytest.approx(of_phase.tokens_per_s.median())
+    spent = {row["Block"]: row["decode"] for row in summary["Where the time went"]}
+    decode = summary["Speed"][1]
+    assert sum(spent.values()) == decode["time"]
+    assert decode["tokens/s median"] == pytest.approx(1e9 / stats[1]["p50"])
+
+
+def test_a_layer_from_its_first_kernel_to_its_last(
+    told: Told, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+) -> None:
+    layers = {row["Layer"]: row["prefill"] + row["decode"] for row in summary["Layers"]}
+    table = load_tables(told.log).layers
+    table = table[table.step.isin(counted)]
+    assert table.groupby("layer", observed=True).dur.sum().to_dict() == layers
+    lines = [line for line in flat if line["event"] == "step_end" and "layer" in line]
+    ends = summed((line["step_name"], line["dur"]) for line in lines if line["step"] in counted)
+    assert ends == {f"layer_{layer}": ns for layer, ns in layers.items() if layer >= 0}
+
+
+def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
+    told: Told, counted: set[int]
+) -> None:
+    found = told.tables("diff", told.log, told.log)
+    for title, rows in found.items():
+        for row in rows:
+            assert row.get("A") == row.get("B"), title
+            assert row.get("B / A", 1) == 1, title
+    medians = {row["Phase"]: row["A"] for row in found["Steps, median time"]}
+    steps = load_tables(told.log).steps
+    steps = steps[steps.step.isin(counted)]
+    seen = (steps.dur - steps.recorder).groupby(steps.phase.astype(str)).median()
+    assert medians == seen.to_dict()
+    assert "time that the recorder itself took is left out" in told.instr(
+        "diff", told.log, told.log
+    )
+    (blocks,) = told.tables("stats", told.log, "--by", "block", "--phase", "decode").values()
+    medians = {row["Block"]: row["A"] for row in found["Decode by block, median of a step"]}
+    assert medians == {row["block"]: row["p50"] for row in blocks}
+
+
+def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
+    tables = load_tables(told.log)
+    held = {name: sum(row[name] for row in summary["Memory"]) for name in ("weights", "compute")}
+    report = json.loads(told.instr("report", told.log, "--json"))
+    (memory,) = [of["rows"] for of in report if of["title"].startswith("Memory of context")]
+    measured = summed((row["Memory"].partition(",")[0], row["measured"]) for row in memory)
+    assert measured["weights"] == held["weights"] == tables.tensors.bytes.sum()
+    assert measured["compute buffers"] == held["compute"] == tables.memory.compute.sum()
+    cache = sum(row["KV cache, state"] for row in summary["Memory"])
+    assert measured["KV cache"] == cache == tables.memory.context.sum()
+    inspected = {
+        of["title"]: of["rows"] for of in json.loads(told.instr("inspect", "demo", "--json"))
+    }
+    types = next(rows for rows in inspected.values() if rows and "tensors" in rows[0])
+    assert sum(row["bytes"] for row in types) == held["weights"]
+
+
+@needs_node
+def test_the_trace(told: Told, counted: set[int], summary: dict[str, list[Row]]) -> None:
+    trace = told.log.with_suffix(".pftrace")
+    with trace.open("wb") as file:
+        write_perfetto(read_events(told.log), file, Options())
+    numbers = ", ".join(map(str, counted))
+    inside = (
+        f"exists (select 1 from slice b where b.category = 'step' and b.ts <= s.ts"
+        f" and s.ts < b.ts + b.dur and {arg('step', 'b')} in ({numbers}))"
+    )
+    steps, ops, layers = ask(
+        trace,
+        slices("s.name, s.dur", f"s.category = 'step' and {arg('step')} in ({numbers})"),
+        slices("s.name, sum(s.dur), count(*)", f"{OP} and {inside}") + " group by s.name",
+        slices("sum(s.dur)", f"s.name glob 'layer [0-9]*' and {inside}"),
+    )
+    for row in summary["Speed"]:
+        durations = [dur for name, dur in steps if name == row["Phase"]]
+        assert (len(durations), sum(durations)) == (row["steps"], row["time"])
+        if row["Phase"] == "decode":
+            assert row["tokens/s median"] == pytest.approx(
+                float(np.median(1e9 / np.array(durations)))
+            )
+    spent = summed((row["Op"].partition(" ")[0], row["time"]) for row in summary["Top ops"])
+    calls = summed((row["Op"].partition(" ")[0], row["calls"]) for row in summary["Top ops"])
+    assert {name: (ns, n) for name, ns, n in ops} == {
+        name: (spent[name], calls[name]) for name in spent
+    }
+    of_layers = [row for row in summary["Layers"] if row["Layer"] >= 0]
+    assert layers == [[sum(row["prefill"] + row["decode"] for row in of_layers)]]

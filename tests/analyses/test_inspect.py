@@ -1,0 +1,286 @@
+"""`instr inspect`: every number is gguf-py's, every total the file's own, from headers alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from converters.analyses.inspect import compute_inspection, compute_tensors
+from converters.report.report import Cell, Report, render_text
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from tests.conftest import Instr, assert_refused
+from tests.kit import native_kit
+
+SOME_MODELS = (
+    "llama-dense", "llama-moe", "falcon-dense", "mamba-dense", "qwen3next-moe", "gemma3-dense",
+    "deepseek2-moe", "gpt-oss-moe", "granitehybrid-dense", "minimax-01-moe", "plamo2-dense",
+    "lfm2-dense",
+)  # fmt: skip
+
+
+def reports(model: ModelFile) -> dict[str, Report]:
+    return {report.title: report for report in compute_inspection(model)}
+
+
+def rows(report: Report) -> list[dict[str, Cell]]:
+    found: list[dict[str, Cell]] = report.to_json()["rows"]
+    return found
+
+
+def facts(report: Report) -> dict[Cell, Cell]:
+    return {row[0]: row[1] for row in report.rows}
+
+
+def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
+    """Every number is what gguf-py reads in the file, or the files, of the model."""
+    tensors = [tensor for reader in theirs for tensor in reader.tensors]
+    assert [
+        (row["Tensor"], row["type"], row["shape"], row["elements"], row["bytes"], row["offset"])
+        for row in rows(compute_tensors(model))
+    ] == [
+        (t.name, t.tensor_type.name, " x ".join(map(str, t.shape)), t.n_elements, t.n_bytes,
+         t.data_offset)
+        for t in tensors
+    ]  # fmt: skip
+    n_bytes, count = Counter[str](), Counter[str]()
+    for tensor in tensors:
+        n_bytes[tensor.tensor_type.name] += int(tensor.n_bytes)
+        count[tensor.tensor_type.name] += 1
+    shown = reports(model)
+    types = rows(shown["Types"])
+    assert {row["Type"]: row["bytes"] for row in types} == n_bytes
+    assert {row["Type"]: row["tensors"] for row in types} == count
+    total = sum(n_bytes.values())
+    for title in ("Types", "Roles", "Layers"):
+        parts = rows(shown[title])
+        assert sum(int(row["bytes"] or 0) for row in parts) == total
+        assert sum(int(row["tensors"] or 0) for row in parts) == len(tensors)
+        assert sum(float(row["share"] or 0) for row in parts) == pytest.approx(1)
+    said = facts(shown["Model"])
+    elements = sum(int(tensor.n_elements) for tensor in tensors)
+    assert (said["parameters"], said["tensors"]) == (elements, len(tensors))
+    assert said["bits per weight"] == pytest.approx(8 * total / elements, abs=1e-4)
+    assert said["bytes of the weights"] == total
+    assert said["bytes of headers"] == sum(reader.data_offset for reader in theirs)
+    assert said["bytes in all"] == sum(reader.data.size for reader in theirs)
+    assert (
+        int(str(said["bytes of the weights"]))
+        + int(str(said["bytes of headers"]))
+        + int(str(said["bytes of padding"]))
+    ) == said["bytes in all"]
+    assert int(str(said["bytes of padding"])) >= 0
+    fields = theirs[0].fields
+    for row in rows(shown.get("Hyper-parameters", Report("", [], []))):
+        value = fields[f"{model.architecture}.{row['key']}"].contents()
+        if isinstance(value, list):
+            assert str(row["value"]).startswith(f"{len(value):,} values")
+        elif isinstance(value, bool):
+            assert row["value"] == ("yes" if value else "no")
+        elif isinstance(value, float):
+            assert float(str(row["value"])) == pytest.approx(value)
+        else:
+            assert row["value"] == value
+
+
+def test_the_demo_model(demo_model: Path) -> None:
+    assert_true(load_model_file("demo"), [gguf.GGUFReader(demo_model)])
+
+
+@pytest.mark.parametrize("name", SOME_MODELS)
+def test_models_of_many_architectures(name: str) -> None:
+    path = native_kit.random_models() / f"{name}.gguf"
+    model = load_model_file(path)
+    assert_true(model, [gguf.GGUFReader(path)])
+    text = render_text([*compute_inspection(model), compute_tensors(model)])
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
+    native(
+        "llama-gguf-split", "--split-max-tensors", "15", demo_model, tmp_path / "demo"
+    )  # fmt: skip
+    parts = sorted(tmp_path.glob("demo-*.gguf"))
+    model = load_model_file(parts[0])
+    assert_true(model, [gguf.GGUFReader(part) for part in parts])
+    assert facts(reports(model)["Model"])["parts"] == 3
+    whole = reports(load_model_file(demo_model))
+    for title in ("Types", "Layers", "Tokenizer"):
+        assert reports(model)[title] == whole[title]
+    assert {row["part"] for row in rows(compute_tensors(model))} == {part.name for part in parts}
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The demo model, whose rows 256 divides, by file type."""
+    folder = tmp_path_factory.mktemp("quantized")
+    for name in ("Q4_K_M", "IQ4_XS", "Q8_0"):
+        native("llama-quantize", native_kit.DEMO, folder / f"{name}.gguf", name, "2")
+    return {path.stem: path for path in folder.glob("*.gguf")}
+
+
+def native(program: str, *arguments: object) -> str:
+    """Run a program of the unpatched build; what it prints."""
+    command = [native_kit.unpatched_library() / program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "IQ4_XS", "Q8_0"])
+def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
+    model = load_model_file(quantized[name])
+    assert_true(model, [gguf.GGUFReader(quantized[name])])
+    shown = reports(model)
+    assert facts(shown["Model"])["file type"] == name
+    assert "Types that fell back because of the rows' length" not in shown
+    assert any("No tensor fell back" in note for note in shown["Types"].notes)
+
+
+def test_bits_per_weight_by_hand(quantized: dict[str, Path]) -> None:
+    tensors = {
+        row["Tensor"]: row for row in rows(compute_tensors(load_model_file(quantized["Q4_K_M"])))
+    }
+    up = tensors["blk.0.ffn_up.weight"]
+    assert (up["type"], up["bits/weight"], up["bytes"]) == ("Q4_K", 4.5, 256 * 768 // 256 * 144)
+    assert tensors["output.weight"]["bits/weight"] == 6.5625
+    assert tensors["output_norm.weight"]["bits/weight"] == 32
+
+
+def test_the_tokenizer_is_gguf_pys(demo_model: Path) -> None:
+    fields = gguf.GGUFReader(demo_model).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    report = reports(load_model_file(demo_model))["Tokenizer"]
+    said = facts(report)
+    assert said["tokens"] == len(tokens)
+    for name in ("bos", "eos", "unknown"):
+        number = fields[f"tokenizer.ggml.{name}_token_id"].contents()
+        assert [f"{name} token", number, tokens[number]] in report.rows
+    template = fields["tokenizer.chat_template"].contents()
+    assert ["chat template", "yes", f"{len(template):,} characters"] in report.rows
+
+
+def test_a_vocabulary_without_weights(instr: Instr, models: Path) -> None:
+    done = instr("inspect", models / "vocabulary.gguf")
+    assert done.returncode == 0, done.stderr
+    assert "a vocabulary without weights" in done.stdout
+    assert "tokens         64" in done.stdout
+    assert "Types" not in done.stdout
+
+
+def test_a_token_that_is_not_in_the_vocabulary(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_eos_token_id(7)
+    finish(writer)
+    report = reports(load_model_file(tmp_path / "model.gguf"))["Tokenizer"]
+    assert ["eos token", 7, "not in the vocabulary"] in report.rows
+
+
+def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 22 * 12), np.uint8),
+                      raw_dtype=gguf.GGMLQuantizationType.Q5_0)  # fmt: skip
+    finish(writer)
+    shown = reports(load_model_file(tmp_path / "model.gguf"))
+    assert facts(shown["Model"])["file type"] == "not said"
+    (note,) = shown["Types"].notes
+    assert "cannot be told" in note
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# --- the command ---
+
+
+def test_every_form(instr: Instr, demo_model: Path) -> None:
+    text = instr("inspect", "demo").stdout
+    assert "Roles" in text
+    assert "blk.0.attn_q.weight" not in text
+    listed = instr("inspect", demo_model, "--tensors").stdout
+    assert listed.count("blk.0.attn_q.weight") == 1
+    found: list[dict[str, Any]] = json.loads(instr("inspect", "demo", "--json").stdout)
+    assert [report["title"] for report in found] == [
+        "Model", "Hyper-parameters", "Tokenizer", "Types", "Roles", "Layers", "Tensors",
+    ]  # fmt: skip
+    assert found[-1]["units"]["bytes"] == "bytes"
+    csv = instr("inspect", "demo", "--csv").stdout.splitlines()
+    assert csv[0].startswith("Tensor,type,shape,elements,bytes,bits/weight,layer,role")
+    assert csv[1].startswith("token_embd.weight,F16,256 x 1024,262144,524288,16.0,-1,token_embd")
+    assert len(csv) == 1 + 39
+    assert "| F16 | 30 |" in instr("inspect", "demo", "--md").stdout
+    assert "<td>blk.0.attn_q.weight</td>" in instr("inspect", "demo", "--html").stdout
+
+
+def test_a_file_is_written_whole_and_never_over_another(instr: Instr, tmp_path: Path) -> None:
+    assert instr("inspect", "demo", "-o", "model.txt").returncode == 0
+    first = (tmp_path / "model.txt").read_text()
+    assert first.startswith("Model\n")
+    assert_refused(instr("inspect", "demo", "--json", "-o", "model.txt"), "exists", "--force")
+    assert (tmp_path / "model.txt").read_text() == first
+    assert instr("inspect", "demo", "--json", "-o", "model.txt", "--force").returncode == 0
+    assert json.loads((tmp_path / "model.txt").read_text())
+
+
+def test_what_is_no_model(instr: Instr, tmp_path: Path, demo_model: Path) -> None:
+    assert_refused(instr("inspect", "missing.gguf"), "missing.gguf does not exist")
+    (tmp_path / "cut.gguf").write_bytes(demo_model.read_bytes()[:3000])
+    assert_refused(instr("inspect", "cut.gguf"), "cut.gguf is truncated")
+
+
+def test_reading_costs_no_memory_however_large_the_file(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = tmp_path / "large.gguf"
+    write_large(path, n_layers=40, row=8192)
+    assert path.stat().st_size > 20 << 30
+    code = (
+        "import sys\n"
+        "from llamacpp_instr.cli import main\n"
+        "try: main(['inspect', sys.argv[1]])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'pandas', 'gguf', 'matplotlib', 'llama_cpp'} & set(sys.modules)\n"
+        "peak = next(l for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
+        "print('PEAK', int(peak.split()[1]), sorted(heavy))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], env=environment, capture_output=True, text=True
+    )
+    peak, heavy = done.stdout.rpartition("PEAK ")[2].split(maxsplit=1)
+    assert int(peak) * 1024 < 50e6
+    assert heavy == "[]\n"
+
+
+def write_large(path: Path, n_layers: int, row: int) -> None:
+    """A model whose weights are a hole in the file, with a vocabulary of 128,000 tokens."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(n_layers)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(128_000)])
+    n_bytes = row * row * 2
+    for layer in range(n_layers):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            writer.add_tensor_info(
+                f"blk.{layer}.{name}.weight", [row, row], "float16", n_bytes,  # type: ignore[arg-type]
+                gguf.GGMLQuantizationType.F16,
+            )  # fmt: skip
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        size = -(-file.seek(0, 2) // 32) * 32
+        file.truncate(size + 4 * n_layers * n_bytes)

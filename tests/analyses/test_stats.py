@@ -1,0 +1,274 @@
+"""The statistics: a case by hand, sums that are the log's, and every level and wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from converters.analyses.stats import BYS, compute_stats
+from converters.exports.tables import load_tables
+from converters.report.report import Report, render_text
+from llamacpp_instr import schema as s
+from llamacpp_instr.cli.stats import stats
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import load_session
+from tests.conftest import Instr, assert_refused
+from tests.kit.made_log import encode, make_log
+from tests.kit.strategies import logs, unclosed_logs
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+RECORDED = FIXTURES / "demo-verbose.log"
+OF_OPS = ("op", "layer", "block", "tensor", "type")
+
+
+def written(directory: Path, events: list[s.Event]) -> Path:
+    path = directory / "session.log"
+    path.write_bytes(encode(events))
+    return path
+
+
+def column(report: Report, name: str) -> list:
+    at = [c.name for c in report.columns].index(name)
+    return [row[at] for row in report.rows]
+
+
+# --- by hand: two kernels, a warm-up step and three that count, two threads ---
+
+DURS = {0: (9000, 9000), 1: (100, 300), 2: (200, 100), 3: (300, 200)}
+WAITS = {thread: dict.fromkeys(DURS, (10 * thread, 20)) for thread in (0, 1)}
+
+
+def by_hand() -> list[s.Event]:
+    head = make_log(Random(1).randint, 1, "verbose")[:1]
+    nodes = s.Nodes(
+        name=["Qcur-0", "ffn_inp-0"], op=["MUL_MAT", "ADD"], layer=[0, 1], type=["f32", "f32"],
+        ne=[[8], [8]], bytes=[32, 32], src=[[-1, -2], [0, -2]], buffer=[0, 0], params=[[], []],
+        exec=[1, 1],
+    )  # fmt: skip
+    leafs = [
+        s.Leaf(name="blk.0.attn_q.weight", type="f16", ne=[4, 8], bytes=64, tensor=0),
+        s.Leaf(name="inp", type="f32", ne=[4], bytes=16),
+    ]
+    model = s.Model(
+        t=1, model=0, path="m", arch="llama", params=32, bytes=64, ftype="F16", hparams={}, dur=1,
+        n_tensors=1,
+    )  # fmt: skip
+    context = s.Context(
+        t=2, ctx=0, model=0, n_ctx=8, n_ctx_seq=8, n_batch=8, n_ubatch=8, n_seq_max=1, n_threads=2,
+        n_threads_batch=2, type_k="f16", type_v="f16", flash_attn=False, causal=True,
+        embeddings=False, kv_unified=False, offload_kqv=False, backends=["CPU"],
+    )  # fmt: skip
+    graph = s.Graph(
+        t=3, graph=0, ctx=0, uid=1, source="decode", why="first", n_nodes=2, n_exec=2,
+        splits=[s.Split(start=0, end=2, backend="CPU")], buffers=["CPU"], leafs=leafs, nodes=nodes,
+    )  # fmt: skip
+    events = [*head, model, context, graph, s.Plan(t=4, plan=0, graph=0, node=[0, 1])]
+    warm = s.Mark(t=10, mark=0, name="warm-up", phase="begin")
+    events.append(warm)
+    for step, dur in DURS.items():
+        t = 100_000 * (step + 1)
+        if step == 1:
+            events.append(s.Mark(t=t - 1, mark=0, name="warm-up", phase="end"))
+        begin = s.StepBegin(
+            t=t, step=step, ctx=0, kind="decode", phase="decode" if step > 1 else "prefill",
+            n_tokens=1, n_outputs=1, n_seqs=1,
+        )  # fmt: skip
+        compute = s.Compute(
+            t=t, compute=step, graph=0, ctx=0, step=step, source="decode", reused=step > 0,
+            n_threads=2, dur=sum(dur),
+        )  # fmt: skip
+        events += [begin, compute]
+        for thread in (0, 1):
+            wait = list(WAITS[thread][step])
+            events.append(s.Ops(t=t, compute=step, plan=0, thread=thread, dur=list(dur), wait=wait))
+        end = s.StepEnd(
+            t=t + 1000 * (step + 1), step=step, status=0, n_ubatch=1, n_reused=0, prepare=0,
+            readback=0,
+        )  # fmt: skip
+        events.append(end)
+    return events
+
+
+def test_by_op_by_hand(tmp_path):
+    session = load_session(written(tmp_path, by_hand()))
+    report, _ = compute_stats(session, "op")
+    # both took 600 ns in three steps; MUL_MAT: 2 * 4 * 8 flops and 64 + 16 + 32 bytes each
+    matmul, add = sorted(report.rows, reverse=True)
+    quantiles = [200.0, 280.0, 298.0]
+    rates = [3 * 64 / 600e-9, 3 * 112 / 600e-9]
+    assert matmul[:5] == ["MUL_MAT f16", 3, 600, 0.5, 200.0]
+    assert matmul[5:] == pytest.approx([*quantiles, *rates, 0])
+    assert add == ["ADD", 3, 600, 0.5, 200.0, *map(pytest.approx, [*quantiles, 4e7, 4e8, 60])]
+    assert "1 steps of warm-up runs are left out." in report.notes
+
+
+def test_warm_up_is_counted_when_asked(tmp_path):
+    session = load_session(written(tmp_path, by_hand()))
+    report, _ = compute_stats(session, "op", warm_up=True)
+    assert column(report, "total") == [9600, 9600]
+    assert not any("warm-up" in note for note in report.notes)
+
+
+def test_by_phase_a_step_is_as_long_as_its_caller_waited(tmp_path):
+    session = load_session(written(tmp_path, by_hand()))
+    report, _ = compute_stats(session, "phase")
+    assert [row[:3] for row in report.rows] == [["prefill", 1, 2000], ["decode", 2, 7000]]
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"),
+    [
+        ("layer", [[0, 3, 600], [1, 3, 600]]),
+        ("tensor", [["(no weight)", 3, 600], ["blk.0.attn_q.weight", 3, 600]]),
+        ("type", [["(no weight)", 3, 600], ["f16", 3, 600]]),
+    ],
+)
+def test_other_keys_by_hand(tmp_path, by, rows):
+    session = load_session(written(tmp_path, by_hand()))
+    assert sorted(row[:3] for row in compute_stats(session, by)[0].rows) == rows
+
+
+def test_threads_and_their_imbalance_by_hand(tmp_path):
+    session = load_session(written(tmp_path, by_hand()))
+    (report,) = compute_stats(session, "thread")
+    # 1,200 ns each, of which thread 0 waits 3 * 20 and thread 1 3 * 30
+    assert report.rows == [
+        [0, 6, 1140, 60, pytest.approx(60 / 1200)],
+        [1, 6, 1110, 90, pytest.approx(90 / 1200)],
+    ]
+    # in every compute thread 0 is 10 ns ahead of thread 1, 5 of the mean
+    assert f"Imbalance {1140 / 1125:.3f}" in report.notes[1]
+    assert "15.0 ns longer" in report.notes[1]
+
+
+# --- against the log ---
+
+
+@given(events=logs() | unclosed_logs())
+@settings(max_examples=25, deadline=None)
+def test_the_totals_are_those_of_the_ops_that_count(events, tmp_path_factory):
+    path = written(tmp_path_factory.mktemp("log"), events)
+    session, tables = load_session(path), load_tables(path)
+    counted = tables.ops[tables.ops.step.isin(tables.steps.step) & (tables.ops.thread == 0)]
+    for by in OF_OPS if session.start.level != "minimal" else ():
+        report = compute_stats(session, by)[0]
+        assert sum(column(report, "total")) == counted.dur.sum()
+        if len(counted) and counted.dur.sum():
+            assert sum(column(report, "share")) == pytest.approx(1)
+    by_phase = compute_stats(session, "phase")[0]
+    assert sum(column(by_phase, "total")) == tables.steps.dur.sum()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_every_figure_is_that_of_pandas(phase):
+    ops = load_tables(RECORDED).ops
+    ops = ops[(ops.thread == 0) & (ops.phase == phase)]
+    session = load_session(RECORDED)
+    keys = {"op": ops.label, "tensor": ops.weight, "type": ops.weight_type}
+    for by, key in keys.items():
+        report = compute_stats(session, by, phase)[0]
+        assert sum(column(report, "count")) == len(ops)
+        for name, count, total, share, mean, *figures in report.rows:
+            of = ops[key.isna() if name == "(no weight)" else key == name]
+            assert (count, total) == (len(of), of.dur.sum())
+            assert share == pytest.approx(of.dur.sum() / ops.dur.sum())
+            assert mean == pytest.approx(of.dur.mean())
+            assert figures[:3] == pytest.approx(of.dur.quantile([0.5, 0.9, 0.99]).tolist())
+            rates = [amount / total * 1e9 or None for amount in (of.flops.sum(), of.bytes.sum())]
+            assert figures[3:] == [*map(pytest.approx, rates), of.wait.sum()]
+    for by in ("layer", "block"):
+        report = compute_stats(session, by, phase)[0]
+        per_compute = ops.groupby(["compute", by], observed=True).dur.sum().reset_index()
+        for name, count, total, _, _, median, *_ in report.rows:
+            of = per_compute[per_compute[by] == name].dur
+            assert (count, total, median) == (len(of), of.sum(), of.median())
+
+
+def test_imbalance_is_that_of_pandas():
+    ops = load_tables(RECORDED).ops
+    ops["busy"] = ops.dur - ops.wait
+    busy = ops.groupby(["compute", "thread"]).busy.sum().unstack()
+    (report,) = compute_stats(load_session(RECORDED), "thread")
+    assert column(report, "busy") == busy.sum().tolist()
+    expected = busy.max(axis=1).sum() / busy.mean(axis=1).sum()
+    assert any(f"Imbalance {expected:.3f}" in note for note in report.notes)
+
+
+# --- levels, ends, wrong input ---
+
+
+@pytest.mark.parametrize("by", BYS)
+@pytest.mark.parametrize("level", s.LEVELS)
+def test_a_level_answers_what_it_can(by, level, tmp_path):
+    session = load_session(written(tmp_path, make_log(Random(3).randint, 1, level)))
+    can = level == "verbose" or by in ("layer", "phase") or (level != "minimal" and by != "thread")
+    if can:
+        assert compute_stats(session, by)[0].rows
+    else:
+        needed = "verbose" if by == "thread" and level == "detailed" else "detailed"
+        with pytest.raises(UsageError, match=f"by {by} needs .* --level {needed}"):
+            compute_stats(session, by)
+
+
+def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
+    events = make_log(Random(3).randint, 2, "minimal")
+    session = load_session(written(tmp_path, events))
+    report = compute_stats(session)[0]
+    assert report.title == "Computes by layer, all phases"
+    total = sum(sum(e.dur) for e in events if isinstance(e, s.Layers))
+    assert sum(column(report, "total")) == total
+    assert "FLOP/s" not in render_text([report])
+
+
+@given(events=unclosed_logs())
+@settings(max_examples=25, deadline=None)
+def test_any_log_has_statistics_of_at_most_80_columns(events, tmp_path_factory):
+    session = load_session(written(tmp_path_factory.mktemp("log"), events))
+    for by in ("layer", "phase"):
+        for line in render_text(compute_stats(session, by)).splitlines():
+            assert len(line) <= 80
+    assert "The log ended unclosed." in compute_stats(session)[0].notes
+
+
+@pytest.mark.parametrize("name", ["flat-event.log", "flat-type.log"])
+def test_old_dialects_have_statistics(name):
+    (report,) = compute_stats(load_session(FIXTURES / "dialects" / name), "phase")
+    assert len(report.rows) == 1
+    assert "Converted from an earlier fork's log: its times are its own." in report.notes
+
+
+def test_the_command_has_five_forms():
+    def printed(*arguments: str) -> str:
+        done = CliRunner().invoke(stats, [str(RECORDED), "--by", "block", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    total = column(compute_stats(load_session(RECORDED), "block")[0], "total")
+    assert printed().startswith("Computes by block, all phases\n")
+    assert [row["total"] for row in json.loads(printed("--json"))[0]["rows"]] == total
+    lines = printed("--csv").splitlines()
+    assert lines[0].startswith("block,count,total (ns),share,mean (ns)")
+    assert [int(line.split(",")[2]) for line in lines[1:]] == total
+    assert "| feed-forward | 24 |" in printed("--md")
+    assert printed("--html").startswith("<!doctype html>")
+
+
+def test_wrong_input_is_one_line(tmp_path: Path, instr: Instr):
+    assert_refused(instr("stats", RECORDED, "--phase", "encode"), "no encode step counts")
+    (tmp_path / "there.txt").touch()
+    assert_refused(instr("stats", RECORDED, "-o", "there.txt"), "there.txt exists", "--force")
+    assert_refused(instr("stats", "no.log"), "no.log: no such file")
+    refused = instr("stats", RECORDED, "--by", "colour")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_a_percentile_lies_between_its_neighbours():
+    report = compute_stats(load_session(RECORDED), "op")[0]
+    figures = np.array([column(report, name) for name in ("p50", "p90", "p99")])
+    assert (np.diff(figures, axis=0) >= 0).all()

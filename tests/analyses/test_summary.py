@@ -1,0 +1,240 @@
+"""The summary: its numbers are the session's, they add up, and they fit on a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from converters.analyses.summary import ALL_LAYERS, compute_summary
+from converters.report.report import Column, Report, render_text, shown
+from llamacpp_instr import schema as s
+from llamacpp_instr.cli.summary import summary
+from llamacpp_instr.log.session import load_session
+from tests.kit.made_log import encode, make_log
+from tests.kit.strategies import logs, unclosed_logs
+
+EVENTS = make_log(Random(2).randint, n_contexts=2, level="detailed")
+DIALECTS = Path(__file__).parent.parent / "fixtures" / "dialects"
+
+
+def sections(directory: Path, events: list[s.Event]) -> dict[str, Report]:
+    path = directory / "session.log"
+    path.write_bytes(encode(events))
+    return {report.title: report for report in compute_summary(load_session(path))}
+
+
+def column(report: Report, name: str) -> list:
+    at = [c.name for c in report.columns].index(name)
+    return [row[at] for row in report.rows]
+
+
+def notes(found: dict[str, Report]) -> str:
+    return " ".join(note for report in found.values() for note in report.notes)
+
+
+def durations(events: list[s.Event], phase: str) -> list[int]:
+    begins = {e.step: e for e in events if isinstance(e, s.StepBegin) and e.phase == phase}
+    return [e.t - begins[e.step].t for e in events if isinstance(e, s.StepEnd) and e.step in begins]
+
+
+@given(events=logs())
+@settings(max_examples=30, deadline=None)
+def test_the_time_adds_up_to_the_steps(events, tmp_path_factory):
+    found = sections(tmp_path_factory.mktemp("log"), events)
+    for phase in ("prefill", "decode"):
+        total = sum(durations(events, phase))
+        if total:
+            assert sum(column(found["Where the time went"], phase)) == total
+            assert sum(column(found["Where the time went"], f"of {phase}")) == pytest.approx(1)
+            assert all(ns >= 0 for ns in column(found["Where the time went"], phase))
+
+
+def test_speed_is_tokens_by_the_steps_own_time(tmp_path):
+    speed = sections(tmp_path, EVENTS)["Speed"]
+    rates = 1e9 / np.array(durations(EVENTS, "decode"))
+    (decode,) = [row for row in speed.rows if row[0] == "decode"]
+    assert decode[1:4] == [len(rates), len(rates), sum(durations(EVENTS, "decode"))]
+    assert decode[4:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
+
+
+def test_layers_and_ops_are_those_of_the_log(tmp_path):
+    found = sections(tmp_path, EVENTS)
+    ops = [e for e in EVENTS if isinstance(e, s.Ops)]
+    assert sum(column(found["Top ops"], "calls")) == sum(len(e.dur) for e in ops)
+    assert sum(column(found["Top ops"], "time")) == sum(sum(e.dur) for e in ops)
+    layers = [e for e in EVENTS if isinstance(e, s.Layers)]
+    total = sum(column(found["Layers"], "prefill")) + sum(column(found["Layers"], "decode"))
+    assert total == sum(sum(e.dur) for e in layers)
+
+
+def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
+    """Also in the table of layers, which are not all of it."""
+    found = sections(tmp_path, EVENTS)
+    for name in ("Where the time went", "Layers"):
+        for phase in ("prefill", "decode"):
+            total = sum(durations(EVENTS, phase))
+            spent, shares = column(found[name], phase), column(found[name], f"of {phase}")
+            assert shares == pytest.approx([ns / total for ns in spent])
+
+
+def test_sampled_tokens_are_those_of_the_steps_that_count(tmp_path):
+    sampled = [e for e in EVENTS if isinstance(e, s.Token)]
+    assert f"{len(sampled)} tokens were sampled" in notes(sections(tmp_path, EVENTS))
+    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
+    marks: list[s.Event] = [
+        s.Mark(t=begin.t, mark=90, name="warm-up", phase="begin"),
+        s.Mark(t=begin.t + 1, mark=90, name="warm-up", phase="end"),
+    ]
+    n_left_out = sum(e.step == begin.step for e in sampled)
+    said = notes(sections(tmp_path, [*EVENTS, *marks]))
+    assert f"{len(sampled) - n_left_out} tokens were sampled" in said
+
+
+def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
+    first = next(e for e in EVENTS if isinstance(e, s.StepEnd))
+    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == first.step)
+    marks: list[s.Event] = [
+        s.Mark(t=begin.t, mark=90, name="warm-up", phase="begin"),
+        s.Mark(t=begin.t + 1, mark=90, name="warm-up", phase="end"),
+    ]
+    found = sections(tmp_path, [*EVENTS, *marks])
+    before = sum(column(sections(tmp_path, EVENTS)["Speed"], "steps"))
+    n_warm = before - sum(column(found["Speed"], "steps"))
+    assert n_warm >= 1
+    assert f"{n_warm} steps of warm-up runs are left out." in notes(found)
+    failed = [
+        s.StepEnd(t=e.t, step=e.step, status=1, n_ubatch=0, n_reused=0, prepare=0, readback=0)
+        if e is first
+        else e
+        for e in EVENTS
+    ]
+    assert "1 failed steps are left out." in notes(sections(tmp_path, failed))
+
+
+def test_it_says_what_a_reader_has_to_know(tmp_path):
+    said = notes(sections(tmp_path, EVENTS))
+    end = EVENTS[-1]
+    assert isinstance(end, s.SessionEnd)
+    assert f"{100 * end.overhead_ns / end.decode_ns:.2f} % of the time in decode" in said
+    assert "0 events and 0 ops were dropped" in said
+    reused = sum(e.reused for e in EVENTS if isinstance(e, s.Compute))
+    n_graphs = sum(isinstance(e, s.Graph) for e in EVENTS)
+    assert f"Graphs were built {n_graphs} times and reused {reused} times." in said
+    assert "The log ended unclosed" in notes(sections(tmp_path, EVENTS[:-1]))
+    minimal = make_log(Random(2).randint, n_contexts=1, level="minimal")
+    assert "blocks need the level detailed" in notes(sections(tmp_path, minimal))
+
+
+@pytest.mark.parametrize(
+    ("n", "said"), [(12_345, "12,345 "), (3_670_000, "3.7M "), (7_240_000_000, "7.24B ")]
+)
+def test_a_model_has_its_number_of_parameters(n, said, tmp_path):
+    events = [msgspec.structs.replace(e, params=n) if isinstance(e, s.Model) else e for e in EVENTS]
+    (model,) = [row[1] for row in sections(tmp_path, events)["Session"].rows if row[0] == "model"]
+    assert model.endswith(f", {said}parameters")
+
+
+def test_a_cold_start_shows(tmp_path):
+    events = list(EVENTS)
+    at = next(i for i, e in enumerate(events) if isinstance(e, s.StepEnd))
+    old = events[at]
+    values = {name: getattr(old, name) for name in s.StepEnd.__struct_fields__}
+    events[at] = s.StepEnd(**{**values, "minflt": 9000, "majflt": 7})
+    assert "took 9,000 minor and 7 major page faults" in notes(sections(tmp_path, events))
+
+
+@given(events=unclosed_logs())
+@settings(max_examples=30, deadline=None)
+def test_any_log_has_a_summary_of_at_most_80_columns(events, tmp_path_factory):
+    found = sections(tmp_path_factory.mktemp("log"), events)
+    assert found["Session"].rows
+    for line in render_text(list(found.values())).splitlines():
+        assert len(line) <= 80
+        assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("name", ["flat-event.log", "flat-type.log"])
+def test_old_dialects_have_a_summary(name):
+    reports = compute_summary(load_session(DIALECTS / name))
+    assert "Converted from an earlier fork's log" in render_text(reports)
+
+
+def test_the_command_prints_text_or_json(tmp_path):
+    path = tmp_path / "session.log"
+    path.write_bytes(encode(EVENTS))
+    text = CliRunner().invoke(summary, [str(path)])
+    assert text.exit_code == 0
+    assert text.stdout.startswith("Session\n")
+    result = json.loads(CliRunner().invoke(summary, [str(path), "--json"]).stdout)
+    speed = next(section for section in result if section["title"] == "Speed")
+    assert speed["units"]["time"] == "ns"
+    decode = next(row for row in speed["rows"] if row["Phase"] == "decode")
+    assert decode["time"] == sum(durations(EVENTS, "decode"))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "ns", "0 ns"),
+        (999, "ns", "999 ns"),
+        (1000, "ns", "1.00 µs"),
+        (999_960, "ns", "1.00 ms"),
+        (12_345_678, "ns", "12.3 ms"),
+        (3.5e12, "ns", "3,500 s"),
+        (1023, "bytes", "1023 B"),
+        (1536, "bytes", "1.50 KiB"),
+        (5 << 40, "bytes", "5.00 TiB"),
+        (0.5, "share", " 50.0 % █████"),
+        (0.049, "share", "  4.9 % ▌"),
+        (2.5e9, "flop_per_second", "2.50 G"),
+        (1234.5, "per_second", "1,234"),
+        (1234567, "count", "1,234,567"),
+        (-1, "layer", "none"),
+        (3, "layer", "3"),
+        (None, "ns", ""),
+        ("word", "ns", "word"),
+    ],
+)
+def test_cells_are_shown_with_their_units(value, unit, text):
+    assert shown(value, unit) == text
+
+
+def test_a_report_as_text_and_as_json():
+    columns = [Column("Name"), Column("time", "ns")]
+    report = Report("A [title]", columns, [["a [b] row", 1500], ["b", 20]], ["Said once."])
+    assert render_text([report]) == (
+        "A [title]\n"
+        "  Name          time\n"
+        "  a [b] row  1.50 µs\n"
+        "  b            20 ns\n"
+        "  Said once.\n"
+    )
+    assert report.to_json() == {
+        "title": "A [title]",
+        "units": {"Name": "text", "time": "ns"},
+        "rows": [{"Name": "a [b] row", "time": 1500}, {"Name": "b", "time": 20}],
+        "notes": ["Said once."],
+    }
+
+
+def test_layers_take_time_by_their_number(tmp_path):
+    """40,000 layers took 12 s and 80,000 four times as long; now less than one."""
+    events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
+    layers = next(event for event in events if isinstance(event, s.Layers))
+    n = 80_000
+    layers.layer, layers.dur, layers.gap = list(range(n)), [1] * n, None
+    path = tmp_path / "long.log"
+    path.write_bytes(encode(events))
+    session = load_session(path)
+    begin = time.process_time()
+    found = {report.title: report for report in compute_summary(session)}
+    assert time.process_time() - begin < 10
+    assert len(found["Layers"].rows) == ALL_LAYERS

@@ -1,0 +1,158 @@
+"""Where builds are kept: who may write there, what is taken from there, and what builds fetch."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.build import wheel as build
+from llamacpp_instr.build.cache import cache_dir, workplace
+from llamacpp_instr.errors import BuildError
+from tests.kit import sdist_kit as kit
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = index / f"{kit.ROOT}.tar.gz"
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(file))
+    with pytest.raises(BuildError, match=r"File exists; .* set LLAMACPP_INSTR_CACHE"):
+        build.build_wheel(stream=io.StringIO())
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("damage", ["content", "foreign", "no digest"])
+def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(damage: str) -> None:
+    wheel = build.build_wheel(stream=io.StringIO())
+    built = wheel.read_bytes()
+    if damage == "content":
+        wheel.write_bytes(built[:-1])
+    elif damage == "foreign":
+        wheel.rename(wheel.with_name("a-1-py3-none-any.whl"))
+    else:
+        wheel.with_name(f"{wheel.name}.sha256").unlink()
+    said = io.StringIO()
+    assert build.build_wheel(stream=said) == wheel
+    assert "building llama-cpp-python" in said.getvalue()
+    names = sorted(path.name for path in wheel.parent.iterdir())
+    assert names == [wheel.name, f"{wheel.name}.sha256"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+    check = ["sha256sum", "--check", "--quiet", names[1]]
+    subprocess.run(check, cwd=wheel.parent, check=True)
+
+
+@pytest.mark.parametrize("place", ["", "wheels", "work", "wheels/*"])
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o707])
+def test_a_cache_that_others_can_write_is_refused(
+    index: Path, tmp_path: Path, place: str, mode: int
+) -> None:
+    wheel = build.build_wheel(stream=io.StringIO())
+    (index / f"{kit.ROOT}.tar.gz").unlink()
+    (directory,) = (tmp_path / "cache").glob(place) if place else [tmp_path / "cache"]
+    directory.chmod(mode)
+    words = rf"{directory} can be written by others.*chmod -R go-w .*LLAMACPP_INSTR_CACHE"
+    with pytest.raises(BuildError, match=words):
+        build.build_wheel(stream=io.StringIO())
+    directory.chmod(0o755)
+    assert build.build_wheel(stream=io.StringIO()) == wheel
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.usefixtures("index")
+def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
+    build.build_wheel(stream=io.StringIO())
+    os.chown(tmp_path / "cache" / "wheels", 12345, -1)
+    with pytest.raises(BuildError, match="wheels belongs to another user"):
+        build.build_wheel(stream=io.StringIO())
+
+
+@pytest.mark.usefixtures("index")
+def test_a_cache_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        build.build_wheel(stream=io.StringIO())
+        build.build_wheel(stream=io.StringIO())
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir()):
+        assert path.stat().st_mode & 0o777 == 0o700, path
+
+
+def test_what_a_build_fetches_is_pinned(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two versions on the index the pinned one is taken, also where a folder's name has a
+    blank, and what the user pins holds as well."""
+    for version in ("1.0", "2.0"):
+        for name in ("tool", "other"):
+            kit.make_wheel(index, name, version)
+    pyproject = kit.FILES["pyproject.toml"].replace("requires = []", 'requires = ["tool", "other"]')
+    backend = kit.FILES["backend.py"].replace(
+        "def build_wheel(",
+        "import tool, other\nprint(tool.VERSION, other.VERSION)\ndef build_wheel(",
+    )
+    sdist = kit.make_sdist(index, {"pyproject.toml": pyproject, "backend.py": backend})
+    (tmp_path / "a folder").mkdir()
+    patches = kit.make_patches(tmp_path / "a folder", sdist)
+    monkeypatch.setattr(build, "patches_dir", lambda: patches)
+    (patches / "build-constraints.txt").write_text("tool==1.0\n")
+    (tmp_path / "user.txt").write_text("other==1.0\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "user.txt"))
+    build.build_wheel(stream=io.StringIO())
+    log = next((tmp_path / "cache" / "logs").glob("build-*.log")).read_text()
+    assert "1.0 1.0\n" in log
+
+
+def test_everything_that_a_build_fetches_has_a_pin() -> None:
+    lines = (REPOSITORY / "patches" / build.CONSTRAINTS).read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert {"scikit-build-core", "packaging", "pathspec", "cmake", "ninja"} <= set(pins)
+    assert all(version[0].isdigit() for version in pins.values())
+
+
+def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMACPP_INSTR_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_dir() == Path("/xdg/llamacpp-instr")
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", "/own")
+    assert cache_dir() == Path("/own")
+
+
+def test_a_place_is_for_one_process_and_a_killed_ones_is_swept(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\n"
+        "from llamacpp_instr.build.cache import workplace\n"
+        f"with workplace(pathlib.Path({str(tmp_path)!r}), sys.argv[1], sys.stderr) as place:\n"
+        "    (place / 'file').write_text('')\n"
+        "    print('in', flush=True)\n"
+        "    time.sleep(float(sys.argv[2]))\n"
+    )
+
+    def start(name: str, seconds: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, name, str(seconds)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        return process
+
+    with start("killed", 60) as killed:
+        killed.kill()
+    assert (tmp_path / "work" / "killed" / "file").exists()
+    said = io.StringIO()
+    with start("mine", 1), start("other", 60) as other:
+        assert not (tmp_path / "work" / "killed").exists(), "swept by the next one"
+        with workplace(tmp_path, "mine", said) as place:
+            assert list(place.iterdir()) == []
+            assert (tmp_path / "work" / "other" / "file").exists(), "in use: not swept"
+        assert not place.exists()
+        other.kill()
+    assert said.getvalue() == "waiting for another instr build\n"

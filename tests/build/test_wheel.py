@@ -1,0 +1,164 @@
+"""The wheel has what a user needs and no more, and works where no extra and no library is.
+
+The build backend comes from the index, as it does when pip installs from a checkout. What takes an
+environment of its own is tried by `python -m tools.release`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tools import release
+from tools.oldest import load_bounds
+
+ROOT = Path(__file__).parent.parent.parent
+LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+PACKAGES = ("llamacpp_instr", "converters")
+# the modules of every extra, and what only tests need
+ABSENT = ("llama_cpp", "matplotlib", "pyarrow", "scipy", "viztracer")
+HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return release.build_distributions(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: tuple[Path, Path]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(distributions[1])
+
+
+@pytest.fixture(scope="module")
+def installed(
+    distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """An environment in which the wheel comes before the checkout, and no extra is there."""
+    place = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place]
+    subprocess.run([*pip, distributions[1]], check=True)
+    hide = tmp_path_factory.mktemp("hide")
+    code = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+    (hide / "sitecustomize.py").write_text(code)
+    return {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{hide}", "COLUMNS": "80"}
+
+
+@pytest.fixture
+def run(installed: dict[str, str], tmp_path: Path) -> Run:
+    shutil.copyfile(LOG, tmp_path / "session.log")
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path, env=installed, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_wheel_has_both_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    } | {
+        f"llamacpp_instr/{path.relative_to(ROOT)}"
+        for path in (ROOT / "patches").rglob("*")
+        if path.is_file()
+    }
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert found == expected
+    assert {"llamacpp_instr/py.typed", "converters/py.typed"} < found
+    assert "llamacpp_instr/patches/UPSTREAM.toml" in found
+    assert "llamacpp_instr/data/demo.gguf" in found
+
+
+def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) -> None:
+    (info,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    for name in ("LICENSE", "NOTICE"):
+        assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
+    metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+    extras = metadata.get_all("Provides-Extra") or []
+    assert sorted(extras) == ["native", "parquet", "report", "test", "view"]
+    needed = {line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line}
+    bounds = {f"{name}>={bound}" for name, bound in load_bounds().items()}
+    assert needed <= bounds
+    assert len(needed) == 9
+
+
+def test_the_sdist_builds_the_same_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
+    release.check_sdist(*distributions, tmp_path)
+
+
+def test_an_installed_wheel_has_its_own_patches(run: Run, installed: dict[str, str]) -> None:
+    place = installed["PYTHONPATH"].partition(os.pathsep)[0]
+    done = run(
+        "-c",
+        "from llamacpp_instr.build.upstream import patch_digest, patches_dir\n"
+        "print(patches_dir()); print(patch_digest(patches_dir()))",
+    )
+    found, digest = done.stdout.splitlines()
+    assert found == f"{place}/llamacpp_instr/patches"
+    from llamacpp_instr.build.upstream import patch_digest
+
+    assert digest == patch_digest(ROOT / "patches")
+
+
+def test_importing_the_package_imports_nothing_heavy(run: Run) -> None:
+    done = run("-c", "import sys, llamacpp_instr, converters; print(*sys.modules)")
+    loaded = set(done.stdout.split())
+    assert "llamacpp_instr" in loaded
+    # what is hidden stands there as None
+    assert loaded & HEAVY - set(ABSENT) == set()
+
+
+@pytest.mark.parametrize("trial", release.TRIALS, ids=" ".join)
+def test_a_command_that_needs_no_library_works_without_the_extras(
+    trial: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    if "session.log.zst" in trial and trial[0] != "cat":
+        assert run("-m", "llamacpp_instr", *release.TRIALS[2]).returncode == 0
+    done = run("-m", "llamacpp_instr", *trial)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout or len(list(tmp_path.iterdir())) > 1
+
+
+def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    assert run("-m", "llamacpp_instr", "inspect", "demo", "-o", "demo.html").returncode == 0
+    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
+    assert "Charts need matplotlib: pip install &quot;llamacpp-instr[report]&quot;" in page
+
+
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        ("view session.log", 'pip install "llamacpp-instr[view]"'),
+        ("to-parquet session.log -o tables", 'pip install "llamacpp-instr[parquet]"'),
+        ("run demo --prompt hi", "run `instr build`"),
+        ("quantize demo --types Q8_0", "run `instr build`"),
+        ("quality demo demo", "run `instr build`, or compare --only weights"),
+        ("compare demo --types Q8_0", "run `instr build`"),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(
+    command: str, cure: str, run: Run, tmp_path: Path
+) -> None:
+    done = run("-m", "llamacpp_instr", *command.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert cure in line
+    assert [entry.name for entry in tmp_path.iterdir()] == ["session.log"]

@@ -1,0 +1,276 @@
+"""The command line as a whole: help, laziness, and every error as one line with its exit code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+import zstandard
+from click.testing import CliRunner, Result
+
+from llamacpp_instr import __version__, cli
+from llamacpp_instr.errors import BuildError, LogError
+
+SAMPLE = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+
+
+def instr(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, args)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_and_an_example(name: str) -> None:
+    result = instr(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert f"Usage: instr {name}" in result.output
+    assert "Example" in result.output
+    assert f"\n  instr {name}" in result.output or f"\n    instr {name}" in result.output
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_of_a_command_has_help(name: str) -> None:
+    command = cli.main.get_command(click.Context(cli.main), name)
+    assert command is not None
+    silent = [
+        option.opts[0]
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert silent == []
+
+
+def test_the_help_lists_every_command_and_what_to_begin_with() -> None:
+    result = instr("--help")
+    assert result.exit_code == 0
+    for name, (_, text) in cli.COMMANDS.items():
+        assert f"\n  {name} " in result.output
+        assert text in result.output
+    assert "instr run demo" in result.output
+
+
+def test_no_command_is_the_help_and_wrong_input() -> None:
+    assert instr().output == instr("--help").output
+    assert instr().exit_code == 2
+
+
+def test_the_version() -> None:
+    assert instr("--version").output == f"instr {__version__}\n"
+    run = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "--version"], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (0, f"instr {__version__}\n")
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    run = python(
+        "import sys\n"
+        "from llamacpp_instr.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('MODULES', *sys.modules)"
+    )
+    modules = set(run.stdout.partition("MODULES ")[2].split())
+    heavy = {"numpy", "pandas", "perfetto", "llama_cpp", "msgspec", "orjson", "rich", "gguf"}
+    assert "click" in modules
+    assert modules & heavy == set()
+    ours = {name for name in modules if name.startswith(("llamacpp_instr", "converters"))}
+    assert ours == {f"llamacpp_instr{name}" for name in ("", ".cli", ".errors", ".terminal")}
+
+
+def test_help_is_quick() -> None:
+    def cpu_seconds() -> float:
+        code = (
+            "import time\n"
+            "from llamacpp_instr.cli import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: print('CPU', time.process_time())"
+        )
+        return float(python(code).stdout.rpartition("CPU ")[2])
+
+    assert min(cpu_seconds() for _ in range(5)) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["buidl"], r"no command 'buidl' \(did you mean 'build'\?\); see instr --help"),
+        (["zzz"], r"no command 'zzz' \(there are build, .*\); see instr --help"),
+        # click's own words differ between its versions
+        (["--foo"], r"No such option:? '?--foo'?; see instr --help"),
+        (["build", "--foo"], r"No such option:? '?--foo'?; see instr build --help"),
+        (["build", "--jobs", "0"], r"Invalid value for '--jobs' / '-j': 0 .*; see instr build .*"),
+        (["build", "--cmake-args", "'"], r"Invalid value for --cmake-args: No closing .*"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(args: list[str], line: str) -> None:
+    result = instr(*args)
+    assert result.exit_code == 2
+    assert re.fullmatch(f"Error: {line}\n", result.stderr), result.stderr
+    assert result.stdout == ""
+
+
+def give(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int = 0) -> None:
+    """Add a command `try` that raises `error`, or leaves with `status`."""
+
+    @click.command()
+    @click.pass_context
+    def attempt(ctx: click.Context) -> None:
+        if error is not None:
+            raise error
+        ctx.exit(status)
+
+    module = types.ModuleType("attempt")
+    module.attempt = attempt  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "attempt", module)
+    monkeypatch.setitem(cli.COMMANDS, "try", ("attempt:attempt", "Try."))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (BuildError("no tea; boil water"), 1, "Error: no tea; boil water\n"),
+        (LogError("not a log", "a.log", 3), 2, "Error: a.log:3: not a log\n"),
+        (KeyboardInterrupt(), 130, "\nInterrupted\n"),
+        (click.ClickException("no"), 1, "Error: no\n"),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    error: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, error)
+    result = instr("try")
+    assert (result.exit_code, result.stderr) == (status, line)
+
+
+@pytest.mark.parametrize("status", [0, 1, 77])
+def test_a_command_may_choose_its_exit_code(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, None, status)
+    assert instr("try").exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["summary", "session.log"], ""),
+        (["cat", "session.log"], ""),
+        (["stats", "session.log", "-o", "stats.txt"], ""),
+        (["check", "-"], "Error: standard input: empty: nothing was recorded\n"),
+        (["summary", "none.log"], "Error: none.log: no such file\n"),
+    ],
+)
+def test_closed_standard_streams_are_empty_ones(
+    args: list[str], said: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """As some services and `>&-` start a program; also no file may get the number of one."""
+    shutil.copyfile(SAMPLE, tmp_path / "session.log")
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" "$@" {closed}', sys.executable, "-m", "llamacpp_instr", *args],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (2 if said else 0)
+        assert (done.stdout, done.stderr) == ("", "" if "2>" in closed else said)
+        if "-o" in args:
+            assert (tmp_path / "stats.txt").read_text().startswith("Kernels by op")
+            (tmp_path / "stats.txt").unlink()
+
+
+@pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "report", "inspect"])
+def test_an_empty_path_is_named(command: str) -> None:
+    """What a variable that is not set comes to."""
+    result = instr(command, "")
+    assert result.exit_code == 2
+    assert str(result.stderr).endswith("is named: the path is empty\n")
+
+
+def test_ctrl_c_is_one_line_from_the_first_import(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "click.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "--help"],
+        env={**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted\n")
+
+
+def test_ctrl_c_is_one_line_where_python_makes_an_error_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to Python 3.11, what a `__set_name__` raises is the cause of a RuntimeError."""
+
+    class Interrupting:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    @click.command()
+    def attempt() -> None:
+        type("Drawn", (), {"axis": Interrupting()})
+
+    give(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["attempt"], "attempt", attempt)
+    result = instr("try")
+    assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, ZeroDivisionError("a bug"))
+    assert isinstance(instr("try").exception, ZeroDivisionError)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    code = (
+        "import sys, types, click\n"
+        "from llamacpp_instr import cli\n"
+        "@click.command()\n"
+        "def lines():\n"
+        "    for i in range(100000): click.echo(i)\n"
+        "sys.modules['m'] = types.SimpleNamespace(lines=lines)\n"
+        "cli.COMMANDS['lines'] = ('m:lines', '')\n"
+        "cli.main(['lines'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat LOG", "cat LOG --expand", "check LOG", "compare LOG LOG", "diff LOG LOG",
+        "report LOG", "stats LOG", "summary LOG", "to-parquet LOG -o OUT",
+        "to-parquet LOG --csv -o OUT", "to-perfetto LOG -o OUT", "to-perfetto LOG --lenient -o OUT",
+        "to-perfetto LOG --format json -o OUT", "view LOG --no-browser",
+    ],
+)  # fmt: skip
+def test_a_zstd_log_without_zstandard_names_what_to_install(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "session.log.zst"
+    log.write_bytes(zstandard.compress(SAMPLE.read_bytes()))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    names = {"LOG": str(log), "OUT": str(tmp_path / "out")}
+    result = instr(*(names.get(word, word) for word in command.split()))
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = f"{log}: compressed with zstd, which needs zstandard: pip install zstandard"
+    assert result.stderr == f"Error: {said}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [log.name]

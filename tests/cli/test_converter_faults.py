@@ -1,0 +1,182 @@
+"""A converter that is killed at any moment, finds the disk full or its reader gone leaves what was
+there, or the whole of the new; never a half."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.test_faults import in_namespace
+
+TESTS = Path(__file__).parent.parent
+LOG = TESTS / "fixtures" / "demo-verbose.log"
+MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
+TENSOR = "blk.1.q4_k.weight"
+
+COMMANDS = {
+    "trace": f"to-perfetto {LOG} -o output",
+    "trace, gzip": f"to-perfetto {LOG} --gzip -o output",
+    "trace, JSON": f"to-perfetto {LOG} --format json -o output",
+    "trace, JSON, gzip": f"to-perfetto {LOG} --format json --gzip -o output",
+    "parquet": f"to-parquet {LOG} -o output",
+    "csv": f"to-parquet {LOG} --csv -o output",
+    "cat": f"cat {LOG} --expand -o output",
+    "stats": f"stats {LOG} --html -o output",
+    "diff": f"diff {LOG} {LOG} -o output",
+    "report": f"report {LOG} -o output.html",
+    "compare": f"compare {LOG} {LOG} -o output.html",
+    "inspect": f"inspect {MODEL} --json -o output",
+    "blocks": f"blocks {MODEL} {TENSOR} --html -o output",
+    "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
+}
+KILLS = 8
+"""of each command, with each signal in turn"""
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+
+
+class Nursery:
+    """Runs commands in processes that begin with everything imported."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, command: str, directory: Path, out: str | None = "said") -> int:
+        request = {"args": command.split(), "cwd": str(directory), "out": out}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        pid: int = self._answer()["pid"]
+        return pid
+
+    def status(self) -> int:
+        """The exit code of what was started last, negative for a signal."""
+        status: int = self._answer()["status"]
+        return status
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.kit.converter_nursery"], cwd=TESTS.parent,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield Nursery(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def content(path: Path) -> dict[str, bytes] | None:
+    """What stands under a name: a file, a directory of them, or nothing."""
+    if path.is_dir():
+        return {entry.name: entry.read_bytes() for entry in path.iterdir()}
+    return {"": path.read_bytes()} if path.exists() else None
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
+    name: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    command, rng = COMMANDS[name] + " --force", random.Random(name)
+    output = tmp_path / command.split()[command.split().index("-o") + 1]
+    begin = time.monotonic()
+    nursery.start(command, tmp_path)
+    assert nursery.status() == 0, (tmp_path / "said").read_text()
+    took, whole = time.monotonic() - begin, content(output)
+    assert whole
+    before: dict[str, bytes] | None = whole
+    for number in range(KILLS):
+        if number % 2:
+            # the first of two finds nothing there, the second what an earlier command wrote
+            before = dict.fromkeys(whole, b"earlier")
+            _put(output, before)
+        else:
+            _remove(output)
+            before = None
+        how = SIGNALS[number % len(SIGNALS)]
+        pid = nursery.start(command, tmp_path)
+        time.sleep(rng.uniform(0, 1.2 * took))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+        status = nursery.status()
+        left = content(output)
+        # two directories cannot be exchanged in one step: nothing may be there for a moment
+        assert left in (before, whole) or (left is None and how == signal.SIGKILL)
+        assert status in (0, 130, -how, 128 + how), (tmp_path / "said").read_text()
+        if status == 0:
+            assert left == whole
+        hidden = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+        # only what nobody can catch may leave a part behind, under a name of its own
+        assert how == signal.SIGKILL or not hidden, (how, hidden)
+        for entry in hidden:
+            _remove(entry)
+
+
+def _put(output: Path, files: dict[str, bytes]) -> None:
+    _remove(output)
+    if list(files) == [""]:
+        output.write_bytes(files[""])
+        return
+    output.mkdir()
+    for name, data in files.items():
+        (output / name).write_bytes(data)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    kept.mkdir()
+    requests = [
+        {"args": command.split(), "cwd": str(disk), "out": str(kept / name)}
+        for name, command in COMMANDS.items()
+    ]
+    (tmp_path / "requests").write_text("".join(json.dumps(r) + "\n" for r in requests))
+    done = in_namespace(
+        'mount -t tmpfs -o size=64k none "$1"; dd if=/dev/zero of="$1/filler" 2>/dev/null || true;'
+        '"$3" -m tests.kit.converter_nursery <"$2"; ls -A "$1"',
+        str(disk), str(tmp_path / "requests"), sys.executable,
+    )  # fmt: skip
+    *answers, left = done.stdout.splitlines()
+    assert left == "filler", done.stdout
+    statuses = [json.loads(answer)["status"] for answer in answers[1::2]]
+    assert statuses == [1] * len(COMMANDS)
+    for name, command in COMMANDS.items():
+        said = (kept / name).read_text()
+        output = command.split()[command.split().index("-o") + 1]
+        assert said.count("\n") == 1, name
+        assert said.startswith(f"Error: {output} cannot be written: "), name
+        assert said.endswith("No space left on device\n"), name
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("parquet", "csv")])
+def test_a_reader_that_has_gone_is_no_traceback(
+    name: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    words = COMMANDS[name].split()
+    words[words.index("-o") + 1] = "-"
+    nursery.start(" ".join(words), tmp_path, out=None)
+    assert nursery.status() == 1
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["errors"]

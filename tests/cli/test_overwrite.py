@@ -1,0 +1,278 @@
+"""No command changes or deletes a file that it was not told to write, not even with --force.
+
+Around every command that writes lies a folder of inputs, of files that only look as if they were
+the command's own, and of other people's. All of it is compared before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from llamacpp_instr.cli import COMMANDS, main
+from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.overwrite_kit import (
+    ALL,
+    CASES,
+    MODELS,
+    NO_FILE,
+    PARTS,
+    READ_ONLY,
+    RUN,
+    SPLIT,
+    TABLES,
+    Case,
+    changed,
+    files,
+    write_stock,
+)
+
+
+def test_no_option_that_names_a_file_is_forgotten() -> None:
+    found, forced = set(), set()
+    for command in COMMANDS:
+        loaded = main.get_command(click.Context(main), command)
+        assert loaded is not None
+        for option in loaded.params:
+            if not isinstance(option, click.Option):
+                continue
+            name = max(option.opts, key=len)
+            if name == "--force":
+                forced.add(command)
+            names_text = isinstance(option.type, (click.types.StringParamType, click.Path))
+            if names_text and not option.is_flag and option.metavar not in NO_FILE:
+                found.add((command, name))
+    # `compare --prompt` and the types of a cache have no name for their values
+    found -= {(c, n) for c, n in found if n == "--prompt" or n.startswith("--cache-type-")}
+    assert found == set(CASES) | READ_ONLY
+    assert forced <= {command for command, _ in CASES}
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stock")
+    write_stock(place)
+    return place
+
+
+@pytest.fixture
+def place(stock: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-a", f"{stock}/.", tmp_path], check=True)
+    return tmp_path
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def ids(case: object) -> str | None:
+    return case.line.replace(sys.executable, "python") if isinstance(case, Case) else None
+
+
+@pytest.mark.parametrize(("option", "case"), ALL, ids=ids)
+def test_nothing_else_is_written(
+    option: tuple[str, str], case: Case, place: Path, instr: Instr
+) -> None:
+    force = () if option[0] == "build" else ("--force",)  # it has none: a wheel has its digest
+    before = files(place)
+    command, *words = case.line.format(case.output).split()
+    done = instr(command, *force, *words)
+    assert done.returncode == 0, said(done)
+    others = changed(before, files(place))
+    assert {
+        name for name in others if not any(Path(name).match(told) for told in case.told)
+    } == set()
+    assert others, "it has written what it was told to"
+
+
+def inputs(option: tuple[str, str], case: Case) -> set[str]:
+    """What the output of a command must not replace."""
+    if option == ("blocks", "--heat-map"):
+        return {"part.svg"}  # any other suffix is refused for itself
+    of_line = {name for name in MODELS if name in case.line} | set(case.reads)
+    if option[0] == "quantize":
+        return {SPLIT, PARTS[1]}  # any other model may be replaced by a model
+    return of_line | {"linked.gguf", "named.gguf", PARTS[1]}
+
+
+INPUTS = [
+    (option, case, name)
+    for option, case in ALL
+    if case.output not in ("data", "kept", "wheels")
+    for name in sorted(inputs(option, case))
+]
+
+
+@pytest.mark.parametrize(("option", "case", "name"), INPUTS, ids=ids)
+def test_no_input_is_written_over(
+    option: tuple[str, str], case: Case, name: str, place: Path, instr: Instr
+) -> None:
+    """Nor another part of an input, nor a model that an input names."""
+    before = files(place)
+    command, *words = case.line.format(name).split()
+    done = instr(command, "--force", *words)
+    assert_refused(done, name, *(["name another"] if option[1] != "--log" else []))
+    assert changed(before, files(place)) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "quantize model.gguf --types Q8_0 --imatrix imatrix.gguf -o imatrix.gguf",
+        f"quantize {SPLIT} --types Q8_0 -o ./../{{}}/{PARTS[2]}",
+        "compare --types Q8_0 model.gguf --reference kept/model-Q8_0.gguf --keep kept",
+    ],
+)
+def test_no_input_is_written_over_by_a_model(line: str, place: Path, instr: Instr) -> None:
+    shutil.copyfile(place / "quantized.gguf", place / "kept" / "model-Q8_0.gguf")
+    before = files(place)
+    done = instr(*line.format(place.name).split(), "--force")
+    assert_refused(done, "would overwrite the input", "name another")
+    assert changed(before, files(place)) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["cat -", "stats -", "report -", "to-perfetto -", "diff old.log -"]
+)
+def test_no_input_that_was_redirected_is_written_over(
+    line: str, place: Path, environment: dict[str, str]
+) -> None:
+    before = files(place)
+    with (place / "session.log").open() as log:
+        done = subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *line.split(), "-o", "session.log", "--force"],
+            cwd=place, env=environment, stdin=log, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert_refused(done, "session.log would overwrite the input standard input; name another file")
+    assert changed(before, files(place)) == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.csv", "archive.csv/a", "ops.csv/a", "session.csv", ".hidden", "ops.csv.bak"]
+)
+def test_a_directory_of_tables_that_holds_anything_else_is_left_alone(
+    name: str, place: Path, instr: Instr
+) -> None:
+    (place / "data" / "ops.csv").unlink()
+    (place / "data" / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(place / "session.log", place / "data" / name)
+    before = files(place)
+    for log in ("session.log", f"data/{name}"):
+        done = instr("to-parquet", "--csv", log, "-o", "data", "--force")
+        assert_refused(
+            done, f"data holds something else ({name.partition('/')[0]})", "name another"
+        )
+        assert changed(before, files(place)) == set()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_table_that_is_no_regular_file_is_left_alone(
+    link: bool, place: Path, instr: Instr
+) -> None:
+    table = place / "data" / "ops.csv"
+    table.unlink()
+    if link:
+        table.symlink_to("../mine.csv")
+    else:
+        os.mkfifo(table)
+    before = files(place)
+    done = instr("to-parquet", "--csv", "session.log", "-o", "data", "--force")
+    assert_refused(done, "data holds something else (ops.csv)", "name another")
+    assert changed(before, files(place)) == set()
+
+
+def test_a_log_with_the_name_of_a_table_is_left_alone(place: Path, instr: Instr) -> None:
+    shutil.copyfile(place / "session.log", place / "data" / "ops.csv")
+    before = files(place)
+    done = instr("to-parquet", "--csv", "data/ops.csv", "-o", "data", "--force")
+    assert_refused(done, "data/ops.csv would overwrite the input data/ops.csv", "name another")
+    assert changed(before, files(place)) == set()
+
+
+def test_the_directory_of_tables_keeps_its_mode_and_the_link_to_it(
+    place: Path, instr: Instr
+) -> None:
+    (place / "data").chmod(0o700)
+    (place / "to data").symlink_to("data")
+    before = files(place)
+    done = instr("to-parquet", "--csv", "session.log", "-o", "to data", "--force")
+    assert done.returncode == 0, said(done)
+    assert changed(before, files(place)) == set(TABLES)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"run model.gguf -p {'hello' * 400} {RUN} --log {{}}",
+        f"run model.gguf -p hello --chat {RUN} --log {{}}",
+        "exec --log {} -- ./missing",
+        "exec --log {} -- true",
+        f"exec --log {{}} --rotate 1MB -- {sys.executable} -c pass",
+    ],
+)
+def test_a_command_that_records_nothing_leaves_the_log_of_another(
+    line: str, place: Path, instr: Instr
+) -> None:
+    before = files(place)
+    command, *words = line.format("old.log").split()
+    said(instr(command, "--force", *words))
+    assert changed(before, files(place)) == set()
+
+
+@pytest.mark.parametrize("name", ["text.txt", "program.py", "mine.csv", "demo", "model.gguf"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"run model.gguf -p hello {RUN} --log",
+        f"exec -- {sys.executable} program.py",
+        f"exec --rotate 1MB -- {sys.executable} program.py",
+    ],
+)
+def test_only_a_log_is_replaced_by_a_log(line: str, name: str, place: Path, instr: Instr) -> None:
+    before = files(place)
+    command, *words = line.removesuffix(" --log").split()
+    assert_refused(instr(command, "--force", "--log", name, *words), name)
+    assert changed(before, files(place)) == set()
+
+
+def test_a_log_and_its_trace_are_two_files(place: Path, instr: Instr) -> None:
+    done = instr("run", "demo", "-p", "x", "--log", "a", "--perfetto", "./a")
+    assert_refused(done, "cannot hold both the log and the trace")
+    assert not (place / "a").exists()
+
+
+def test_the_log_that_names_a_model_does(place: Path) -> None:
+    (event,) = read_events(place / "named.log", "model")
+    assert Path(event["path"]).name == "named.gguf"
+
+
+@pytest.mark.parametrize("length", [255, 256])
+@pytest.mark.parametrize(
+    ("option", "case"),
+    [(option, case) for option, case in ALL if (option[0], case.output) != ("quantize", "kept")],
+    ids=ids,
+)
+def test_the_longest_name_is_written_and_a_longer_one_refused(
+    option: tuple[str, str], case: Case, length: int, place: Path, instr: Instr
+) -> None:
+    suffix = Path(case.output).suffix if option[0] != "exec" else ""
+    name = "n" * (length - len(suffix)) + suffix
+    (place / "new.log").unlink()
+    before = files(place)
+    command, *words = case.line.format(name).split()
+    done = instr(command, *words)
+    if length == 255:
+        assert done.returncode == 0, said(done)
+        return
+    assert done.returncode in (1, 2)
+    (error,) = said(done).splitlines()
+    assert error.startswith("Error: ")
+    assert "File name too long" in error
+    assert changed(before, files(place)) == set()

@@ -1,0 +1,58 @@
+"""Progress is shown on a terminal, after two seconds, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr import progress
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.progress import progress_bar
+from tests.kit.native_kit import ROOT
+
+EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_short_work_shows_nothing() -> None:
+    terminal = Terminal()
+    with progress_bar("Reading", terminal) as on_progress:
+        on_progress(1, 2)
+    assert terminal.getvalue() == ""
+
+
+def test_long_work_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    terminal = Terminal()
+    with progress_bar("Reading x.log", terminal) as on_progress:
+        on_progress(1, 2)
+    assert "Reading x.log" in terminal.getvalue()
+    assert "50%" in terminal.getvalue()
+
+
+def test_a_file_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    file = io.StringIO()
+    with progress_bar("Reading", file) as on_progress:
+        on_progress(1, 2)
+    assert file.getvalue() == ""
+
+
+def test_reading_a_log_tells_how_much_of_the_file_was_read(tmp_path: Path) -> None:
+    text = EVERY_EVENT.read_bytes()
+    lines = text.splitlines(keepends=True)
+    path = tmp_path / "long.log"
+    path.write_bytes(lines[0] + lines[-2] * (1_000_000 // len(lines[-2])))
+    told: list[tuple[int, int]] = []
+    for _ in read_events(path, lenient=True, on_progress=lambda *told_now: told.append(told_now)):
+        pass
+    size = path.stat().st_size
+    assert told == sorted(told)
+    assert {total for _, total in told} == {size}
+    assert told[-1][0] == size

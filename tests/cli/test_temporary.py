@@ -1,0 +1,160 @@
+"""Nothing temporary stays behind, whatever ends a command; and what needs no directory for it works
+where there is none."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Instr
+from tests.kit.native_kit import DEMO
+from tests.llama.test_crashes import damaged
+from tests.record.test_faults import in_namespace
+
+LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that commands have for temporary files."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setitem(environment, "TMPDIR", str(directory))
+    return directory
+
+
+def wait_until_empty(directory: Path) -> None:
+    """What removes temporary files may need a moment more than the command."""
+    deadline = time.monotonic() + 30
+    while left := list(directory.iterdir()):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("after", ["*", "*/demo-Q4_0.gguf", "*/Q8_0-1.log"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"])
+def test_a_comparison_that_is_ended_leaves_nothing(
+    how: str, after: str, temporary: Path, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", *COMPARE.split()],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while not any(temporary.glob(after)):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.Signals[how])
+        process.wait(timeout=60)
+    assert process.returncode != 0
+    wait_until_empty(temporary)
+
+
+def test_a_comparison_in_which_ggml_aborts_leaves_nothing(
+    temporary: Path, tmp_path: Path, models: Path, instr: Instr
+) -> None:
+    key = "gpt2.attention.layer_norm_epsilon"
+    damaged(models / "gpt2.gguf", tmp_path / "bad.gguf", key, math.nan)
+    done = instr("compare", "--types", "Q8_0", "bad.gguf", "-p", "hello")
+    assert done.returncode == 1
+    assert "llama.cpp ended the process: " in done.stderr
+    wait_until_empty(temporary)
+
+
+def test_a_dry_run_in_which_ggml_aborts_leaves_nothing(
+    temporary: Path, tmp_path: Path, models: Path, instr: Instr
+) -> None:
+    damaged(models / "bert.gguf", tmp_path / "bad.gguf", "bert.pooling_type", 77)
+    done = instr("report", "bad.gguf")
+    assert done.returncode == 0, done.stderr
+    assert "llama.cpp ended the process: " in " ".join(done.stdout.split())
+    wait_until_empty(temporary)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "temporary"]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_viewer_that_is_ended_leaves_nothing(how: str, temporary: Path, tmp_path: Path) -> None:
+    pytest.importorskip("viztracer")
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", "view", LOG, "--no-browser"],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"http://")
+        assert len(list(temporary.iterdir())) == 1
+        process.send_signal(signal.Signals[how])
+        process.wait(timeout=60)
+    wait_until_empty(temporary)
+
+
+def test_a_directory_of_matplotlib_is_removed_by_a_signal(temporary: Path) -> None:
+    pytest.importorskip("matplotlib")
+    program = (
+        "import os, signal\nfrom converters.report.charts import import_matplotlib\n"
+        "import_matplotlib()\nimport_matplotlib()\n"
+        "assert os.listdir(os.environ['TMPDIR'])\nos.kill(os.getpid(), signal.SIGTERM)"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary), "HOME": "/proc/none"}
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    wait_until_empty(temporary)
+
+
+# every directory for temporary files and the working one become read-only; `out` does not
+READ_ONLY = """
+here=$1; shift
+for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount --bind $d $d; done
+cd "$here"; mount -t tmpfs none out
+for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount -o remount,ro,bind $d; done
+cd "$here"
+unset TMPDIR TEMP TMP XDG_CACHE_HOME XDG_CONFIG_HOME MPLCONFIGDIR
+export HOME=/proc/none
+exec "$@"
+"""
+NO_PLACE = "there is no directory for temporary files that can be written to; set TMPDIR to one"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run demo -p x -n 1 --log out/s.log", None),
+        ("report demo", None),
+        ("quantize demo --types Q8_0 -o out", None),
+        ("compare demo copy.gguf", None),
+        ("compare --types Q8_0 demo --rounds 1 -n 1 --keep out", None),
+        ("compare --types Q8_0 demo", NO_PLACE),
+        ("view session.log --no-browser", NO_PLACE),
+        ("inspect demo --html", "set MPLCONFIGDIR to one"),
+    ],
+)
+def test_a_machine_without_a_place_for_temporary_files(
+    line: str, said: str | None, tmp_path: Path
+) -> None:
+    if line.startswith("view"):
+        pytest.importorskip("viztracer")
+    if "html" in line:
+        pytest.importorskip("matplotlib")
+    (tmp_path / "out").mkdir()
+    shutil.copyfile(DEMO, tmp_path / "copy.gguf")
+    shutil.copyfile(LOG, tmp_path / "session.log")
+    command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
+    done = in_namespace(READ_ONLY, str(tmp_path), *command)
+    assert "Traceback" not in done.stderr, done.stderr
+    if said is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 2
+        (error,) = done.stderr.splitlines()
+        assert said in error

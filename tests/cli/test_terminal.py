@@ -1,0 +1,169 @@
+"""Nothing that a model, a log or a file's name says can steer a terminal; a pipe gets all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamacpp_instr.terminal import printable, printable_text, render_json
+from tests.conftest import Instr
+from tests.kit import tiny_models
+from tests.kit.native_kit import ROOT
+
+# a title, a colour, clearing the screen, CSI in one character, a direction turned, a beep
+EVIL = ["\x1b]0;owned\x07", "\x1b[31m", "\x1b[2J", "\x9b1A", "\u202eabc", "\x08\x7f\u061c"]
+HARMLESS = ["a\n", "\tb", "é", "😀", "\u200dz"]
+STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
+
+
+def on_a_terminal(*command: object, cwd: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run the real command line with a terminal as all its streams; what it was given to show."""
+    ours, theirs = pty.openpty()
+    said = bytearray()
+
+    def listen() -> None:
+        try:
+            while piece := os.read(ours, 4096):
+                said.extend(piece)
+        except OSError:  # so Linux says that nobody holds the other end any more
+            pass
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", *map(str, command)],
+        cwd=cwd, env={**environment, "PYTHONUTF8": "1"}, stdin=theirs, stdout=theirs, stderr=theirs,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        status = process.wait(120)
+    listener.join()
+    os.close(ours)
+    # the terminal itself makes this of a newline
+    return status, said.decode().replace("\r\n", "\n")
+
+
+@given(st.text())
+def test_what_is_printable_steers_nothing(text: str) -> None:
+    for shown in (printable(text), printable_text(text)):
+        assert not STEERS.search(shown)
+        shown.encode()
+    assert not re.search("[\n\t]", printable(text))
+    kept = re.sub("[^\n\t]", "", text)
+    assert re.sub("[^\n\t]", "", printable_text(text)) == kept
+
+
+@given(st.text(st.characters(categories=("L", "M", "N", "P", "S", "Zs"))))
+def test_what_steers_nothing_stays_as_it_is(text: str) -> None:
+    assert printable(text) == printable_text(text) == text
+
+
+@given(st.text())
+def test_json_may_be_printed_and_says_the_same(text: str) -> None:
+    shown = render_json([text])
+    assert json.loads(shown) == [text]
+    assert not STEERS.search(shown)
+
+
+@pytest.fixture(scope="module")
+def evil_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says little else than escape sequences."""
+    path = tmp_path_factory.mktemp("evil") / "evil.gguf"
+    # so many that it hardly ever comes to the token that ends its text
+    pieces = [f"{piece}{i}" for i in range(500) for piece in EVIL + HARMLESS]
+    return tiny_models.write_speaker(path, pieces)
+
+
+def test_a_models_text_is_shown_without_steering(
+    evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    args = ("run", evil_model, "-p", "a", "-n", 200, "--temp", 100, "--seed", 3, "--threads", 1)
+    status, shown = on_a_terminal(*args, cwd=tmp_path, environment=environment)
+    assert status == 0
+    assert not STEERS.search(shown)
+
+    piped = instr(*args, "--force")
+    assert piped.returncode == 0
+    text = piped.stdout
+    for piece in EVIL + HARMLESS:
+        assert piece in text, "a pipe gets what the model said"
+    assert shown.startswith(printable_text(text)), "a terminal gets it written out"
+    assert "\\x1b]0;owned\\x07" in shown
+    assert "\\u202eabc" in shown
+
+
+def test_the_log_of_such_text_is_shown_without_steering(
+    evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    instr("run", evil_model, "-p", "a", "-n", 50, "--temp", 100, "--log", "evil.log")
+    for command in (
+        ("cat", "evil.log"),
+        ("cat", "evil.log", "--expand"),
+        ("summary", "evil.log"),
+        ("summary", "evil.log", "--json"),
+        ("check", "evil.log"),
+        ("stats", "evil.log", "--by", "tensor"),
+        ("stats", "evil.log", "--csv"),
+        ("inspect", evil_model),
+    ):
+        status, shown = on_a_terminal(*command, cwd=tmp_path, environment=environment)
+        assert status == 0, shown
+        assert not STEERS.search(shown), command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "NAME.gguf", "-p", "a"),
+        ("inspect", "NAME"),
+        ("cat", "NAME"),
+        ("cat", "NAME.log", "--event", "NAME"),
+        ("check", "NAME.log"),
+        ("summary", "NAME.log", "--json"),
+        ("stats", "NAME"),
+        ("diff", "NAME.log", "NAME.log"),
+        ("to-perfetto", "NAME.log", "--force"),
+        ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),
+        ("to-parquet", "NAME.log", "--csv", "-o", "NAME"),
+        ("blocks", "demo", "NAME"),
+        ("exec", "--", "NAME"),
+        ("NAME",),
+    ],
+)
+def test_names_are_shown_without_steering(
+    command: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    name = "\x1b]0;owned\x07\x9b2J\u202e[red]\x7f\x0b"
+    (tmp_path / f"{name}.log").write_bytes(EVERY_EVENT.read_bytes())
+    words = [word.replace("NAME", name) for word in command]
+    status, shown = on_a_terminal(*words, cwd=tmp_path, environment=environment)
+    assert status in (0, 1, 2)
+    assert "Traceback" not in shown
+    assert not STEERS.search(shown)
+
+
+def test_a_script_gets_the_name_that_was_written(instr: Instr, tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\x1b.pftrace")
+    done = instr("to-perfetto", EVERY_EVENT, "-o", name)
+    assert done.stdout == f"{name}\n", done.stderr
+    assert (tmp_path / name).is_file()
+
+
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+def test_a_trace_is_not_thrown_at_a_terminal(
+    form: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    command = ("to-perfetto", EVERY_EVENT, "-o", "-", "--format", form)
+    status, shown = on_a_terminal(*command, cwd=tmp_path, environment=environment)
+    assert status == 2
+    assert shown == "Error: a trace is nothing to read on a terminal; name a file, or pipe it\n"

@@ -1,0 +1,152 @@
+"""`instr cat`: what is selected is printed, and the flat form can be understood line by line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from llamacpp_instr import schema as s
+from llamacpp_instr.cli.cat import cat
+from llamacpp_instr.errors import InstrError, LogError, UsageError
+from tests.kit.made_log import encode, make_log
+
+EVENTS = make_log(Random(11).randint, n_contexts=2, level="verbose")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "session.log"
+    path.write_bytes(encode(EVENTS))
+    return path
+
+
+def run(*arguments: object) -> bytes:
+    result = CliRunner().invoke(cat, list(map(str, arguments)), catch_exceptions=True)
+    if isinstance(result.exception, InstrError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout_bytes
+
+
+def lines(*arguments: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run(*arguments).splitlines()]
+
+
+def test_without_filters_it_is_the_log_itself(log):
+    assert run(log) == log.read_bytes()
+
+
+def test_events_are_selected_by_name(log):
+    names = [line["event"] for line in lines(log, "--event", "token", "--event", "kv")]
+    assert names == [e for e in map(s.event_name, EVENTS) if e in ("token", "kv")]
+    with pytest.raises(UsageError, match="no event is called `tokens`; there are session_start, "):
+        run(log, "--event", "tokens")
+
+
+def test_steps_are_selected_with_all_that_was_measured_in_them(log):
+    computes = {e.compute for e in EVENTS if isinstance(e, s.Compute) and e.step in (1, 2)}
+    got = lines(log, "--step", "1:2")
+    assert {line["step"] for line in got if line["event"] == "step_begin"} == {1, 2}
+    ops = [e for e in EVENTS if isinstance(e, s.Ops) and e.compute in computes]
+    assert len([line for line in got if line["event"] == "ops"]) == len(ops) > 0
+    assert not [line for line in got if line["event"] in ("model", "graph")]
+    assert {line["step"] for line in lines(log, "--step", "1", "--event", "kv")} == {1}
+    assert lines(log, "--step", ":") == lines(log, "--step", "0:")
+    with pytest.raises(UsageError, match="--step x: give 7, 7:9, 7: or :9"):
+        run(log, "--step", "x")
+    with pytest.raises(UsageError, match="--step 5:3: the first is behind the last"):
+        run(log, "--step", "5:3")
+
+
+def test_the_flat_form_has_a_line_for_each_op(log):
+    got = lines(log, "--expand", "--event", "op")
+    ops = [e for e in EVENTS if isinstance(e, s.Ops)]
+    assert len(got) == sum(len(e.dur) for e in ops)
+    assert sum(line["dur"] for line in got) == sum(sum(e.dur) for e in ops)
+    first = ops[0]
+    plan = next(e for e in EVENTS if isinstance(e, s.Plan) and e.plan == first.plan)
+    nodes = next(e for e in EVENTS if isinstance(e, s.Graph) and e.graph == plan.graph).nodes
+    assert nodes
+    third = got[2]
+    assert third["t"] == first.t + sum(first.dur[:2]) + sum((first.gap or [0] * 3)[:3])
+    assert third["name"] == nodes.name[plan.node[2]]
+    assert third["op"] == nodes.op[plan.node[2]]
+    assert {"dur", "layer", "type", "ne", "step", "thread"} <= third.keys()
+
+
+def test_the_flat_form_has_begin_and_end_of_each_layer(log):
+    got = lines(log, "--expand", "--step", "0", "--layer", "0")
+    steps = [line for line in got if line["event"].startswith("step_")]
+    assert [line["event"] for line in steps[:2]] == ["step_begin", "step_end"]
+    assert {line["step_name"] for line in steps} == {"layer_0"}
+    ops = [line for line in got if line["event"] == "op" and line["thread"] == 0]
+    assert steps[0]["t"] == ops[0]["t"]
+    assert steps[1]["t"] - steps[0]["t"] == steps[1]["dur"]
+    assert max(op["t"] + op["dur"] for op in ops) == max(line["t"] for line in steps)
+
+
+def test_the_flat_form_has_nothing_that_refers_to_a_graph_line(log):
+    names = {line["event"] for line in lines(log, "--expand")}
+    assert "op" in names
+    assert not names & {"graph", "plan", "ops", "layers"}
+    assert {"session_start", "token", "compute", "session_end"} <= names
+
+
+def test_what_cannot_be_resolved_is_named(log):
+    without_plans = [event for event in EVENTS if not isinstance(event, s.Plan)]
+    log.write_bytes(encode(without_plans))
+    with pytest.raises(LogError, match=r":\d+: ops: refers to what was never given"):
+        run(log, "--expand")
+
+
+def test_a_plan_with_a_node_in_every_kernel_is_not_expanded(log):
+    plan = next(event for event in EVENTS if isinstance(event, s.Plan))
+    at = EVENTS.index(plan)
+    plan = s.Plan(t=plan.t, plan=plan.plan, graph=plan.graph, node=[0] * len(plan.node))
+    log.write_bytes(encode([*EVENTS[:at], plan]))
+    with pytest.raises(LogError, match=f":{at + 1}: plan: refers to what was never given"):
+        run(log, "--expand")
+
+
+def test_it_writes_a_file_and_overwrites_none_unless_told_to(log, tmp_path):
+    out = tmp_path / "out.ndjson"
+    run(log, "-o", out)
+    assert out.read_bytes() == log.read_bytes()
+    with pytest.raises(UsageError, match=r"out.ndjson exists; use --force to overwrite it"):
+        run(log, "-o", out)
+    run(log, "-o", out, "--force", "--event", "model")
+    assert out.read_bytes().count(b"\n") == 1
+    with pytest.raises(UsageError, match="there is no directory"):
+        run(log, "-o", tmp_path / "none" / "out")
+
+
+def test_an_unclosed_log_is_printed_and_said_to_be(log):
+    log.write_bytes(encode(EVENTS)[:-20])
+    result = CliRunner().invoke(cat, [str(log)])
+    assert result.stdout_bytes == encode(EVENTS[:-1])
+    assert result.stderr == (
+        f"{log}: the log ended unclosed, in the middle of line {len(EVENTS)}\n"
+    )
+
+
+def test_a_reader_that_has_enough_is_no_error(log):
+    log.write_bytes(encode(EVENTS[:-1] + EVENTS[1:-1] * 50))
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", "cat", str(log), "--expand"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == b""
+    assert process.returncode == 1

@@ -1,0 +1,196 @@
+"""`instr to-parquet`: what is read back is what was written, and a set of files is whole."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from converters.exports import table_files as files
+from converters.exports.tables import NAMES, load_tables, stream_tables
+from llamacpp_instr.cli.to_parquet import to_parquet
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.output import open_output_directory
+from tests.conftest import Instr, assert_refused
+from tests.kit.made_log import encode
+from tests.kit.strategies import logs, unclosed_logs
+
+# pandas 2 is off by a bit unless it is told, pandas 3 no longer wants to be told
+EXACT = {} if int(pd.__version__.partition(".")[0]) > 2 else {"float_precision": "round_trip"}
+RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+
+
+@given(events=logs() | unclosed_logs())
+@settings(max_examples=15, deadline=None)
+def test_parquet_comes_back_equal(events, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("log")
+    path = directory / "session.log"
+    path.write_bytes(encode(events))
+    n_rows = files.write_parquet(stream_tables(path), directory)
+    for name, table in vars(load_tables(path)).items():
+        back = pd.read_parquet(directory / f"{name}.parquet")
+        pd.testing.assert_frame_equal(back, table, check_categorical=False)
+        assert n_rows[name] == len(table)
+
+
+@given(events=logs() | unclosed_logs())
+@settings(max_examples=15, deadline=None)
+def test_csv_comes_back_equal(events, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("log")
+    path = directory / "session.log"
+    path.write_bytes(encode(events))
+    files.write_csv(stream_tables(path), directory)
+    for name, table in vars(load_tables(path)).items():
+        text = (directory / f"{name}.csv").read_text(encoding="utf-8")
+        words = {n: str(t) for n, t in table.dtypes.items() if str(t) not in ("category", "bool")}
+        back = pd.read_csv(
+            io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""], **EXACT
+        )
+        for column in table:
+            assert back[column].isna().tolist() == table[column].isna().tolist(), column
+            both = back[column].dropna().astype(str), table[column].dropna().astype(str)
+            assert both[0].tolist() == both[1].tolist(), column
+
+
+def test_every_piece_is_a_row_group(tmp_path):
+    import pyarrow.parquet as pq
+
+    whole = load_tables(RECORDED).ops
+    # words that the first piece does not have: its dictionary is not the file's
+    pieces = [("ops", whole[:100]), ("ops", whole[100:2000]), ("ops", whole[2000:])]
+    files.write_parquet(pieces, tmp_path)
+    assert pq.ParquetFile(tmp_path / "ops.parquet").num_row_groups == 3
+    back = pd.read_parquet(tmp_path / "ops.parquet")
+    pd.testing.assert_frame_equal(back, whole, check_categorical=False)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_command_writes_one_file_for_each_table(tmp_path, suffix):
+    arguments = [str(RECORDED), "-o", str(tmp_path / "tables"), *["--csv"] * (suffix == "csv")]
+    done = CliRunner().invoke(to_parquet, arguments)
+    assert done.exit_code == 0, done.output
+    names = {entry.name for entry in (tmp_path / "tables").iterdir()}
+    assert names == {f"{name}.{suffix}" for name in NAMES}
+    assert "3,504 ops" in done.stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"]])
+def test_an_unclosed_log_is_written_and_said_to_be(tmp_path: Path, instr: Instr, form: list[str]):
+    text = RECORDED.read_bytes()
+    (tmp_path / "a.log").write_bytes(text[: text.rindex(b'{"event":"session_end"')])
+    done = instr("to-parquet", "a.log", "-o", "tables", *form)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == "a.log: the log ended unclosed"
+    assert len(list((tmp_path / "tables").iterdir())) == len(NAMES)
+
+
+def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, instr: Instr):
+    assert instr("to-parquet", RECORDED, "-o", "tables", "--csv").returncode == 0
+    refused = instr("to-parquet", RECORDED, "-o", "tables")
+    assert_refused(refused, "tables exists", "--force")
+    assert instr("to-parquet", RECORDED, "-o", "tables", "--force").returncode == 0
+    names = {entry.name for entry in (tmp_path / "tables").iterdir()}
+    assert names == {f"{name}.parquet" for name in NAMES}, "nothing of the former set is left"
+    (tmp_path / "tables" / "notes.txt").touch()
+    foreign = instr("to-parquet", RECORDED, "-o", "tables", "--force")
+    assert_refused(foreign, "holds something else (notes.txt)")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tables"]
+
+
+def test_wrong_input_is_one_line_and_leaves_nothing(tmp_path: Path, instr: Instr):
+    text = RECORDED.read_text().splitlines()
+    (tmp_path / "bad.log").write_text("\n".join([*text[:100], "{", *text[100:]]))
+    assert_refused(instr("to-parquet", "bad.log", "-o", "tables"), "bad.log:101")
+    assert_refused(instr("to-parquet", "no.log", "-o", "tables"), "no.log: no such file")
+    assert_refused(instr("to-parquet", RECORDED, "-o", "bad.log"), "bad.log is no directory")
+    assert_refused(instr("to-parquet", RECORDED, "-o", "a/b"), "there is no directory a")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bad.log"]
+
+
+def test_without_pyarrow_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    real = builtins.__import__
+
+    def without(name: str, *rest: object, **named: object) -> object:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r'pip install "llamacpp-instr\[parquet\]"'):
+        files.check_pyarrow()
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"]])
+def test_ctrl_c_leaves_nothing(tmp_path: Path, environment: dict[str, str], form: list[str]):
+    command = [sys.executable, "-m", "llamacpp_instr", "to-parquet", "-", "-o", "tables", *form]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(RECORDED.read_bytes()[:50_000])
+        process.stdin.flush()
+        for _ in range(500):
+            if any(tmp_path.iterdir()):
+                break
+            time.sleep(0.02)
+        assert [entry.name.startswith(".instr-") for entry in tmp_path.iterdir()] == [True]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b"Interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--force", "--csv"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, environment: dict[str, str], form: str
+):
+    limited = f"ulimit -f 4; exec {sys.executable} -m llamacpp_instr to-parquet {RECORDED}"
+    done = subprocess.run(
+        ["bash", "-c", f"{limited} -o tables {form}"],
+        cwd=tmp_path, env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("Error: tables cannot be written:"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("before", [False, True])
+def test_an_interrupted_set_is_not_seen(tmp_path: Path, reason: type[BaseException], before: bool):
+    place = tmp_path / "tables"
+    if before:
+        place.mkdir()
+        (place / "ops.csv").write_text("before")
+
+    def write_half() -> None:
+        with open_output_directory(place, ("ops.csv", "steps.csv"), force=True) as directory:
+            (directory / "steps.csv").write_text("half")
+            assert not (place / "steps.csv").exists()
+            raise reason
+
+    with pytest.raises(reason):
+        write_half()
+    found = {str(entry.relative_to(tmp_path)) for entry in tmp_path.rglob("*")}
+    assert found == ({"tables", "tables/ops.csv"} if before else set())
+
+
+def test_the_directory_may_be_there_empty(tmp_path: Path):
+    place = tmp_path / "tables"
+    place.mkdir()
+    with open_output_directory(place, ("a.csv",)) as directory:
+        (directory / "a.csv").touch()
+    assert [entry.name for entry in place.iterdir()] == ["a.csv"]
+    (tmp_path / "other").mkdir()
+    assert place.stat().st_mode == (tmp_path / "other").stat().st_mode

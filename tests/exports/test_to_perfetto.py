@@ -1,0 +1,242 @@
+"""`instr to-perfetto`: files that are whole or not there, and one line for wrong input."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from tests.conftest import Instr, assert_refused
+from tests.kit.made_log import encode, make_log
+
+LOG = encode(make_log(Random(4).randint, n_contexts=1, level="detailed"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "session.log"
+    path.write_bytes(LOG)
+    return path
+
+
+def test_the_trace_stands_beside_the_log(instr: Instr, log: Path) -> None:
+    done = instr("to-perfetto", log)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = log.with_suffix(".pftrace")
+    assert done.stdout == f"{trace}\n"
+    assert len(pb.Trace.FromString(trace.read_bytes()).packet) > 100
+
+
+def test_a_compressed_log_gives_its_plain_name(instr: Instr, tmp_path: Path) -> None:
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(LOG))
+    assert instr("to-perfetto", "a.log.gz").returncode == 0
+    assert (tmp_path / "a.pftrace").exists()
+
+
+def test_compressed_it_is_the_same_trace(instr: Instr, log: Path, tmp_path: Path) -> None:
+    assert instr("to-perfetto", log, "--gzip").returncode == 0
+    assert instr("to-perfetto", log).returncode == 0
+    plain = (tmp_path / "session.pftrace").read_bytes()
+    assert gzip.decompress((tmp_path / "session.pftrace.gz").read_bytes()) == plain
+
+
+def test_an_output_that_exists_is_kept(instr: Instr, log: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert_refused(instr("to-perfetto", log, "-o", "mine"), "mine exists", "--force")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert instr("to-perfetto", log, "-o", "mine", "--force").returncode == 0
+    assert (tmp_path / "mine").read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", ("empty",)),
+        (b"GGUF\x03\0\0\0 and so on\n", ("not a log",)),
+        (b'{"event":"session_start","schema":99}\n', ("schema version 99",)),
+        (LOG.replace(b'"event":"layers"', b'"event":"layer"', 1), ("unknown event",)),
+    ],
+    ids=["empty", "not a log", "newer", "damaged"],
+)
+def test_wrong_input_is_one_line_and_no_file(
+    instr: Instr, tmp_path: Path, data: bytes, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "bad.log").write_bytes(data)
+    assert_refused(instr("to-perfetto", "bad.log"), "bad.log", *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.log"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--steps", "90:99"), ("no step was selected", "steps 0 to")),
+        (("--layers", "90"), ("nothing was selected", "layers 0 to")),
+        (("--ops", "NO_OP"), ("nothing was selected", "MUL_MAT")),
+        (("--steps", "x"), ("--steps x", "7:9")),
+        (("--layers", "1-y"), ("--layers 1-y", "7-9")),
+    ],
+)
+def test_a_selection_of_nothing_is_one_line_and_no_file(
+    instr: Instr, log: Path, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_refused(instr("to-perfetto", log, *options), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
+
+
+def test_an_unclosed_log_converts_and_says_so(instr: Instr, log: Path, tmp_path: Path) -> None:
+    log.write_bytes(LOG[: LOG.rindex(b'{"event":"session_end"') + 30])
+    done = instr("to-perfetto", log)
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1
+    assert "ended unclosed, in the middle of line" in done.stderr
+    assert (tmp_path / "session.pftrace").exists()
+
+
+def test_a_damaged_log_converts_when_asked_to(instr: Instr, log: Path) -> None:
+    log.write_bytes(LOG.replace(b'"event":"layers"', b'"event":"layer"', 1))
+    done = instr("to-perfetto", log, "--lenient")
+    assert done.returncode == 0
+    assert "1 damaged line was skipped" in done.stderr
+
+
+def test_what_depends_on_a_damaged_line_is_counted(instr: Instr, log: Path) -> None:
+    log.write_bytes(LOG.replace(b'"event":"plan"', b'"event":"pla"', 1))
+    done = instr("to-perfetto", log, "--lenient")
+    assert done.returncode == 0
+    assert "left out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere/a.pftrace", ("there is no directory nowhere",)),
+        (".", ("is a directory",)),
+        ("session.log/a.pftrace", ("there is no directory session.log",)),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line_and_no_file(
+    instr: Instr, log: Path, tmp_path: Path, place: str, words: tuple[str, ...]
+) -> None:
+    assert_refused(instr("to-perfetto", log, "-o", place), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
+
+
+def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:
+    done = instr("to-perfetto", log, "-o", "/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
+
+
+def test_a_range_has_its_ends_in_order(instr: Instr, log: Path) -> None:
+    for option, text in (("--steps", "5:2"), ("--layers", "3-1")):
+        done = instr("to-perfetto", log, option, text)
+        assert done.returncode == 2
+        assert done.stderr == f"Error: {option} {text}: the first is behind the last\n"
+
+
+def test_the_log_itself_is_not_overwritten(instr: Instr, log: Path) -> None:
+    before = log.read_bytes()
+    done = instr("to-perfetto", log, "--force", "-o", log)
+    assert done.returncode == 2
+    assert done.stderr == f"Error: {log} would overwrite the input {log}; name another file\n"
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "to-perfetto session.log -o -", "cat session.log", "summary session.log",
+        "stats session.log", "check session.log",
+    ],
+)  # fmt: skip
+def test_standard_output_that_is_full_is_one_line(
+    log: Path, environment: dict[str, str], command: str
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *command.split()],
+            cwd=log.parent, env=environment, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_full_disk_is_one_line_and_no_file(
+    log: Path, tmp_path: Path, environment: dict[str, str], compress: bool
+) -> None:
+    limited = f"ulimit -f 4; exec {sys.executable} -m llamacpp_instr to-perfetto {log.name}"
+    done = subprocess.run(
+        ["bash", "-c", limited + " --gzip" * compress],
+        cwd=tmp_path, env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("Error: session.pftrace"), done.stderr
+    assert done.stderr.endswith("cannot be written: File too large\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
+
+
+@pytest.mark.parametrize("before", [None, b"mine"], ids=["new", "replaced"])
+def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
+    tmp_path: Path, environment: dict[str, str], before: bytes | None
+) -> None:
+    steps = LOG[LOG.index(b'{"event":"step_begin"') : LOG.index(b'{"event":"session_end"')]
+    with (tmp_path / "long.log").open("wb") as long:
+        long.write(LOG[: LOG.index(steps)])
+        long.writelines([steps] * (30_000_000 // len(steps)))
+    if before is not None:
+        (tmp_path / "a.pftrace").write_bytes(before)
+    command = [sys.executable, "-m", "llamacpp_instr", "to-perfetto", "long.log", "-o", "a.pftrace"]
+    with subprocess.Popen(
+        [*command, "--force"], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not sum(path.stat().st_size for path in tmp_path.glob(".instr-*")):
+            assert time.monotonic() < deadline, "nothing was begun"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b"Interrupted"
+    (tmp_path / "long.log").unlink()
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert left == ({} if before is None else {"a.pftrace": before})
+
+
+def test_standard_input_needs_a_name_for_the_trace(instr: Instr) -> None:
+    assert_refused(instr("to-perfetto", "-"), "-o")
+
+
+def test_it_goes_to_standard_output(instr: Instr, log: Path, tmp_path: Path) -> None:
+    # read as text with surrogates for what is no text: the length alone is compared
+    assert instr("to-perfetto", log).returncode == 0
+    done = instr("to-perfetto", log, "-o", "-")
+    assert done.returncode == 0
+    whole = done.stdout.encode("utf-8", "surrogateescape")
+    assert pb.Trace.FromString((tmp_path / "session.pftrace").read_bytes()).packet
+    assert whole.startswith(b"\x0a")
+
+
+def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> None:
+    options = ("-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace")
+    done = instr("run", "demo", *options)
+    assert done.returncode == 0
+    assert done.stderr.endswith("trace: a.pftrace\n")
+    written = (tmp_path / "a.pftrace").read_bytes()
+    assert instr("to-perfetto", "a.log", "-o", "b.pftrace").returncode == 0
+    assert (tmp_path / "b.pftrace").read_bytes() == written
+    assert_refused(instr("run", "demo", "-p", "x", "--log", "c.log", "--perfetto", "a.pftrace"))
+    assert not (tmp_path / "c.log").exists(), "known before the model runs"

@@ -1,0 +1,159 @@
+"""What a kernel does is said in a learner's words, for models of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr import schema as s
+from llamacpp_instr.graph.timeline import OpSlice, plan_timeline
+from llamacpp_instr.graph.words import describe
+from llamacpp_instr.log.reader import read_events
+from tests.kit.perfetto_recordings import record
+
+DEMO = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+
+# one layer of a Llama in the order in which it is computed, and what stands around the layers
+LLAMA = [
+    "root-mean-square norm, norm weight",
+    "query projection",
+    "rotary position embedding of the queries",
+    "value projection",
+    "key projection",
+    "rotary position embedding of the keys",
+    "write keys to the KV cache",
+    "write values to the KV cache",
+    "flash attention (scores, softmax and values in one kernel), reads keys and values from the"
+    " KV cache",
+    "attention output projection",
+    "residual add",
+    "root-mean-square norm, norm weight",
+    "feed-forward gate projection",
+    "feed-forward up projection",
+    "gated activation of the feed-forward",
+    "feed-forward down projection",
+    "residual add",
+]
+AROUND = [
+    "embedding lookup",
+    "root-mean-square norm, norm weight",
+    "output: a score for every token of the vocabulary (logits)",
+]
+
+EXPERTS = [
+    "router: scores of the experts",
+    "probabilities of the experts",
+    "bias of the choice of experts",
+    "choose the best experts",
+    "scores of the chosen experts",
+    "gate and up projection of the chosen experts",
+    "gated activation of the feed-forward",
+    "down projection of the chosen experts",
+    "results of the experts, each by its score",
+    "sum of the results of the experts",
+    "gate projection of the shared expert",
+    "up projection of the shared expert",
+    "gated activation of the feed-forward",
+    "down projection of the shared expert",
+    "sum of the parts of the feed-forward",
+    "residual add",
+]
+STATE_SPACE = [
+    "input projection of the state space layer",
+    "write the recurrent state",
+    "convolution over the last positions",
+    "projection to step size, input and output weights of the state (dt, B, C)",
+    "projection of the step size (dt)",
+    "state space scan over the positions",
+    "write the recurrent state",
+    "output projection of the state space layer",
+    "residual add",
+]
+IMPORTANT = {
+    "MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "SOFT_MAX", "ROPE", "GET_ROWS", "SET_ROWS", "CPY",
+    "SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "ARGSORT", "TOP_K",
+}  # fmt: skip
+"""ops that a learner looks for: each has to be said by what it is for"""
+SAYS_NOTHING = {
+    "matrix product", "matrix product with the chosen experts", "softmax", "pick rows", "copy",
+    "sort",
+}  # fmt: skip
+
+
+def timelines(log: Path) -> Iterator[list[OpSlice]]:
+    """The kernels of every plan of a log."""
+    graphs: dict[int, s.Graph] = {}
+    for _, event in read_events(log):
+        if isinstance(event, s.Graph):
+            graphs[event.graph] = event
+        elif isinstance(event, s.Plan):
+            yield plan_timeline(graphs[event.graph], event).ops
+
+
+def words(ops: list[OpSlice], layer: int) -> list[object]:
+    return [op.args["what"] for op in ops if op.layer == layer]
+
+
+def test_a_llama_reads_like_its_drawing_in_a_textbook() -> None:
+    for ops in timelines(DEMO):
+        assert words(ops, 0) == LLAMA
+        assert words(ops, 1) == LLAMA
+        assert words(ops, -1) == AROUND
+
+
+def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path) -> None:
+    for name, layer, expected in (("deepseek2-moe", 1, EXPERTS), ("mamba-dense", 0, STATE_SPACE)):
+        (tmp_path / name).mkdir()
+        log = record(name, "detailed", models, tmp_path / name)
+        for ops in timelines(log):
+            said = words(ops, layer)
+            at = said.index(expected[0])
+            found = [what for what in said[at:] if what in expected]
+            # what is written more than once is one of the list
+            once = [what for i, what in enumerate(found) if i == 0 or what != found[i - 1]]
+            assert once == expected
+
+
+@pytest.mark.parametrize("name", ["deepseek2-moe", "mamba-dense", "jamba-dense", "gemma3-dense",
+                                  "qwen3moe-moe", "llama4-moe", "gpt2", "t5"])  # fmt: skip
+def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) -> None:
+    log = record(name, "detailed", models, tmp_path)
+    n = 0
+    for ops in timelines(log):
+        for op in ops:
+            said = str(op.args["what"])
+            for one, what in zip(op.name.split("+"), said.split(", "), strict=False):
+                assert what, op
+                # a bare name of ggml's, in whatever letters
+                assert what.lower().replace(" ", "_") != one.lower(), op
+            # the scales of the experts' weights, which only models of this test have
+            scales = (
+                str(op.args.get("source_1")).startswith("ffn_moe_topk-") and said == "pick rows"
+            )
+            if op.name in IMPORTANT and not scales:
+                n += 1
+                assert said not in SAYS_NOTHING, op
+    assert n
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "leaf", "said"),
+    [
+        # the shift of the cache turns the keys where they lie
+        ("ROPE", "cache_k_l0 (view)", "cache_k_l0", "shift positions of keys in the KV cache"),
+        ("CONT", "v_cont-0", "cache_v_l0", "read values from the KV cache"),
+        ("SET_ROWS", "", "cache_k_l0", "write keys to the KV cache"),
+        ("GET_ROWS", "node_5", "cache_r_l0", "read the recurrent state"),
+        ("SCALE", "cache_s_l0 (view)", "cache_s_l0", "clear the recurrent state of new sequences"),
+        ("MUL_MAT", "Qcur-0", "dec.blk.0.cross_attn_q.weight",
+         "cross-attention: query projection"),
+        ("GET_ROWS", "node_9", "enc.blk.0.attn_rel_b.weight", "relative position bias lookup"),
+        ("ADD", "Qcur-0", "blk.0.attn_q.bias", "bias of the query projection"),
+        ("MUL", "node_9", "blk.0.attn_q.scale", "scale of the query projection"),
+        ("NO_SUCH_OP", "node_9", "inp_pos", "no such op"),
+    ],
+)  # fmt: skip
+def test_what_caches_and_weights_tell(op, name, leaf, said) -> None:
+    assert describe(op, name, [leaf], 0) == said

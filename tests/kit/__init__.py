@@ -1,0 +1,1 @@
+"""What tests are made with: models, logs, recordings, libraries to compare with."""

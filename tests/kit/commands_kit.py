@@ -1,0 +1,183 @@
+"""The commands of the pages as a reader would type them, and a directory in which they can be run.
+
+What a line reads and no line above it in its block has written is laid there first: the demo model
+or a file made of it under the name of the model, its session under the name of a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.kit.native_kit import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
+
+# the same command with less to do: the last value of an option counts
+_LESS = {
+    "build": "--check",
+    "run": "-n 6 --threads 1",
+    "quality": "--ctx 64 --chunks 2 --threads 1",
+    "compare --types": "--rounds 1 -n 4 --threads 1",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line of a page."""
+
+    page: str
+    block: int
+    text: str
+    """without its comment; lines that end in a backslash joined"""
+
+    def words(self) -> list[list[str]]:
+        """The words of every simple command of it: of both sides of a pipe, for one."""
+        lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        commands: list[list[str]] = [[]]
+        for word in lexer:
+            if set(word) <= set("|&;"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+        return [command for command in commands if command]
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    """A page's blocks of a language, in order."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def one_line(page: str, beginning: str) -> Line:
+    """The line of a page that is or begins so: for a test that runs it, whatever else it says."""
+    found = [line for line in lines_of(ROOT / page) if line.text.startswith(beginning)]
+    found = [line for line in found if line.text == beginning] or found
+    assert len(found) == 1, f"{page}: {len(found)} lines begin with {beginning!r}"
+    return found[0]
+
+
+def lines_of(page: Path) -> list[Line]:
+    """All lines of a page's blocks of shell, in order."""
+    blocks = blocks_of(page, "sh")
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        Line(name, number, text)
+        for number, block in enumerate(blocks)
+        for line in block.replace("\\\n", " ").splitlines()
+        if (text := re.sub(r"(^|\s)#\s.*$", "", line).strip())
+    ]
+
+
+def start(
+    line: Line, directory: Path, environment: dict[str, str], output: Path
+) -> subprocess.Popen[bytes]:
+    """Begin a line in a process group as a terminal makes one; what it prints goes to a file."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            ["bash", "-c", line.text],
+            cwd=directory, env=environment, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+
+
+class Place:
+    """A directory in which lines of one block are run, by a real shell."""
+
+    def __init__(self, directory: Path, stock: Path, environment: dict[str, str]) -> None:
+        self.directory, self._stock = directory, stock
+        directory.mkdir()
+        programs = _programs(stock)
+        self._environment = environment | {
+            "PATH": f"{programs}{os.pathsep}{environment['PATH']}",
+            "BROWSER": str(programs / "browser"),
+        }
+        self.laid: list[str] = []
+        """what was not there when a line wanted it"""
+
+    def run(self, line: Line) -> subprocess.CompletedProcess[str]:
+        for command in line.words():
+            self._lay(command)
+        return self.run_script(line.text)
+
+    def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Begin what does not end by itself."""
+        for command in line.words():
+            self._lay(command)
+        return start(line, self.directory, self._environment | variables, output)
+
+    def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.directory, env=self._environment, capture_output=True, text=True,
+            timeout=120, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _lay(self, command: list[str]) -> None:
+        for before, word in pairwise(command):
+            written = before in ("-o", "--output", "--perfetto", "--heat-map") or (
+                before == "--log" and "compare" not in command
+            )
+            source = self._source(word)
+            target = self.directory / word
+            if not written and source is not None and not target.exists():
+                shutil.copyfile(source, target)
+                self.laid.append(word)
+
+    def _source(self, word: str) -> Path | None:
+        """What stands for a file of that name."""
+        if "/" in word or "%" in word:
+            return None
+        if (self._stock / word).is_file():
+            return self._stock / word
+        stand_in = {".gguf": "model-F16.gguf", ".log": "session.log", ".txt": "your-text.txt"}
+        name = stand_in.get(Path(word).suffix)
+        return self._stock / name if name else None
+
+
+# looks at the page as a browser would, and then stops the program that opened it
+_LOOK = """
+import os, signal, sys, urllib.request
+page = urllib.request.urlopen(sys.argv[1].partition("#")[0]).read()
+assert b"<html" in page
+os.kill(int(sys.argv[2]), signal.SIGINT)
+"""
+
+
+def write_browser(directory: Path) -> Path:
+    """A program for BROWSER: it looks at the page and presses Ctrl-C where it was opened."""
+    look, browser = directory / "look.py", directory / "browser"
+    look.write_text(_LOOK, encoding="utf-8")
+    browser.write_text(f'#!/bin/sh\n"{sys.executable}" "{look}" "$1" $PPID &\n', encoding="utf-8")
+    browser.chmod(0o755)
+    return browser
+
+
+def _programs(stock: Path) -> Path:
+    """A directory with `instr` and `python` as an active environment has them, and a browser."""
+    directory = stock / "bin"
+    if not directory.is_dir():
+        directory.mkdir()
+        write_browser(directory)
+        cases = "\n".join(f'"{name}"*) set -- "$@" {less};;' for name, less in _LESS.items())
+        python = f'exec "{sys.executable}" "$@"'
+        scripts = {
+            "instr": f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"',
+            "python": python,
+            "python3": python,
+            "uvicorn": f'exec "{sys.executable}" -m uvicorn "$@"',
+        }
+        for name, script in scripts.items():
+            program = directory / name
+            program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+            program.chmod(0o755)
+    return directory

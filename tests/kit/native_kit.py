@@ -1,0 +1,194 @@
+"""What the tests compare with and run: the unpatched library, random models, native programs.
+
+Everything is built from the same pinned sdist and kept in the product's cache by the digest of what
+it was made of, so a second run of the suite builds nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.log import BuildLog
+from llamacpp_instr.build.source_tree import VENDORED, fetch_sdist, make_tree
+from llamacpp_instr.build.upstream import patches_dir
+from llamacpp_instr.build.wheel import wheel_inputs, wheel_key
+from llamacpp_instr.llama.threads import usable_cpus
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO = ROOT / "llamacpp_instr" / "data" / "demo.gguf"
+
+CMAKE = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+)
+
+WITHOUT_PROGRAMS = (
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_COMMON=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+)
+
+
+@functools.cache
+def unpatched_library() -> Path:
+    """Directory of the libraries of the sdist as it came, with the programs of upstream's own that
+    the tests compare with."""
+    flags = ("-DLLAMA_BUILD_TESTS=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_UI=OFF")
+    programs = ("test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split")
+    return _built("unpatched", flags, ("llama", *programs), False)
+
+
+@functools.cache
+def sanitized_library(sanitizer: str) -> Path:
+    """Directory of the patched libraries, compiled with `address` (and undefined) or `thread`."""
+    if sanitizer == "thread":
+        # ThreadSanitizer does not know the barriers of GNU's OpenMP runtime
+        flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
+    else:
+        flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
+    flags = (*flags, *WITHOUT_PROGRAMS)
+    return _built(sanitizer, flags, ("llama",), True)
+
+
+@functools.cache
+def countable_library(*, patched: bool) -> Path:
+    """Directory of libraries that valgrind can run: it does not know AVX-512."""
+    flags = ("-DGGML_NATIVE=OFF", *WITHOUT_PROGRAMS)
+    return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
+
+
+def installed_library() -> Path:
+    """Directory of the patched libraries of this environment."""
+    return Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib"
+
+
+@functools.cache
+def random_models() -> Path:
+    """Directory of the small random models that upstream's test writes, by architecture."""
+    library = unpatched_library()
+    models = library.parent / "models"
+    with _locked(models) as done:
+        if not done:
+            models.mkdir()
+            subprocess.run(
+                [library / "test-llama-archs", "-o", models], check=True, capture_output=True
+            )
+    return models
+
+
+@functools.cache
+def patched_tree() -> Path:
+    """The patched source of llama.cpp."""
+    key = _key((), patched=True)
+    return _tree(cache_dir() / "tests" / f"tree-{key}", patched=True)
+
+
+def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str] = ()) -> Path:
+    """A C++ program linked with the patched libraries in `library`; its path below `into`."""
+    tree = patched_tree()
+    program = into / source.stem
+    command = [
+        os.environ.get("CXX", "c++"), "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror",
+        *flags, str(source), "-o", str(program),
+        *(f"-I{tree / folder}" for folder in ("include", "src", "ggml/include")),
+        f"-L{library}", "-lllama", "-lggml", "-lggml-base", "-pthread", f"-Wl,-rpath,{library}",
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return program
+
+
+def run_probe(
+    out: Path, model: Path, *arguments: str, unpatched: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run `tests/kit/probe.py` in a process of its own, with one library or the other."""
+    env = dict(os.environ)
+    if unpatched:
+        env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tests/kit/probe.py"), str(model), str(out), *arguments],
+        env=env, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: bool) -> Path:
+    flags = (*CMAKE, *flags)
+    place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
+    binaries = place / "bin"
+    with _locked(place) as done:
+        if not done:
+            _build(name, place, flags, targets, patched)
+    return binaries
+
+
+def _build(
+    name: str, place: Path, flags: Sequence[str], targets: Sequence[str], patched: bool
+) -> None:
+    work, binaries = place / "work", place / "bin"
+    tree = _tree(work / "tree", patched)
+    # cmake and ninja came with the test extra, beside this Python
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = {**os.environ, "PATH": path, "CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    objects = work / "build"
+    print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
+    for command in (
+        ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(objects), *flags],
+        ["cmake", "--build", str(objects), "-j", str(usable_cpus()), "--target", *targets],
+    ):
+        command[0] = shutil.which(command[0], path=path) or command[0]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    # the programs find their libraries by an absolute path, so they stay where they were built
+    binaries.symlink_to(objects / "bin")
+
+
+def _key(flags: Sequence[str], patched: bool) -> str:
+    return wheel_key(wheel_inputs(patches_dir(), flags, patched=patched, native=True))
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[bool]:
+    """Whether the place is complete; if not, it is cleared, and complete after the block. Test
+    processes that run at once wait here for the one that fills it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f".{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        complete = place / ".complete"
+        done = complete.exists()
+        if not done:
+            _clear(place)
+        yield done
+        complete.touch()
+
+
+def _clear(place: Path) -> None:
+    """Remove what was built in a place, and in those of the same name for an older digest."""
+    name = place.name.rpartition("-")[0]
+    for old in [place, *place.parent.glob(f"{name}-*" if name else place.name)]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _tree(place: Path, patched: bool) -> Path:
+    """The vendored llama.cpp below `place`, unpacked there unless it is."""
+    with _locked(place) as done:
+        if not done:
+            place.mkdir(parents=True)
+            cache = cache_dir()
+            log = BuildLog(cache / "logs" / "tests.log")
+            sdist = fetch_sdist(patches_dir(), cache, log)
+            make_tree(sdist, place, patches_dir(), log, patched=patched)
+    (root,) = (path for path in place.iterdir() if path.is_dir())
+    return root / VENDORED

@@ -1,0 +1,67 @@
+"""Executes pages of docs: `python -m tests.kit.notebook` runs what they ask and writes the answers.
+
+A block of Python that ends in an expression is followed by a block of text: what it evaluates to.
+A block of text behind a block of shell is what its one command prints of the fixture's session.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from llamacpp_instr.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "notebook.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+SESSION = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+
+_BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def executed(page: str) -> str:
+    """The page with every block of text as its Python says; it runs in the repository's root."""
+    names: dict[str, Any] = {}
+    command = ""
+    result: Any = None
+
+    def run(block: re.Match[str]) -> str:
+        nonlocal result, command
+        kind, content = block.groups()
+        if kind == "text":
+            answer = _printed(command) if command else str(result)
+            return f"```text\n{answer.rstrip()}\n```"
+        command = content if kind == "sh" else ""
+        if kind == "python":
+            result = _evaluate(content, names)
+        return block[0]
+
+    return _BLOCK.sub(run, page)
+
+
+def _printed(command: str) -> str:
+    """What the command says of the fixture, which the page calls session.log."""
+    words = [str(SESSION) if word == "session.log" else word for word in shlex.split(command)]
+    done = CliRunner().invoke(main, words[1:])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def _evaluate(code: str, names: dict[str, Any]) -> Any:
+    """Run the code; the value of its last statement, None when that is no expression."""
+    statements = ast.parse(code).body
+    last = statements.pop() if isinstance(statements[-1], ast.Expr) else None
+    exec(compile(ast.Module(statements, []), str(PAGE), "exec"), names)
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names)
+
+
+if __name__ == "__main__":
+    for page in (PAGE, TUTORIAL):
+        page.write_text(executed(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,172 @@
+"""Every command that writes, and a folder to run it in: inputs, what looks like the command's own
+files, and other people's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.exports.tables import NAMES
+from tests.kit import tiny_models
+from tests.kit.quantize_kit import importances, write_imatrix
+
+PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+SPLIT = PARTS[0]
+MODELS = ["model.gguf", "named.gguf", "linked.gguf", *PARTS]
+"""the second is named by a log only, `named.log`; the third is a symbolic link to the first"""
+TENSOR = "blk.0.attn_q.weight"
+RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line that writes to `{}`."""
+
+    line: str
+    output: str = "out"
+    """what `{}` stands for, when nothing is wrong"""
+    reads: tuple[str, ...] = ()
+    """inputs beside models"""
+    creates: tuple[str, ...] = ()
+    """the files that it is told to write; the output when left out"""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        return self.creates or (self.output,)
+
+
+TABLES = tuple(f"data/{name}.csv" for name in NAMES)
+KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
+RUN = "-n 1"
+
+# by the option that says where the output goes
+CASES: dict[tuple[str, str], list[Case]] = {
+    ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
+    ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
+    ("diff", "--output"): [
+        Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
+    ],
+    ("to-perfetto", "--output"): [Case("to-perfetto session.log -o {}", reads=("session.log",))],
+    ("to-parquet", "--output"): [
+        Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
+    ],
+    ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
+    ("report", "--output"): [
+        *[Case(f"report {name} -o {{}}") for name in ("model.gguf", SPLIT)],
+        *[Case(f"report {name} -o {{}}", reads=(name,)) for name in ("session.log", "named.log")],
+    ],
+    ("compare", "--output"): [
+        Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}", reads=("named.log",)),
+        Case("compare model.gguf named.gguf --log session.log --log named.log -o {}",
+             reads=("session.log", "named.log")),
+    ],
+    ("compare", "--keep"): [
+        Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", creates=KEPT)
+    ],
+    ("quality", "--output"): [
+        Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}",
+             reads=("text.txt",)),
+    ],
+    ("blocks", "--output"): [Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}")],
+    ("blocks", "--heat-map"): [
+        Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg")
+    ],
+    ("quantize", "--output"): [
+        Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
+             creates=("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
+        Case(f"quantize {SPLIT} --types Q8_0 --imatrix imatrix.gguf -o {{}}", "out.gguf"),
+    ],
+    ("run", "--log"): [
+        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log {{}}", "old.log", ("text.txt",)),
+    ],
+    ("run", "--perfetto"): [
+        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --perfetto {{}}",
+             reads=("text.txt",), creates=("out", "new.log")),
+    ],
+    ("exec", "--log"): [
+        Case(f"exec --log {{}} {rotate} -- {sys.executable} program.py", "old.log",
+             ("program.py",), ("old.log", "old.part2.log"))
+        for rotate in ("", "--rotate 1MB")
+    ],
+    ("build", "--wheel-dir"): [Case("build --wheel-dir {}", "wheels", creates=("wheels/*.whl",))],
+}  # fmt: skip
+READ_ONLY = {
+    ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
+    ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
+}  # fmt: skip
+NO_FILE = {
+    "A,B,...", "ARGS", "A[-B]", "A[:B]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
+    "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
+}  # fmt: skip
+"""what the help calls the values of the other options"""
+ALL = [(option, case) for option, cases in CASES.items() for case in cases]
+
+
+def write_stock(place: Path) -> None:
+    """Inputs, what looks like the outputs of a command, and other files."""
+    tiny_models.write_llama(place / "model.gguf")
+    shutil.copyfile(place / "model.gguf", place / "named.gguf")
+    (place / "linked.gguf").symlink_to("model.gguf")
+    (place / "part.svg").symlink_to(PARTS[1])
+    tiny_models.write_llama(place / "split.gguf", part=8)
+    assert sorted(path.name for path in place.glob("split*")) == PARTS
+    write_imatrix(place / "imatrix.gguf", importances(place / "model.gguf"))
+    (place / "text.txt").write_text("hello " * 60)
+    (place / "program.py").write_text(RECORDS)
+    for line in (
+        f"run model.gguf -p hello {RUN} --log session.log",
+        f"run named.gguf -p hello {RUN} --log named.log",
+        "quantize model.gguf --types Q8_0 -o quantized.gguf",
+    ):
+        command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
+        subprocess.run(command, cwd=place, check=True, capture_output=True)
+    # outputs of an earlier call, which are to be replaced
+    for name in ("out", "out.svg", "new.log"):
+        (place / name).write_text("old")
+    shutil.copyfile(place / "quantized.gguf", place / "out.gguf")
+    for name in ("old.log", "new.log"):
+        shutil.copyfile(place / "session.log", place / name)
+    for name in TABLES:
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text("old")
+    # other people's files
+    for name in (
+        "mine.csv", "archive.csv/ops.csv", ".hidden", ".out", "out.1", "out.gguf.part", "core",
+        "old2.part2.log", "old7.part9.log", "old-2025.part3.log", "old.partx.log", "xold.part2.log",
+        "old.log.gz", "old.part2.log.bak", "old.part2.txt", "old", "demo", "demo.gguf",
+        "kept/model.gguf", "kept/notes", "kept/Q8_0-2.log", "kept/model-Q4_0.gguf", "wheels/mine",
+    ):  # fmt: skip
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(name)
+    (place / "mine.csv").chmod(0o400)
+    (place / "old").chmod(0o755)
+    (place / "link").symlink_to("mine.csv")
+    (place / "to nowhere").symlink_to("nowhere")
+    (place / "folder").symlink_to("archive.csv")
+    os.mkfifo(place / "pipe")
+
+
+Files = dict[str, tuple[int, bytes]]
+
+
+def files(place: Path) -> Files:
+    """Every file below a directory: its type and mode, its content or where it leads."""
+    found = {}
+    for path in place.rglob("*"):
+        mode, content = path.lstat().st_mode, b""
+        if stat.S_ISLNK(mode):
+            content = os.fsencode(path.readlink())
+        elif stat.S_ISREG(mode):
+            content = path.read_bytes()
+        found[path.relative_to(place).as_posix()] = (mode, content)
+    return found
+
+
+def changed(before: Files, after: Files) -> set[str]:
+    """The names of files that were made, changed or removed."""
+    return {name for name in before | after if before.get(name) != after.get(name)}

@@ -1,0 +1,108 @@
+"""Computes a model with whatever llama_cpp is imported, and saves every logit that it gives.
+
+A program of its own, so that the patched and the unpatched library can be asked the same thing:
+
+    python tests/kit/probe.py MODEL OUT.npz --threads 2 [--level LEVEL --log LOG [--stats PATTERN]]
+
+Nothing of this product is imported: an unpatched library knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+PROMPT_TOKENS = 40
+DECODES = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("out")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--level")
+    parser.add_argument("--log")
+    parser.add_argument("--stats")
+    parser.add_argument("--decodes", type=int, default=DECODES)
+    args = parser.parse_args()
+
+    import llama_cpp.llama_cpp as api
+
+    silent = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(silent, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    if args.level:
+        stats = args.stats.encode() if args.stats else None
+        begun = api._lib.llama_instr_begin(args.log.encode(), args.level.encode(), None, stats, 1)
+        assert begun == 0, begun
+    model = api.llama_model_load_from_file(args.model.encode(), api.llama_model_default_params())
+    assert model, "the model does not load"
+    vectors = compute(api, model, args.threads, args.decodes)
+    api.llama_model_free(model)
+    if args.level:
+        ended = api._lib.llama_instr_end()
+        assert ended == 0, ended
+    np.savez(args.out, **vectors)
+
+
+def compute(
+    api: Any, model: Any, threads: int, decodes: int, cb_eval: Any = None
+) -> dict[str, np.ndarray]:
+    """Logits (or embeddings) of a prompt of two ubatches and of `decodes` single tokens.
+
+    `cb_eval` is an eval callback for the context.
+    """
+    encodes = bool(api.llama_model_has_encoder(model))
+    params = api.llama_context_default_params()
+    params.n_ctx = 256
+    params.n_batch = PROMPT_TOKENS
+    whole = encodes or bool(api.llama_model_is_diffusion(model))  # cannot be split into ubatches
+    params.n_ubatch = PROMPT_TOKENS if whole else PROMPT_TOKENS - 8
+    params.n_threads = params.n_threads_batch = threads
+    if cb_eval:
+        params.cb_eval = cb_eval
+    context = api.llama_init_from_model(model, params)
+    assert context, "no context"
+    if not api.llama_get_memory(context):
+        api.llama_set_embeddings(context, True)
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+    vectors: dict[str, np.ndarray] = {}
+
+    def run(function: Any, tokens: list[int], all_outputs: bool) -> None:
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = api.llama_batch_get_one(array, len(tokens))
+        flags = (ctypes.c_int8 * len(tokens))(*[int(all_outputs)] * len(tokens))
+        flags[len(tokens) - 1] = 1
+        batch.logits = flags
+        status = function(context, batch)
+        assert status == 0, status
+        n_rows = len(tokens) if all_outputs else 1
+        name = f"step{len(vectors)}"
+        rows = api.llama_get_logits(context)
+        if not rows:
+            rows, width = api.llama_get_embeddings(context), api.llama_model_n_embd_out(model)
+        else:
+            width = n_vocab
+        vectors[name] = np.ctypeslib.as_array(rows, (n_rows, width)).copy()
+
+    prompt = [(7 * i + 3) % n_vocab for i in range(PROMPT_TOKENS)]
+    if encodes:
+        run(api.llama_encode, prompt, True)
+    if api.llama_get_memory(context):
+        run(api.llama_decode, prompt, True)
+        for _ in range(decodes):
+            last = list(vectors.values())[-1]
+            run(api.llama_decode, [int(np.nan_to_num(last[-1]).argmax()) % n_vocab], False)
+    elif not encodes:
+        run(api.llama_decode, prompt, True)
+    api.llama_free(context)
+    return vectors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The demo model as upstream's own llama-quantize writes it, by file type."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import FILE_TYPES
+from tests.kit.native_kit import DEMO, unpatched_library
+
+QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES.values() if name != "NVFP4"]
+"""those that llama-quantize writes"""
+
+_NEED_IMPORTANCE = (
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ2_M",
+    "Q2_K_S",
+    "IQ3_XXS",
+    "IQ3_XS",
+)
+
+
+@functools.cache
+def quantized_demo(file_type: str) -> Path:
+    """The demo model in `file_type`, such as `Q4_K_M`; all its tensors, with no importance matrix
+    but for the types that insist on one. Kept beside the programs that wrote it."""
+    library = unpatched_library()
+    directory = library.parent / "quantized"
+    directory.mkdir(exist_ok=True)
+    path = directory / f"demo-{file_type}.gguf"
+    if not path.exists():
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        importance = ["--imatrix", flat_importance()] if file_type in _NEED_IMPORTANCE else []
+        subprocess.run(
+            [library / "llama-quantize", *importance, DEMO, unfinished, file_type, "1"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        unfinished.replace(path)
+    return path
+
+
+@functools.cache
+def flat_importance() -> Path:
+    """An importance matrix of the demo model that finds every column as important."""
+    path = unpatched_library().parent / "quantized" / "flat-imatrix.gguf"
+    if not path.exists():
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        writer = gguf.GGUFWriter(unfinished, "")
+        writer.add_type("imatrix")
+        writer.add_array("imatrix.datasets", ["flat"])
+        writer.add_uint32("imatrix.chunk_count", 1)
+        writer.add_uint32("imatrix.chunk_size", 512)
+        for weight in load_model_file(DEMO).weights:
+            if len(weight.ne) == 2:
+                sums = np.ones((1, weight.ne[0]), np.float32)
+                writer.add_tensor(f"{weight.name}.in_sum2", sums)
+                writer.add_tensor(f"{weight.name}.counts", np.ones((1, 1), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        unfinished.replace(path)
+    return path

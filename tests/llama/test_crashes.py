@@ -1,0 +1,198 @@
+"""A model file on which ggml ends the process is told in one line; no half of a log looks whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from tests.conftest import Instr, assert_refused
+from tests.kit.mutants import N, texts, write_mutant
+from tests.kit.native_kit import random_models
+
+
+def damaged(source: Path, path: Path, key: str, value: float) -> Path:
+    """A copy of a model that claims something else of itself."""
+    shutil.copyfile(source, path)
+    field = gguf.GGUFReader(path, "r+").fields[key]
+    field.parts[field.data[0]][0] = value
+    return path
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("gemma3", "attention.key_length", 0),
+        ("gemma3", "attention.value_length", 2**31),
+        ("gpt2", "attention.key_length", 3),
+        ("gpt2", "attention.head_count", 3),
+        ("gpt2", "attention.head_count", 2**31 - 1),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_line_and_leaves_no_log(
+    instr: Instr, tmp_path: Path, architecture: str, key: str, value: int
+) -> None:
+    source = random_models() / f"{architecture}-dense.gguf"
+    model = damaged(source, tmp_path / "bad.gguf", f"{architecture}.{key}", value)
+    done = instr("run", model, "-p", "hello")
+    assert_refused(done, "bad.gguf: llama.cpp ended the process: ", ": GGML_ASSERT(")
+    assert "vendor" not in done.stderr, "not where it was built"
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_compute_that_fails_is_one_line_and_leaves_an_unclosed_log(
+    instr: Instr, models: Path, tmp_path: Path, threads: int
+) -> None:
+    key = "gpt2.attention.layer_norm_epsilon"
+    model = damaged(models / "gpt2.gguf", tmp_path / "bad.gguf", key, math.nan)
+    done = instr("run", model, "-p", "hello", "--threads", threads)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {model}, recorded in session.log: llama.cpp ended the process")
+    assert line.endswith(": GGML_ASSERT(eps >= 0.0f) failed")
+    lines = (tmp_path / "session.log").read_text()
+    assert lines.endswith("\n")
+    assert "session_end" not in [json.loads(text)["event"] for text in lines.splitlines()]
+    checked = instr("check", "session.log")
+    assert checked.returncode == 1
+    assert "closed" in checked.stdout
+
+
+def test_a_model_that_becomes_shorter_is_one_line(
+    environment: dict[str, str], tmp_path: Path, demo_model: Path
+) -> None:
+    """It is mapped: the bytes that are gone are SIGBUS."""
+    model = tmp_path / "cut.gguf"
+    shutil.copyfile(demo_model, model)
+    command = ["run", "cut.gguf", "-p", "Once", "--repeat", "1000", "--threads", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", *command],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.read(10)
+        os.truncate(model, 4096)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    line = errors.decode().splitlines()[-1]
+    assert line == ("Error: cut.gguf, recorded in session.log: llama.cpp ended the process: SIGBUS")
+    lines = (tmp_path / "session.log").read_text()
+    assert lines.endswith("\n")
+    assert "session_end" not in [json.loads(text)["event"] for text in lines.splitlines()]
+
+
+def test_quality_says_the_same(instr: Instr, models: Path, tmp_path: Path) -> None:
+    good = models / "gpt2.gguf"
+    key = "gpt2.attention.layer_norm_epsilon"
+    bad = damaged(good, tmp_path / "bad.gguf", key, math.nan)
+    (tmp_path / "text.txt").write_text("hello " * 500)
+    done = instr("quality", good, bad, "--text", "text.txt", "--ctx", 64, "--only", "outputs")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "bad.gguf: llama.cpp ended the process: ops.cpp:" in line
+
+
+CRASHES = {
+    "SIGABRT": "ctypes.CDLL(None).abort()",
+    "SIGFPE": "getattr(ctypes.CDLL(None), 'raise')(signal.SIGFPE)",
+    "SIGSEGV": "ctypes.string_at(8)",
+    "unordered_map::at": "model.tokenize('hello')",  # an exception of C++ that nobody catches
+}
+
+
+@pytest.mark.parametrize("words", CRASHES)
+@pytest.mark.parametrize("thread", [False, True])
+def test_every_crash_is_one_line(tmp_path: Path, words: str, thread: bool) -> None:
+    model = tmp_path / "no_bytes.gguf"
+    write_mutant(model, {"tokens": texts([f"[{i}]" for i in range(N)])})
+    program = f"""
+import ctypes, signal, threading
+from pathlib import Path
+from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.log import captured
+def crash():
+    {CRASHES[words]}
+with captured(Interrupt()) as log, Model(Path({str(model)!r}), log) as model:
+    with last_words(lambda: ("the model", 2)):
+        if {thread}:
+            other = threading.Thread(target=crash)
+            other.start()
+            other.join()
+        else:
+            crash()
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
+    done = run_program(program, tmp_path, environment)
+    assert done.stderr == f"Error: the model: llama.cpp ended the process: {words}\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+def test_a_crash_outside_is_what_it_was(tmp_path: Path, name: str) -> None:
+    program = f"""
+import faulthandler, signal
+from llamacpp_instr.llama.crashes import last_words
+faulthandler.enable()
+with last_words(lambda: ("nothing", 0)):
+    pass
+signal.raise_signal(signal.{name})
+"""
+    done = run_program(program, tmp_path, {"PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == -getattr(signal, name)
+    assert "Fatal Python error" in done.stderr
+
+
+def run_program(
+    program: str, directory: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_who_uses_the_library_by_themselves_keeps_ggmls_way(models: Path, tmp_path: Path) -> None:
+    """Also after a run of ours in the same process."""
+    bad = damaged(
+        random_models() / "gpt2-dense.gguf", tmp_path / "bad.gguf", "gpt2.attention.head_count", 3
+    )
+    program = f"""
+import io, llama_cpp
+from pathlib import Path
+from llamacpp_instr import record
+from llamacpp_instr.run.session import RunOptions, run
+run(RunOptions({str(models / "gpt2.gguf")!r}, ["hello"], Path("good.log"), n=1), io.BytesIO())
+with record("session.log"):
+    llama_cpp.Llama({str(bad)!r}, verbose=False)
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path), "GGML_NO_BACKTRACE": "1"}
+    done = run_program(program, tmp_path, environment)
+    assert done.returncode == -6, done.stderr
+    assert "GGML_ASSERT" in done.stderr
+    assert "ended the process" not in done.stderr
+
+
+@pytest.mark.parametrize("length", [0, 2**31, 2**32 - 1])
+def test_a_claimed_context_takes_no_memory(
+    instr: Instr, models: Path, tmp_path: Path, length: int
+) -> None:
+    """2³¹ and more are negative to llama.cpp: a context of so many tokens was asked for."""
+    key = "llama.context_length"
+    model = damaged(models / "llama.gguf", tmp_path / "bad.gguf", key, length)
+    done = instr("run", model, "-p", "hello", "-n", 2)
+    assert done.returncode == 0, done.stderr
+    events = map(json.loads, (tmp_path / "session.log").read_text().splitlines())
+    assert [event["n_ctx"] for event in events if event["event"] == "context"] == [4096]

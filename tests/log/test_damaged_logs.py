@@ -1,0 +1,82 @@
+"""Logs whose lines are missing, stand twice or stand elsewhere: every command that reads one is
+done or refuses it with an error of ours."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamacpp_instr.cli import main
+from llamacpp_instr.errors import InstrError
+from tests.kit.native_kit import ROOT
+
+LINES = (ROOT / "tests" / "fixtures" / "every-event.log").read_bytes().splitlines(keepends=True)
+BY = ("op", "layer", "block", "tensor", "type", "phase", "thread")
+COMMANDS = [
+    "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "summary LOG",
+    "summary LOG --json", *(f"stats LOG --by {by}" for by in BY), "stats LOG --warmup --html",
+    "report LOG", "report LOG --json", "diff LOG SOUND", "diff SOUND LOG",
+    "diff LOG LOG --by tensor", "compare LOG SOUND", "compare SOUND LOG",
+    "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",
+    "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
+    "to-parquet LOG --csv -o TABLES --force",
+]  # fmt: skip
+CHANGES = ("leave out", "leave out all of a kind", "twice", "exchange", "shuffle")
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """The fixture with some lines left out, some twice, some exchanged."""
+    lines = list(LINES)
+    change = draw(
+        st.sampled_from(["leave out", "leave out all of a kind", "twice", "exchange", "shuffle"])
+    )
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(1, len(lines) - 1))
+        if change == "leave out":
+            del lines[at]
+        elif change == "leave out all of a kind":
+            kind = lines[at].split(b",")[0]
+            lines = [lines[0], *(line for line in lines[1:] if not line.startswith(kind))]
+        elif change == "twice":
+            lines.insert(draw(st.integers(1, len(lines))), lines[at])
+        elif change == "exchange":
+            other = draw(st.integers(1, len(lines) - 1))
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines[1:] = draw(st.permutations(lines[1:]))
+        if len(lines) < 2:
+            break
+    return b"".join(lines)
+
+
+def _left(line: str, data: bytes) -> BaseException | None:
+    """What `instr` ends with, other than what it may."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        (place / "session.log").write_bytes(data)
+        (place / "sound.log").write_bytes(b"".join(LINES))
+        names = {"LOG": "session.log", "SOUND": "sound.log", "OUT": "out", "TABLES": "tables"}
+        words = [str(place / names[word]) if word in names else word for word in line.split()]
+        done = CliRunner().invoke(main, words)
+        error = done.exception
+        return None if isinstance(error, (SystemExit, InstrError)) else error
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+@settings(max_examples=25, deadline=None)
+@given(data=damaged())
+def test_no_log_makes_a_traceback(line: str, data: bytes) -> None:
+    assert _left(line, data) is None
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_no_event_alone_makes_a_traceback(line: str) -> None:
+    for at in range(1, len(LINES)):
+        assert _left(line, LINES[0] + LINES[at]) is None, LINES[at]
+        assert _left(line, b"".join(LINES[:at] + LINES[at + 1 :])) is None, LINES[at]

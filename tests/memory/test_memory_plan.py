@@ -1,0 +1,319 @@
+"""Predicted memory is llama.cpp's own: to the byte, for every file type and architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.engine import CACHE_TYPES, FLASH_ATTN, Context, ContextOptions, Model
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
+from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
+from llamacpp_instr.memory.plan import plan_memory, plan_memory_again
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.record.recording import record
+from llamacpp_instr.schema import BufferUse
+from llamacpp_instr.schema import Context as ContextEvent
+from tests.conftest import read_events
+from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
+from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
+from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
+
+MIB = 1 << 20
+SMALL = ContextOptions(ctx=256)
+LARGE = ContextOptions(ctx=4096, cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
+PLAIN = ContextOptions(ctx=256, batch=256, ubatch=64, flash_attn="off")
+
+GRID = [
+    ContextOptions(ctx, batch, ubatch, 2, cache_type_k, cache_type_v, flash_attn)
+    for ctx, (batch, ubatch), (cache_type_k, cache_type_v), flash_attn in product(
+        (256, 4096, 32768),
+        ((2048, 512), (64, 32), (512, 2048)),
+        (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "q4_0"), ("bf16", "f32")),
+        ("auto", "on", "off"),
+    )
+    if flash_attn != "off" or "q" not in cache_type_v
+]
+ARCHITECTURES = [
+    "llama-dense", "llama-moe", "gemma3-dense", "gpt2-dense", "phi3-dense", "deepseek2-moe",
+    "deepseek4-moe", "qwen3next-moe", "qwen4exp-moe", "mamba-dense", "mamba2-dense", "jamba-dense",
+    "granitehybrid-dense", "lfm2-dense", "llama4-moe", "gpt-oss-moe", "minimax-01-moe",
+    "minimax-m3-moe", "dream-dense",
+]  # fmt: skip
+
+
+def uses_of(buffers: list[dict[str, object]]) -> dict[tuple[str, str], int]:
+    """Bytes by kind and buffer of a breakdown as the recorder writes it."""
+    names = {"weights": "model", "cache": "context", "compute": "compute"}
+    return {
+        (kind, str(use["buffer"])): int(str(use[name]))
+        for kind, name in names.items()
+        for use in buffers
+        if use.get(name)
+    }
+
+
+def planned_uses(plan: MemoryBreakdown) -> dict[tuple[str, str], int]:
+    return {(use.kind, use.buffer): use.n_bytes for use in plan.uses}
+
+
+def held(path: Path, options: ContextOptions, mmap: bool = True) -> dict[tuple[str, str], int]:
+    """What a context of the model, loaded in earnest, holds."""
+    with captured() as log, Model(path, log, mmap) as model, Context(model, options) as context:
+        assert context.handle
+        return uses_of(native.load().memory(context.handle))
+
+
+@pytest.mark.parametrize("file_type", QUANTIZED_FILE_TYPES)
+def test_every_file_type_of_the_demo_model(file_type: str) -> None:
+    model = load_model_file(quantized_demo(file_type))
+    for options, mmap in ((SMALL, True), (LARGE, True), (PLAIN, False)):
+        plan = dry_run(model, options, mmap)
+        assert planned_uses(plan) == held(model.path, options, mmap)
+
+
+def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
+    model = load_model_file(quantized_demo("Q4_0"))
+    plan = dry_run(model, SMALL, True)
+    repacked = plan.of("weights", "CPU_REPACK")
+    if not repacked:
+        pytest.skip("this processor's library repacks nothing")
+    assert plan.of_kind("weights") > model.n_bytes, "what lies between in the file is mapped too"
+    assert plan.buffers_of()["blk.0.ffn_up.weight"] == ["CPU_REPACK"]
+    assert plan.buffers_of()["blk.0.ffn_norm.weight"] == ["CPU_Mapped"]
+
+
+@pytest.mark.parametrize("file_type", ["F16", "Q4_K_M"])
+def test_every_setting_of_a_context(file_type: str) -> None:
+    model = load_model_file(quantized_demo(file_type))
+    for options in GRID[:: 2 if file_type == "F16" else 5]:
+        assert planned_uses(dry_run(model, options, True)) == held(model.path, options), options
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures(name: str) -> None:
+    model = load_model_file(random_models() / f"{name}.gguf")
+    for options in (SMALL, PLAIN, ContextOptions(ctx=256, ubatch=32), ContextOptions(ubatch=1)):
+        assert planned_uses(dry_run(model, options, True)) == held(model.path, options), options
+
+
+def test_encoders_get_a_context_for_embeddings(models: Path) -> None:
+    model = load_model_file(models / "bert.gguf")
+    plan = dry_run(model, ContextOptions(), True)
+    assert plan.settings.embeddings
+    with captured() as log, Model(model.path, log) as loaded:  # noqa: SIM117
+        with Context(loaded, ContextOptions(), embed_tokens=1) as context:
+            assert context.handle
+            assert planned_uses(plan) == uses_of(native.load().memory(context.handle))
+    assert plan.of_kind("cache") == 0
+
+
+def test_an_encoder_with_a_decoder(models: Path) -> None:
+    model = load_model_file(models / "t5.gguf")
+    assert planned_uses(dry_run(model, SMALL, True)) == held(model.path, SMALL)
+
+
+def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
+    split = unpatched_library() / "llama-gguf-split"
+    command = [split, "--split-max-tensors", "8", quantized_demo("Q4_K_M"), tmp_path / "part"]
+    subprocess.run(command, check=True, capture_output=True)
+    first = min(tmp_path.glob("part-*.gguf"))
+    model = load_model_file(first)
+    assert len(model.headers) > 2
+    for mmap in (True, False):
+        assert planned_uses(dry_run(model, SMALL, mmap)) == held(first, SMALL, mmap)
+
+
+def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path) -> None:
+    """llama.cpp counts it twice where the range of the others goes across it, and so do we."""
+    source, name = random_models() / "qwen4exp-moe.gguf", "per_layer_token_embd.weight"
+    path = write_with_more_rows(source, tmp_path / "large.gguf", name, (4 << 30) + 1)
+    model = load_model_file(path)
+    plan = dry_run(model, SMALL, True)
+    assert plan.of_kind("weights") > 1.9 * model.n_bytes
+    assert planned_uses(plan) == held(path, SMALL)
+
+
+# --- llama.cpp's own words: the unpatched library, which logs MiB to two digits ---
+
+TRUTH: list[tuple[Path, ContextOptions]] = [
+    *((DEMO, options) for options in GRID[::17]),
+    *((random_models() / f"{name}.gguf", SMALL) for name in ARCHITECTURES),
+]
+QUANTIZED_TRUTH = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS", "IQ4_NL"]
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]]:
+    jobs = [*TRUTH, *((quantized_demo(t), LARGE) for t in QUANTIZED_TRUTH)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "kit" / "memory_truth.py")],
+        input=json.dumps([[str(path), as_params(options)] for path, options in jobs]),
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(unpatched_library())},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    answers = json.loads(done.stdout)
+    return [(*job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+
+def as_params(options: ContextOptions) -> dict[str, int]:
+    """The fields of `llama_context_params`."""
+    return {
+        "n_ctx": options.ctx or 0,
+        "n_batch": options.batch or 2048,
+        "n_ubatch": options.ubatch or 512,
+        "type_k": CACHE_TYPES[options.cache_type_k],
+        "type_v": CACHE_TYPES[options.cache_type_v],
+        "flash_attn_type": FLASH_ATTN[options.flash_attn],
+    }
+
+
+def test_the_unpatched_library_logs_the_same_sizes(
+    truth: list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]],
+) -> None:
+    kinds = set()
+    for path, options, logged in truth:
+        assert logged, path
+        plan = dry_run(load_model_file(path), options, True)
+        told = {(k, b): mib for k, buffers in logged.items() for b, mib in buffers.items()}
+        planned = {use: n / MIB for use, n in planned_uses(plan).items()}
+        kinds |= set(planned)
+        for use in set(told) | set(planned):
+            # each of a line's figures is rounded to 0.01 MiB
+            rounding = 0.03
+            assert told.get(use, 0) == pytest.approx(planned.get(use, 0), abs=rounding), (path, use)
+    assert {("weights", "CPU_Mapped"), ("cache", "CPU"), ("compute", "CPU")} <= kinds
+
+
+# --- a recorded session ---
+
+
+def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
+    model = load_model_file(random_models() / "gemma3-dense.gguf")
+    options = ContextOptions(1024, 128, 32, 2, "q8_0", "f16", "on")
+    log = tmp_path / "session.log"
+    with captured() as llama_log, record(log, level="minimal"):  # noqa: SIM117
+        with Model(model.path, llama_log) as loaded, Context(loaded, options):
+            pass
+    (context,) = read_events(log, "context")
+    (memory,) = read_events(log, "memory")
+    del context["event"], memory["event"]
+    measured = read_breakdown(
+        ContextEvent(**context), [BufferUse(**use) for use in memory["buffers"]], []
+    )
+    assert measured.settings.n_ubatch == 32
+    again = plan_memory_again(model, measured)
+    assert again.settings == measured.settings
+    assert again.uses == measured.uses == plan_memory(model, options).uses
+
+
+def test_a_session_that_is_being_recorded_hears_nothing_of_it(tmp_path: Path) -> None:
+    with record(tmp_path / "session.log"):
+        assert plan_memory(load_model_file(DEMO), SMALL).uses
+    assert {event["event"] for event in read_events(tmp_path / "session.log")} == {
+        "session_start",
+        "session_end",
+    }
+
+
+# --- it does not read the weights ---
+
+
+def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
+    """Memory of its own that the prediction takes is that of a small model."""
+    path = write_sparse_llama(tmp_path / "large.gguf", layers=44, width=4096, feed_forward=22016)
+    assert path.stat().st_size > 20e9
+    code = (
+        "import resource, sys\n"
+        "from llamacpp_instr.llama.engine import ContextOptions\n"
+        "from llamacpp_instr.memory.dry_run import dry_run\n"
+        "from llamacpp_instr.model.file import load_model_file\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "dry_run(load_model_file('demo'), ContextOptions(), True)\n"
+        "before = peak()\n"
+        "plan = dry_run(load_model_file(sys.argv[1]), ContextOptions(ctx=131072), True)\n"
+        "print(plan.of_kind('weights'), plan.of_kind('cache'), peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    weights, cache, grown = map(int, done.stdout.split())
+    model = load_model_file(path)
+    assert model.n_bytes <= weights < model.n_bytes * 1.01
+    # keys and values of two bytes, of all layers
+    assert cache == 131072 * 2 * 2 * 4096 * 44
+    assert grown < 100e6, f"{grown:,} bytes"
+
+
+# --- wrong input ---
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ContextOptions(ctx=0), "--ctx is 0"),
+        (ContextOptions(flash_attn="off", cache_type_v="q8_0"), "needs flash attention"),
+        (ContextOptions(threads=100_000), "--threads is 100000"),
+        (ContextOptions(ctx=MAX_CTX + 1), "predicted for up to 33,554,432"),
+    ],
+)
+def test_options_are_checked(options: ContextOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_memory(load_model_file("demo"), options)
+
+
+def test_a_vocabulary_alone_has_no_memory(models: Path) -> None:
+    with pytest.raises(UsageError, match="only a vocabulary"):
+        plan_memory(load_model_file(models / "vocabulary.gguf"), SMALL)
+
+
+def test_positions_that_the_model_has_not_learned(models: Path) -> None:
+    with pytest.raises(UsageError, match="positions"):
+        plan_memory(load_model_file(models / "gpt2.gguf"), ContextOptions(ctx=4096))
+
+
+def with_metadata(path: Path, key: str, value: bytes, source: Path = DEMO) -> ModelFile:
+    """A model, the demo one unless told, with another value of four bytes in its metadata."""
+    data = bytearray(source.read_bytes())
+    key = f"{load_model_file(source).architecture}.{key}"
+    at = data.index(key.encode()) + len(key) + 4
+    data[at : at + 4] = value
+    path.write_bytes(data)
+    return load_model_file(path)
+
+
+def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
+    """The end of the child is one line, and this process lives on."""
+    source = random_models() / "gemma3-dense.gguf"
+    path = tmp_path / "hostile.gguf"
+    model = with_metadata(path, "attention.key_length", b"\0\0\0\0", source)
+    with pytest.raises(LoadError) as refused:
+        plan_memory(model, SMALL)
+    line = str(refused.value)
+    assert line.startswith(f"{model.path}: llama.cpp ended the process: ggml")
+    assert "\n" not in line
+    assert "build" not in line, "the place where it was built concerns nobody"
+
+
+def test_metadata_that_is_no_number(tmp_path: Path) -> None:
+    model = with_metadata(tmp_path / "nan.gguf", "rope.freq_base", b"\0\0\xc0\x7f")
+    assert plan_memory(model, SMALL).uses == plan_memory(load_model_file(DEMO), SMALL).uses
+
+
+def test_metadata_that_claims_memory(tmp_path: Path) -> None:
+    """A vocabulary of two billion tokens that stand nowhere."""
+    path = write_sparse_llama(tmp_path / "large.gguf", layers=1, width=256, feed_forward=512)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"llama.vocab_size") + len("llama.vocab_size") + 4
+    data[at : at + 4] = b"\xff\xff\xff\x7f"
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match="bad_alloc"):
+        plan_memory(load_model_file(path), SMALL)

@@ -1,0 +1,64 @@
+"""What a model file claims takes no memory; what a context needs, the machine has to have."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.memory import machine as machine_memory
+from llamacpp_instr.memory.dry_run import MAX_CTX
+from tests.conftest import Instr, assert_refused
+from tests.kit.native_kit import ROOT
+from tests.kit.sparse_models import write_sparse_llama
+
+# experts and attention with an index; recurrent; loops
+ARCHITECTURES = ["minimax-m3-moe", "mamba2-dense", "hrm_text-dense"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_number_in_a_model_takes_no_memory(environment: dict[str, str]) -> None:
+    """Every number of these architectures; `python -m tests.programs.claims` has all of them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.claims", "--quick", *ARCHITECTURES],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    claims = re.match(r"(\d[\d,]*) claims: .*; 0 findings", done.stdout)
+    assert claims is not None, done.stdout
+    assert int(claims[1].replace(",", "")) > 80 * len(ARCHITECTURES)
+
+
+def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_path: Path) -> None:
+    """Terabytes, for a file that is a hole; nothing is loaded, and no log is left."""
+    model = write_sparse_llama(tmp_path / "large.gguf", layers=4, width=4096, feed_forward=4096)
+    assert_refused(
+        instr("run", model, "-p", "a", "--ctx", MAX_CTX),
+        "large.gguf needs 2,",
+        "cache 2,199.0 GB",
+        "this machine has",
+        "a smaller --ctx needs less",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["large.gguf"]
+    assert_refused(instr("quality", model, model, "--ctx", MAX_CTX), "this machine has")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_machines_memory_is_what_the_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_memory, "_LIMITS", ())
+    swaps = [line.split() for line in Path("/proc/swaps").read_text().splitlines()[1:]]
+    swap = sum(int(columns[2]) << 10 for columns in swaps)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine_memory.machine_memory() == memory + swap
+
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine_memory, "_LIMITS", (limit, tmp_path / "of another version"))
+    for told, there in (("max\n", memory + swap), ("65536\n", 65536), (f"{1 << 63}\n", None)):
+        limit.write_text(told)
+        assert machine_memory.machine_memory() == (there or memory + swap)

@@ -1,0 +1,109 @@
+"""What llama.cpp would end the process on is refused in one line; what it loads passes."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.header import read_header
+from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
+from tests.conftest import Instr, assert_refused
+from tests.kit.native_kit import DEMO, random_models
+
+
+def rewritten(path: Path, key: str, value: int | str) -> Path:
+    """A copy of the demo model with one metadata entry more, or with another value."""
+    source = gguf.GGUFReader(DEMO)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in source.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", key):
+            continue
+        kind = field.types[0]
+        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=sub_type)
+    is_text = isinstance(value, str)
+    writer.add_key_value(
+        key, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32
+    )
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("llama.block_count", 0, "not from 1 to 512"),
+        ("llama.block_count", 513, "not from 1 to 512"),
+        ("llama.nextn_predict_layers", 5, "more than the 4 layers"),
+        ("llama.expert_count", 1025, "more than 1024"),
+        ("llama.expert_count", 8, "llama.expert_used_count is 0 of 8"),
+        ("llama.expert_used_count", 2, "2 of 0 experts"),
+        ("llama.expert_group_count", 2, "no experts"),
+        ("llama.rope.dimension_count", 0, "not more than 0"),
+        ("llama.rope.dimension_count_swa", 0, "not more than 0"),
+        ("llama.attention.indexer.block_size", 65537, "more than 65536"),
+        ("llama.embedding_length_out", 2**31, "more than 65536"),
+        ("llama.hyper_connection.sinkhorn_iterations", 1025, "more than 1024"),
+        ("llama.token_shift_count", 3, "more than 2"),
+        ("llama.rope.scaling.type", "sideways", "'sideways', which llama.cpp does not know"),
+    ],
+)
+def test_a_hostile_value_is_named(
+    instr: Instr, tmp_path: Path, key: str, value: int | str, words: str
+) -> None:
+    path = rewritten(tmp_path / "hostile.gguf", key, value)
+    assert_refused(instr("run", path, "-p", "a", "-n", "1"), "llama.", words)
+    assert not (tmp_path / "session.log").exists()
+
+
+@pytest.mark.parametrize("key", ["rope.dimension_count", "rope.dimension_count_swa"])
+def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str) -> None:
+    """A kernel does not end otherwise, whatever a file says of attention that it does not have."""
+    path = tmp_path / "hostile.gguf"
+    data = bytearray((random_models() / "gemma3-dense.gguf").read_bytes())
+    for name, value in ((key, 0), ("attention.key_length_mla", 192)):
+        at = data.index(f"gemma3.{name}".encode() + struct.pack("<I", gguf.GGUFValueType.UINT32))
+        struct.pack_into("<I", data, at + len(f"gemma3.{name}") + 4, value)
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=rf"gemma3\.{key} is 0, not more than 0"):
+        check_hyper_parameters(path, read_header(path))
+
+
+def test_every_architecture_that_upstream_writes_passes() -> None:
+    paths = sorted(random_models().glob("*.gguf"))
+    assert len(paths) > 100
+    for path in paths:
+        check_hyper_parameters(path, read_header(path))
+
+
+def test_quality_survives_what_only_an_architecture_asserts(instr: Instr, tmp_path: Path) -> None:
+    """Loaded in a process of its own first, whose end is one line."""
+    path = rewritten(tmp_path / "hostile.gguf", "llama.attention.head_count_kv", 3)
+    done = instr("quality", "demo", path, "--chunks", "1", "--only", "outputs")
+    assert done.returncode == 2, done.stderr
+    assert str(path) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_experts_used_by_layer(tmp_path: Path) -> None:
+    """llama.cpp takes one number for all layers, or one a layer: the most of them counts."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint32("llama.block_count", 2)
+    writer.add_uint32("llama.expert_count", 4)
+    writer.add_array("llama.expert_used_count", [2, 5])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match="expert_used_count is 5 of 4 experts"):
+        check_hyper_parameters(tmp_path / "m.gguf", read_header(tmp_path / "m.gguf"))

@@ -1,0 +1,200 @@
+"""Every command of README and docs is one that exists, and does what the page says it does."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.upstream import patches_dir, read_upstream
+from tests.image import engine_lines
+from tests.kit import tiny_models
+from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
+from tests.kit.native_kit import DEMO, ROOT
+from tests.newcomer import suite
+from tests.pages import test_docs_servers
+
+LINES = [line for page in PAGES for line in lines_of(page)]
+BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, line.block))]
+
+OTHERS = {
+    "make test": test_docs_servers.RUNS,
+    "make test-docs": suite.RUNS,
+    # except two, of an image that needs a registry: tests/pages/test_docker_lines.py
+    "make docker-test": engine_lines.docker_lines(),
+}
+"""who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
+
+# run as one script, by a test of its own
+PATCHES = "patches/README.md"
+
+
+def runner(line: Line) -> str | None:
+    """Who else runs a line; None where it is run here."""
+    if line.text.startswith("instr build") and not sdist_at_hand():
+        return "make test-docs"
+    return next((who for who, lines in OTHERS.items() if line in lines), None)
+
+
+def sdist_at_hand() -> bool:
+    """Whether what `instr build` begins with need not be fetched; in CI it is fetched."""
+    version = read_upstream(patches_dir()).version
+    kept = cache_dir() / "sdist" / f"llama_cpp_python-{version}.tar.gz"
+    return kept.is_file() or "CI" in os.environ
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """Models and logs that the pages speak of, made of the demo model."""
+    directory = tmp_path_factory.mktemp("stock")
+    shutil.copyfile(DEMO, directory / "model-F16.gguf")
+    tiny_models.write_bert(directory / "encoder.gguf")
+    (directory / "your-text.txt").write_text("Once upon a time, Nora was glad. " * 40)
+    (directory / "prompt.txt").write_text("Once upon a time\n")
+    (directory / "app.py").write_text(
+        "import llama_cpp\n"
+        f"model = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, verbose=False)\n"
+        "print(model('Once upon a time', max_tokens=4)['choices'][0]['text'])\n"
+    )
+    for words in (
+        ["quantize", "model-F16.gguf", "--types", "Q8_0,Q4_K_M"],
+        ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *words],
+            cwd=directory, env=environment, check=True, capture_output=True,
+        )  # fmt: skip
+    return directory
+
+
+def named(block: list[Line]) -> str:
+    return f"{block[0].page}-{block[0].block}"
+
+
+# the examples of one command stand beside each other, and some stand on another page too
+EXAMPLES = "docs/cli.md"
+README = [line.text for line in LINES if line.page == "README.md"]
+ELSEWHERE = [line.text for line in LINES if line.page != EXAMPLES]
+RUNNABLE = [
+    run
+    for block in BLOCKS
+    for run in ([[line] for line in block] if block[0].page == EXAMPLES else [block])
+    if not all(map(runner, run))
+    and run[0].page != PATCHES
+    and not (run[0].page == EXAMPLES and run[0].text in ELSEWHERE)
+]
+
+
+@pytest.mark.parametrize("block", RUNNABLE, ids=named)
+def test_the_commands_of_a_block_work_one_after_the_other(
+    block: list[Line], stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    place = Place(tmp_path / "place", stock, environment)
+    for line in block:
+        if runner(line):
+            continue
+        if line.page != "README.md" and line.text in README:
+            continue  # it works
+        if shutil.which("jq") is None:
+            line = replace(line, text=line.text.partition("| jq ")[0])
+        done = place.run(line)
+        assert done.returncode == 0, f"{line.page}: {line.text}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, f"{line.page}: {line.text}\n{done.stderr}"
+    leftover = [path.name for path in place.directory.rglob("*") if path.suffix == ".part"]
+    assert leftover == []
+
+
+@pytest.mark.skipif(not sdist_at_hand(), reason="the sdist is not in the cache")
+def test_the_patches_are_edited_and_exported_as_their_page_says(
+    stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In a copy of the checkout; what is exported from an untouched tree is what was there."""
+    (block,) = (block for block in BLOCKS if block[0].page == PATCHES)
+    script = "\n".join(["set -e", *(line.text for line in block)])
+    assert "/tmp/edit" in script
+    place = Place(tmp_path / "place", stock, {**environment, "PYTHONPATH": ""})
+    for name in ("patches", "tools", "llamacpp_instr", "converters", "pyproject.toml"):
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, place.directory / name, ignore=ignored)
+        else:
+            shutil.copyfile(ROOT / name, place.directory / name)
+    done = place.run_script(script.replace("/tmp/edit", str(tmp_path / "edit")))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert contents(place.directory / "patches") == contents(ROOT / "patches")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("code", blocks_of(ROOT / "README.md", "python"))
+def test_the_python_of_the_readme_runs(
+    code: str, stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    place = Place(tmp_path / "place", stock, environment)
+    if "record" not in code:
+        shutil.copyfile(stock / "session.log", place.directory / "session.log")
+    (place.directory / "code.py").write_text(code, encoding="utf-8")
+    done = place.run_script("python code.py && instr check session.log")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_q4_k_against_q8_0_begins_with_one_file(
+    stock: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Three commands, and the reader has to have nothing but the F16 model."""
+    block = next(b for b in BLOCKS if b[0].text.startswith("instr quantize model-F16.gguf"))
+    assert [line.text.split()[1] for line in block] == ["quantize", "quality", "compare"]
+    place = Place(tmp_path / "place", stock, environment)
+    assert place.run(block[0]).returncode == 0
+    wanted = {word for line in block for word in line.text.split() if word.endswith(".gguf")}
+    assert {path.name for path in place.directory.glob("*.gguf")} == wanted
+    assert place.laid == ["model-F16.gguf"]
+
+
+def test_every_line_is_run_by_somebody() -> None:
+    """By this file, or by one of the others; a new line is tried here unless another takes it."""
+    run = {line.text for block in RUNNABLE for line in block if not runner(line)}
+    run |= {line.text for line in LINES if line.page == PATCHES}
+    run |= {line.text for lines in OTHERS.values() for line in lines}
+    assert [line for line in LINES if line.text not in run] == []
+    assert all(OTHERS.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for test in re.findall(r"`(?:python -m )?pytest ([^`]+)`", text):
+        for path in test.split():
+            assert (ROOT / path).is_file(), path
+    for module in re.findall(r"python -m ((?:tools|benchmarks|tests)[\w.]*)", text):
+        path = ROOT / module.replace(".", os.sep)
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([\w-]+)`|^make ([\w-]+)", text, re.M):
+        assert re.search(rf"^{target[0] or target[1]}:", makefile, re.M), target
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(
+        r"`((?:tests|tools|benchmarks|llamacpp_instr|converters)/[^`*]+)`", text
+    ):
+        at = ROOT / path
+        assert at.exists() or at.with_suffix(".py").is_file(), path
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    listed = re.findall(r"^\| \[([\w-]+\.md)\]", index, re.M)
+    assert len(listed) == len(set(listed))
+    assert pages <= set(listed)

@@ -1,0 +1,1 @@
+"""Programs with a make target of their own."""

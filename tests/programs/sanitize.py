@@ -1,0 +1,99 @@
+"""The recorder's C and C++ under sanitizers: `make sanitize`.
+
+Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
+ThreadSanitizer, and runs `native/recorder_stress.cpp` with each: contexts that decode at once,
+every level, sessions that come and go, a full disk, a closed pipe; `native/log_team.cpp`, since
+ThreadSanitizer has to do without the threads of OpenMP; and `native/models_come_and_go.cpp` for
+`--seconds`. AddressSanitizer ends the program at a finding. ThreadSanitizer also sees races inside
+ggml's own kernels, whose barriers it does not understand; those are counted, every other one is a
+failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.kit.native_kit import DEMO, ROOT, compile_program, sanitized_library
+
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "thread": ["-fsanitize=thread"],
+}
+# an access and its frames
+ACCESS = r"^  (?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) .*\n((?:    #.*\n)+)"
+NATIVE = ROOT / "tests" / "native"
+
+
+def run(sanitizer: str, seconds: int) -> None:
+    """Raises CalledProcessError or AssertionError at a finding. `seconds` is how long models are
+    loaded and freed while the log rotates."""
+    library = sanitized_library(sanitizer)
+    with tempfile.TemporaryDirectory() as folder:
+        program, team, come_and_go = (
+            compile_program(NATIVE / name, library, Path(folder), SANITIZERS[sanitizer])
+            for name in ("recorder_stress.cpp", "log_team.cpp", "models_come_and_go.cpp")
+        )
+        logs = Path(folder) / "logs"
+        logs.mkdir()
+        env = {
+            **os.environ,
+            "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+            "TSAN_OPTIONS": f"halt_on_error=0:exitcode=0:log_path={folder}/races",
+        }
+        subprocess.run([program, DEMO, logs], env=env, check=True)
+        subprocess.run([team, f"{folder}/team.log", "3", "20000"], env=env, check=True)
+        rotating = {
+            "LLAMA_INSTR_LOG": str(logs / "rotated.log"),
+            "LLAMA_INSTR_LEVEL": "verbose",
+            "LLAMA_INSTR_ROTATE": "150000",
+        }
+        subprocess.run([program, DEMO], env=env | rotating, check=True)
+        assert (logs / "rotated.part3.log").exists(), "the log did not rotate"
+        rotating["LLAMA_INSTR_LOG"] = f"{folder}/come-and-go.log"
+        subprocess.run([come_and_go, DEMO, str(seconds)], env=env | rotating, check=True)
+        text = "".join(path.read_text() for path in Path(folder).glob("races.*"))
+        ours, kernels = races(text)
+        assert not ours, "\n".join(ours)
+        if kernels:
+            print(f"{sanitizer}: {kernels} races inside ggml's kernels, none elsewhere")
+        checked = subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", "check", *sorted(logs.glob("*.log"))],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        print(f"{sanitizer}: no finding; {len(checked.stdout.splitlines())} logs check clean")
+
+
+def races(text: str) -> tuple[list[str], int]:
+    """ThreadSanitizer's reports that are not about two kernels of ggml, and how many others."""
+    ours, kernels = [], 0
+    for report in text.split("WARNING: ThreadSanitizer: ")[1:]:
+        accesses = re.findall(ACCESS, report, re.MULTILINE)
+        places = [
+            next((f for f in re.findall(r"#\d+ (\w+)", frames) if not f.startswith("mem")), "")
+            for frames in accesses
+        ]
+        if len(places) == 2 and all(place.startswith("ggml_compute_forward_") for place in places):
+            kernels += 1
+        else:
+            ours.append(report)
+    return ours, kernels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sanitizers", nargs="*", default=list(SANITIZERS))
+    parser.add_argument("--seconds", type=int, default=20)
+    options = parser.parse_args()
+    for sanitizer in options.sanitizers:
+        run(sanitizer, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

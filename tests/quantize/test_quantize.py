@@ -1,0 +1,343 @@
+"""`quantize` writes what llama-quantize writes, and its dry run says what that will be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from converters.analyses.quantization import quantization_reports
+from llamacpp_instr.llama.native import import_llama_cpp
+from llamacpp_instr.model.file import Weight, load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.quantize.plan import (
+    ALIASES,
+    WRITABLE,
+    QuantizationPlan,
+    QuantizeOptions,
+    quantized_name,
+)
+from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
+from tests.conftest import Instr
+from tests.kit.native_kit import (
+    compile_program,
+    installed_library,
+    random_models,
+    unpatched_library,
+)
+from tests.kit.quantize_kit import (
+    importances,
+    legacy_imatrix,
+    llama_quantize,
+    write_imatrix,
+    write_model,
+)
+
+ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
+
+SLOW_TABLES = {"IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M"}
+"""file types for which ggml computes tables for seconds, in every process anew"""
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows all types divide."""
+    return write_model(tmp_path_factory.mktemp("wide") / "wide-f32.gguf")
+
+
+@pytest.fixture(scope="session")
+def imatrix(wide: Path) -> Path:
+    return write_imatrix(wide.with_name("imatrix.gguf"), importances(wide))
+
+
+@pytest.mark.parametrize("file_type", ON_DEMO)
+def test_the_demo_models_file_is_llama_quantizes_to_the_byte(
+    demo_model: Path, tmp_path: Path, file_type: str
+) -> None:
+    llama_quantize(demo_model, tmp_path / "theirs.gguf", file_type, 2)
+    done = quantize_model(load_model_file("demo"), file_type, tmp_path / "ours.gguf")
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert done.file_bytes == done.path.stat().st_size == done.plan.file_bytes
+
+
+def test_files_with_an_importance_matrix_are_llama_quantizes_to_the_byte(
+    wide: Path, imatrix: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    with Quantizer(load_model_file(wide), QuantizeOptions(imatrix=imatrix)) as quantizer:
+        for file_type in (name for name in WRITABLE if name not in SLOW_TABLES):
+            plan = quantizer.plan(file_type)
+            quantizer.write(plan, ours, force=True)
+            llama_quantize("--imatrix", imatrix, wide, theirs, file_type, 2)
+            assert ours.read_bytes() == theirs.read_bytes(), file_type
+            assert_came_true(plan, ours)
+
+
+def test_the_types_of_every_file_type_are_those_of_llama_quantizes_dry_run(wide: Path) -> None:
+    with Quantizer(load_model_file(wide)) as quantizer:
+        for file_type in WRITABLE:
+            plan = quantizer.plan(file_type)
+            told = subprocess.run(
+                [unpatched_library() / "llama-quantize", "--dry-run", wide, file_type],
+                capture_output=True, text=True, check=True,
+            ).stderr  # fmt: skip
+            lines = [line for line in told.splitlines() if line.startswith("[")]
+            assert len(lines) == len(plan.tensors)
+            for tensor, line in zip(plan.tensors, lines, strict=True):
+                name, type_ = tensor.name, tensor.type.name.lower()
+                assert f"] {name} " in line
+                assert line.lower().endswith(f"({type_})") or tensor.type == tensor.weight.type
+            assert plan.needs_imatrix == ("will require an imatrix" in told), file_type
+
+
+def test_what_falls_back_is_named_with_the_type_that_it_would_have(
+    wide: Path, tmp_path: Path
+) -> None:
+    narrow = load_model_file(write_model(tmp_path / "narrow.gguf", 96))
+    n_fallbacks = 0
+    with Quantizer(load_model_file(wide)) as meant, Quantizer(narrow) as quantizer:
+        for file_type in (name for name in WRITABLE if name != "Q1_0"):
+            plan = quantizer.plan(file_type)
+            wanted = {tensor.name: tensor.type for tensor in meant.plan(file_type).tensors}
+            for tensor in plan.tensors:
+                assert (tensor.fallback_from or tensor.type) == wanted[tensor.name], file_type
+            n_fallbacks += len(plan.fallbacks)
+            if not plan.needs_imatrix and file_type not in SLOW_TABLES:
+                output = tmp_path / f"{file_type}.gguf"
+                quantizer.write(plan, output)
+                assert_came_true(plan, output)
+    assert n_fallbacks > 20 * 8 * 7
+
+
+def test_embeddings_that_are_the_output_fall_back_too(tmp_path: Path) -> None:
+    for width, expected in ((256, ("Q6_K", None)), (96, ("Q8_0", "Q6_K"))):
+        source = load_model_file(write_model(tmp_path / f"{width}.gguf", width, tied=True))
+        plan = plan_quantization(source, "Q4_K_M")
+        (tensor,) = (tensor for tensor in plan.tensors if tensor.name == "token_embd.weight")
+        assert (
+            tensor.type.name,
+            tensor.fallback_from and tensor.fallback_from.name,
+        ) == expected
+
+
+def test_rows_that_no_block_divides_become_f16(tmp_path: Path) -> None:
+    odd = load_model_file(write_model(tmp_path / "odd.gguf", 40))
+    done = quantize_model(odd, "Q4_K_M", tmp_path / "out.gguf")
+    (tensor,) = (tensor for tensor in done.plan.tensors if tensor.name == "blk.0.ffn_up.weight")
+    assert (tensor.type.name, tensor.fallback_from) == ("F16", BY_NAME["Q4_K"])
+    assert_came_true(done.plan, done.path)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (QuantizeOptions(pure=True), ["--pure"]),
+        (QuantizeOptions(output_type=BY_NAME["Q8_0"]), ["--output-tensor-type", "q8_0"]),
+        (QuantizeOptions(embedding_type=BY_NAME["F16"]), ["--token-embedding-type", "f16"]),
+        (
+            QuantizeOptions(
+                tensor_types=[
+                    (r"blk\.[0-2]\.ffn_down", BY_NAME["Q6_K"]),
+                    ("ffn_", BY_NAME["IQ4_NL"]),
+                ]
+            ),
+            ["--tensor-type", r"blk\.[0-2]\.ffn_down=q6_k", "--tensor-type", "ffn_=iq4_nl"],
+        ),
+    ],
+)
+def test_options_are_llama_quantizes(
+    wide: Path, tmp_path: Path, ours: QuantizeOptions, theirs: list[str]
+) -> None:
+    llama_quantize(*theirs, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    done = quantize_model(load_model_file(wide), "Q4_K_M", tmp_path / "ours.gguf", ours)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    plain = plan_quantization(load_model_file(wide), "Q4_K_M")
+    assert done.plan != plain, "the option made no difference"
+
+
+def test_an_importance_matrix_of_the_older_format_is_taken_as_llama_quantize_takes_it(
+    wide: Path, tmp_path: Path
+) -> None:
+    matrix = tmp_path / "imatrix.dat"
+    matrix.write_bytes(legacy_imatrix(importances(wide)))
+    llama_quantize("--imatrix", matrix, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    source, options = load_model_file(wide), QuantizeOptions(imatrix=matrix)
+    done = quantize_model(source, "Q4_K_M", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert load_model_file(done.path).metadata["quantize.imatrix.dataset"] == "words.txt"
+
+
+def test_each_expert_has_importances_of_its_own(tmp_path: Path) -> None:
+    experts = {"blk.0.ffn_up_exps.weight": (4, 8, 256)}
+    model = write_model(tmp_path / "model.gguf", shapes=experts)
+    # the last of the four has seen nothing
+    matrix = write_imatrix(tmp_path / "imatrix.gguf", importances(model), count=3)
+    llama_quantize("--imatrix", matrix, model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    options = QuantizeOptions(imatrix=matrix)
+    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    without = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "without.gguf").path
+    (ours, other) = (load_model_file(path).by_name for path in (done.path, without))
+    assert read_data(ours["blk.0.ffn_up_exps.weight"]) != read_data(
+        other["blk.0.ffn_up_exps.weight"]
+    )
+
+
+def test_a_model_in_parts_becomes_one_file(wide: Path, tmp_path: Path) -> None:
+    split = unpatched_library() / "llama-gguf-split"
+    subprocess.run(
+        [split, "--split-max-tensors", "30", wide, tmp_path / "parts"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    first = min(tmp_path.glob("parts-*.gguf"))
+    llama_quantize(first, tmp_path / "theirs.gguf", "Q5_K_S", 2)
+    done = quantize_model(load_model_file(first), "Q5_K_S", tmp_path / "ours.gguf")
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert_came_true(done.plan, done.path)
+
+
+@pytest.mark.parametrize("architecture", ["mamba-dense", "deepseek2-moe", "gemma3-dense"])
+def test_other_architectures_are_llama_quantizes_to_the_byte(
+    tmp_path: Path, architecture: str
+) -> None:
+    model = random_models() / f"{architecture}.gguf"
+    llama_quantize(model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
+    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf")
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    assert_came_true(done.plan, done.path)
+
+
+def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_path: Path) -> None:
+    eight = tmp_path / "eight.gguf"
+    llama_quantize(wide, eight, "Q8_0", 2)
+    llama_quantize("--allow-requantize", eight, tmp_path / "theirs.gguf", "Q4_0", 2)
+    options = QuantizeOptions(allow_requantize=True)
+    done = quantize_model(load_model_file(eight), "Q4_0", tmp_path / "ours.gguf", options)
+    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    (report,) = quantization_reports([done.plan], [done.path], written=True)
+    assert report.notes == ["58 tensors were quantized before: what is lost adds up."]
+
+
+def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = load_model_file(wide)
+    quantize_model(
+        source, "Q8_0", tmp_path / "out.gguf", on_progress=lambda *told: seen.append(told)
+    )
+    assert len(seen) == len(source.weights)
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {source.n_elements}
+
+
+def test_the_command_writes_a_file_for_each_type_and_says_its_size(
+    instr: Instr, tmp_path: Path
+) -> None:
+    done = instr("quantize", "demo", "--types", "q8_0,Q4_K,Q4_K_M")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "demo-Q4_K_M.gguf",
+        "demo-Q8_0.gguf",
+    ]
+    size = (tmp_path / "demo-Q8_0.gguf").stat().st_size
+    assert f"demo-Q8_0.gguf    Q8_0    {size:,}         8.51     53.2 %" in done.stdout
+
+
+def test_a_file_is_named_after_its_source_without_that_ones_type(
+    instr: Instr, wide: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert instr("quantize", wide, "--types", "Q4_1", "-o", "out").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["wide-Q4_1.gguf"]
+    assert instr("quantize", wide, "--types", "Q4_1", "-o", "mine.gguf").returncode == 0
+    assert (tmp_path / "mine.gguf").is_file()
+
+
+def test_a_dry_run_writes_nothing_and_knows_every_file_type(instr: Instr, tmp_path: Path) -> None:
+    types = [*WRITABLE, *ALIASES]
+    done = instr("quantize", "demo", "--types", ",".join(types), "--dry-run", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert not told["written"]
+    assert [file["file_type"] for file in told["files"]] == list(WRITABLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("tiny-F16.gguf", "tiny-Q4_0.gguf"),
+        ("Tiny.bf16.gguf", "Tiny-Q4_0.gguf"),
+        ("tiny-q4_k_m.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-Q4_K.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-F16-00001-of-00003.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-f16-chat.gguf", "tiny-f16-chat-Q4_0.gguf"),
+        ("F16.gguf", "F16-Q4_0.gguf"),
+        ("tiny", "tiny-Q4_0.gguf"),
+    ],
+)
+def test_names_of_files(source: str, name: str) -> None:
+    assert quantized_name(Path("somewhere", source), "Q4_0") == name
+
+
+def test_names_of_a_model_do_nothing_to_the_terminal(instr: Instr, tmp_path: Path) -> None:
+    name = "blk.0.\x1b[2Jffn_up.weight"
+    write_model(tmp_path / "model.gguf", shapes={name: (8, 96)})
+    done = instr("quantize", "model.gguf", "--types", "Q4_K_M", "--dry-run")
+    assert "\x1b" not in done.stdout
+    assert r"blk.0.\x1b[2Jffn_up" in done.stdout
+    done = instr("quantize", "model.gguf", "--types", "Q4_K_M", "--dry-run", "--json")
+    assert name in [tensor["name"] for tensor in json.loads(done.stdout)["files"][0]["tensors"]]
+
+
+def test_a_dry_run_lists_what_falls_back(instr: Instr, models: Path) -> None:
+    done = instr("quantize", models / "llama.gguf", "--types", "Q4_K_M,Q1_0", "--dry-run")
+    assert done.returncode == 2, "no type is defined to fall back to from Q1_0"
+    done = instr("quantize", models / "llama.gguf", "--types", "Q4_K_M", "--dry-run")
+    assert "Q4_K_M  Q4_K   Q5_0       12  32, 64      blk.0.attn_k.weight" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_structures_of_ctypes_are_those_of_the_header(tmp_path: Path) -> None:
+    lib = import_llama_cpp().llama_cpp
+    names = (
+        "llama_model_quantize_params", "llama_model_imatrix_data", "llama_model_tensor_override",
+    )  # fmt: skip
+    expected = []
+    lines = []
+    for name in names:
+        structure = getattr(lib, name)
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        expected.append((name, lib.ctypes.sizeof(structure)))
+        for field, _ in structure._fields_:
+            expected.append((field, getattr(structure, field).offset))
+            lines.append(f'printf("{field} %zu\\n", offsetof({name}, {field}));')
+    # its union has no name there, its members follow the key
+    lines.append('printf("value %zu\\n", offsetof(llama_model_kv_override, val_str));')
+    expected.append(("value", lib.llama_model_kv_override.value.offset))
+    source = tmp_path / "layout.cpp"
+    source.write_text(
+        "#include <cstddef>\n#include <cstdio>\n#include <llama.h>\n"
+        f"int main() {{ {' '.join(lines)} }}\n"
+    )
+    program = compile_program(source, installed_library(), tmp_path)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    found = [line.split() for line in told.splitlines()]
+    assert [(name, int(offset)) for name, offset in found] == expected
+
+
+def read_data(weight: Weight) -> bytes:
+    with weight.path.open("rb") as file:
+        file.seek(weight.offset)
+        return file.read(weight.n_bytes)
+
+
+def assert_came_true(plan: QuantizationPlan, path: Path) -> None:
+    written = load_model_file(path)
+    assert written.file_type == plan.file_type
+    assert written.file_size == plan.file_bytes
+    assert written.n_bytes == plan.n_bytes
+    assert [(weight.name, weight.type) for weight in written.weights] == [
+        (tensor.name, tensor.type) for tensor in plan.tensors
+    ]

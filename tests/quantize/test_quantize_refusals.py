@@ -1,0 +1,296 @@
+"""What cannot be quantized is told in one line, the interpreter stays alive, and no half of a file
+is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.quantize.checks import check_outputs
+from llamacpp_instr.quantize.plan import QuantizeOptions
+from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
+from tests.conftest import Instr, assert_refused
+from tests.kit.quantize_kit import importances, llama_quantize, write_imatrix, write_model
+from tests.kit.tiny_models import write_llama
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("wide") / "wide.gguf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--types", "Q4_X"], ["'Q4_X'", "Q4_K_M"]),
+        (["--types", "Q8_0,"], ["''"]),
+        (["--types", "NVFP4"], ["NVFP4", "only reads"]),
+        (["--types", "Q8_0", "-o", "-"], ["-o"]),
+        (["--types", "Q8_0", "-o", "nowhere"], ["no directory nowhere"]),
+        (["--types", "Q8_0,Q4_0", "-o", "one.gguf"], ["one.gguf", "2 types"]),
+        (["--types", "IQ2_XS"], ["importance matrix", "blk.0.", "--imatrix"]),
+        (["--types", "Q2_K_S"], ["importance matrix", "Q2_K"]),
+        (["--types", "Q4_K", "--embedding-type", "IQ1_S"], ["importance", "token_embd.weight"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_q"], ["attn_q", "REGEX=TYPE"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_q=Q9"], ["'Q9'"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_q=Q8_K"], ["'Q8_K'", "cannot"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_x=Q8_0"], ["'attn_x'", "no tensor"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_(=Q8_0"], ["'attn_('", "regular expression"]),
+        (["--types", "F16", "--tensor-type", "attn_q=Q8_0"], ["F16"]),
+        (["--types", "Q4_K", "--imatrix", "nothing.gguf"], ["nothing.gguf"]),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    instr: Instr, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(instr("quantize", "demo", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_several_types_that_cannot_be_made_stops_all(instr: Instr, tmp_path: Path) -> None:
+    assert_refused(instr("quantize", "demo", "--types", "Q8_0,IQ1_M"), "IQ1_M")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_exists_stays_unless_forced(instr: Instr, wide: Path, tmp_path: Path) -> None:
+    there = tmp_path / "wide-Q8_0.gguf"
+    there.write_text("mine")
+    assert_refused(instr("quantize", wide, "--types", "Q4_0,Q8_0"), str(there.name), "--force")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there.name, "mine")]
+    assert instr("quantize", wide, "--types", "Q8_0", "--force").returncode == 0
+    load_model_file(there)
+
+
+def test_the_source_is_never_the_output(instr: Instr, wide: Path, tmp_path: Path) -> None:
+    source, before = tmp_path / "model.gguf", wide.read_bytes()
+    source.write_bytes(before)
+    (tmp_path / "link.gguf").symlink_to(source)
+    for name in ("model.gguf", "link.gguf"):
+        done = instr("quantize", source, "--types", "Q8_0", "-o", name, "--force")
+        assert_refused(done, f"{name} would overwrite the input {source}")
+    assert source.read_bytes() == before
+
+
+def test_a_model_that_is_quantized_already(wide: Path, tmp_path: Path) -> None:
+    eight = quantize_model(load_model_file(wide), "Q8_0", tmp_path / "eight.gguf").path
+    with pytest.raises(UsageError, match=r"quantized already.*Q8_0.*--allow-requantize"):
+        quantize_model(load_model_file(eight), "Q4_0", tmp_path / "four.gguf")
+    # what is copied loses nothing
+    again = quantize_model(load_model_file(eight), "Q8_0", tmp_path / "again.gguf").path
+    assert again.read_bytes() == eight.read_bytes()
+
+
+def test_embeddings_whose_rows_the_wanted_type_does_not_divide(tmp_path: Path) -> None:
+    narrow = load_model_file(write_model(tmp_path / "narrow.gguf", 96))
+    for option in ("embedding_type", "output_type"):
+        options = QuantizeOptions(**{option: BY_NAME["Q4_K"]})
+        with pytest.raises(UsageError, match=r"rows of 96 elements.*256 do not divide"):
+            plan_quantization(narrow, "Q8_0", options)
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    model = load_model_file(write_llama(tmp_path / "nan.gguf", nan_in="blk.1.ffn_up.weight"))
+    for file_type in ("Q8_0", "F16"):
+        with pytest.raises(UsageError, match=r"blk\.1\.ffn_up\.weight.*invalid data"):
+            quantize_model(model, file_type, tmp_path / "out.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["nan.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("y" * 70 + ".weight", "longer than 63 bytes"),
+        ("a\nb.weight", r"says nothing of 'a\\nb\.weight'"),
+    ],
+)
+def test_names_that_llama_cpp_cannot_take_or_tell(tmp_path: Path, name: str, finding: str) -> None:
+    model = write_model(tmp_path / "model.gguf", shapes={name: (8, 256)})
+    with pytest.raises(InstrError, match=finding):
+        plan_quantization(load_model_file(model), "Q8_0")
+
+
+def test_a_tensor_without_dimensions_where_there_should_be_rows(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", shapes={"token_embd.weight": ()})
+    options = QuantizeOptions(embedding_type=BY_NAME["Q8_0"])
+    with pytest.raises(UsageError, match="rows of 1 elements"):
+        plan_quantization(load_model_file(model), "Q8_0", options)
+    plan_quantization(load_model_file(model), "Q4_K_M")
+
+
+def test_a_hyper_parameter_that_is_missing(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf")
+    model.write_bytes(model.read_bytes().replace(b"llama.block_count", b"llama.block_coumt"))
+    with pytest.raises(UsageError, match=r"key not found in model: llama\.block_count"):
+        plan_quantization(load_model_file(model), "Q8_0")
+
+
+def test_an_alignment_that_the_quantizer_would_not_keep(tmp_path: Path) -> None:
+    """llama-quantize pads to 32 bytes what its header says to be padded to 128."""
+    path = write_model(tmp_path / "model.gguf", 40, alignment=128)
+    with pytest.raises(UsageError, match=r"general\.alignment 128"):
+        plan_quantization(load_model_file(path), "F16")
+
+    llama_quantize(path, tmp_path / "theirs.gguf", "F16")
+    with pytest.raises(UsageError, match="truncated"):
+        load_model_file(tmp_path / "theirs.gguf")
+
+
+def test_a_vocabulary_has_nothing_to_quantize(instr: Instr, models: Path) -> None:
+    done = instr("quantize", models / "vocabulary.gguf", "--types", "Q8_0")
+    assert_refused(done, "no weights")
+
+
+def test_an_importance_matrix_of_another_model(wide: Path, tmp_path: Path) -> None:
+    sums = importances(wide)
+    sums["blk.0.ffn_up.weight"] = np.ones(32, np.float32)
+    options = QuantizeOptions(imatrix=write_imatrix(tmp_path / "other.gguf", sums))
+    with pytest.raises(UsageError, match=r"another model.*32 importances.*blk\.0\.ffn_up"):
+        plan_quantization(load_model_file(wide), "Q4_K_M", options)
+    matrix = write_imatrix(tmp_path / "none.gguf", {"x.weight": np.ones(256, np.float32)})
+    with pytest.raises(UsageError, match=r"another model.*none of the tensors"):
+        plan_quantization(load_model_file(wide), "Q4_K_M", QuantizeOptions(imatrix=matrix))
+
+
+def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(
+    wide: Path, tmp_path: Path
+) -> None:
+    source, name = load_model_file(wide), "blk.5.attn_q.weight"
+    matrix = write_imatrix(tmp_path / "matrix.gguf", importances(wide, [name]))
+    with pytest.raises(UsageError, match=r"no importances for 'blk\.5\.attn_q\.weight'.*IQ2_XXS"):
+        plan_quantization(source, "IQ2_XXS", QuantizeOptions(imatrix=matrix))
+    plan_quantization(source, "Q4_K_M", QuantizeOptions(imatrix=matrix))
+
+    # embeddings are not in any matrix of llama-imatrix; ggml would abort on these types
+    matrix = write_imatrix(tmp_path / "rest.gguf", importances(wide, ["token_embd.weight"]))
+    options = QuantizeOptions(imatrix=matrix, embedding_type=BY_NAME["IQ2_XS"])
+    with pytest.raises(UsageError, match=r"no importances for 'token_embd\.weight'"):
+        plan_quantization(source, "Q4_K_M", options)
+
+
+def test_an_abort_of_ggml_is_an_error_of_ours(tmp_path: Path) -> None:
+    """The quantizer forgets the fourth dimension and aborts: nothing here foresees that."""
+    four = {"extra.weight": (2, 2, 2, 256)}
+    model = load_model_file(write_model(tmp_path / "model.gguf", shapes=four))
+    with pytest.raises(InstrError, match=r"died \(SIGABRT\).*GGML_ASSERT"):
+        quantize_model(model, "Q8_0", tmp_path / "out.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_what_was_written_is_looked_at_before_it_gets_its_name(wide: Path, tmp_path: Path) -> None:
+    with Quantizer(load_model_file(wide)) as quantizer:
+        plan = dataclasses.replace(quantizer.plan("Q8_0"), file_type="Q4_0")
+        with pytest.raises(InstrError, match=r"made Q6_K of 'output.weight', where .* said Q8_0"):
+            quantizer.write(plan, tmp_path / "out.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_no_file(instr: Instr, wide: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    done = instr("quantize", wide, "--types", "Q8_0", "-o", "pipe.gguf", "--force")
+    assert_refused(done, "pipe.gguf", "no regular file")
+    assert_refused(instr("quantize", wide, "--types", "Q8_0", "-o", os.devnull), os.devnull)
+
+
+def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(InstrError, match="could not be written: is the disk full"):
+            quantize_model(load_model_file(wide), "Q8_0", tmp_path / "out.gguf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
+    # others write to the disk, too: by far too much, and only checked
+    rows = 2 * shutil.disk_usage(tmp_path).free // 1024 + 1
+    model = write_sparse_model(tmp_path / "sparse.gguf", (rows, 256))
+    source = load_model_file(model)
+    plan = plan_quantization(source, "F32")
+    with pytest.raises(UsageError, match=r"bytes are needed in .*, which has .* left"):
+        check_outputs(source, [plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
+
+
+def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:
+    with Quantizer(load_model_file(wide)) as quantizer:
+        quantizer.plan("Q8_0")
+        quantizer._process.kill()
+        quantizer._process.wait()
+        with pytest.raises(InstrError, match=r"died \(SIGKILL\)"):
+            quantizer.plan("Q4_0")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_stopped_quantization_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, number: int, status: int
+) -> None:
+    process = subprocess.Popen(
+        # its tables take seconds
+        [sys.executable, "-m", "llamacpp_instr", "quantize", "demo", "--types", "IQ3_S"],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: any(path.stat().st_size > 10_000 for path in tmp_path.iterdir()))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == status, errors
+    if number == signal.SIGINT:
+        assert errors.strip() == "Interrupted"
+    # after SIGKILL only the other process can tidy up
+    wait_for(lambda: list(tmp_path.iterdir()) == [])
+
+
+def write_sparse_model(path: Path, shape: tuple[int, ...]) -> Path:
+    """A model with one more tensor of zeros, which takes no room on the disk."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(256)
+    writer.add_head_count(4)
+    writer.add_feed_forward_length(256)
+    writer.add_layer_norm_rms_eps(1e-5)
+    n_bytes = 4 * math.prod(shape)
+    writer.add_tensor_info("token_embd.weight", shape, np.dtype(np.float32), n_bytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + n_bytes + 64)
+    return path
+
+
+def wait_for(condition: object) -> None:
+    assert callable(condition)
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_without_the_library_it_says_what_to_do(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('no such library')\n")
+    path = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "quantize", "demo", "--types", "Q8_0"],
+        env={**environment, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert_refused(done, "no such library", "instr build")

@@ -1,0 +1,157 @@
+"""The time adds up: ops fill their compute, and a step's spans what its caller waits for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from llamacpp_instr import schema
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import load_session
+from tests.kit.native_kit import (
+    DEMO,
+    ROOT,
+    compile_program,
+    installed_library,
+    random_models,
+    run_probe,
+)
+
+DECODES = 60
+
+
+def record(tmp_path: Path, model: Path, threads: int, level: str) -> list[schema.Event]:
+    log = tmp_path / "session.log"
+    run_probe(
+        tmp_path / "out.npz", model, "--threads", str(threads), "--level", level,
+        "--log", str(log), "--decodes", str(DECODES),
+    )  # fmt: skip
+    return [event for _, event in read_events(log)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+@pytest.mark.parametrize("name", ["demo", "qwen3next-moe"])
+def test_ops_and_their_gaps_cover_the_compute(
+    tmp_path: Path, name: str, threads: int, level: str
+) -> None:
+    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    events = record(tmp_path, model, threads, level)
+    ops = {e.compute: e for e in events if isinstance(e, schema.Ops) and e.thread == 0}
+    computes = [e for e in events if isinstance(e, schema.Compute)]
+    assert any(c.reused for c in computes)
+    shares = []
+    for compute in computes:
+        begin = compute.t + compute.start
+        run = ops[compute.compute]
+        end = run.t + sum(run.dur) + sum(run.gap or []) + run.tail
+        assert begin <= run.t
+        assert end <= begin + compute.dur
+        # the launch (threads woken, plan made) lies before the first op: a gap like the others
+        shares.append((end - begin) / compute.dur)
+    assert median(shares) >= 0.99, shares
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_spans_of_a_step_add_up_to_what_the_caller_waits_for(
+    tmp_path: Path, threads: int
+) -> None:
+    log = tmp_path / "session.log"
+    program = compile_program(
+        ROOT / "tests" / "native" / "decode_times.cpp", installed_library(), tmp_path
+    )
+    printed = subprocess.run(
+        [program, DEMO, log, str(threads), str(DECODES)], check=True, capture_output=True, text=True
+    ).stdout
+    outside = [int(line) for line in printed.split()]
+    events = [event for _, event in read_events(log)]
+    ends = [e for e in events if isinstance(e, schema.StepEnd)]
+    assert len(ends) == len(outside) == DECODES + 1
+    spans = {end.step: end.prepare + end.readback + end.recorder for end in ends}
+    for e in events:
+        if isinstance(e, schema.Compute):
+            spans[e.step] += e.apply + e.build + e.alloc + e.inputs + e.dur
+    assert all(spans[end.step] <= waited for end, waited in zip(ends, outside, strict=True))
+    assert sum(end.n_reused for end in ends) >= DECODES - 1
+    shares = [spans[end.step] / waited for end, waited in zip(ends, outside, strict=True)]
+    assert median(shares) >= 0.98, shares
+
+
+def test_layers_are_the_sums_of_their_ops(tmp_path: Path) -> None:
+    events = record(tmp_path, DEMO, 2, "detailed")
+    graphs = {e.graph: e for e in events if isinstance(e, schema.Graph)}
+    plans = {e.plan: e for e in events if isinstance(e, schema.Plan)}
+    ops = {e.compute: e for e in events if isinstance(e, schema.Ops) and e.thread == 0}
+    for layers in (e for e in events if isinstance(e, schema.Layers)):
+        run = ops[layers.compute]
+        plan = plans[run.plan]
+        nodes = graphs[plan.graph].nodes
+        assert nodes is not None
+        own = dict.fromkeys(layers.layer, 0)
+        gaps = run.gap or [0] * len(run.dur)
+        previous = None
+        for node, gap, dur in zip(plan.node, gaps, run.dur, strict=True):
+            layer = nodes.layer[node]
+            own[layer] += dur + (gap if layer == previous else 0)
+            previous = layer
+        told = dict.fromkeys(layers.layer, 0)
+        for layer, dur in zip(layers.layer, layers.dur, strict=True):
+            told[layer] += dur
+        assert told == own
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_op_costs_at_most_sixteen_bytes_of_log(tmp_path: Path, threads: int) -> None:
+    # everything that a kernel adds at `detailed`: its share of `ops`, `layers` and `plan` lines
+    record(tmp_path, DEMO, threads, "detailed")
+    size = ops = 0
+    for line in (tmp_path / "session.log").read_bytes().splitlines(keepends=True):
+        event = json.loads(line)
+        if event["event"] in ("ops", "layers", "plan"):
+            size += len(line)
+        if event["event"] == "ops":
+            ops += len(event["dur"])
+    assert ops > 50 * DECODES
+    assert size / ops <= 16, f"{size / ops:.1f} bytes an op"
+    print(f"{size / ops:.2f} bytes an op")
+
+
+def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
+    """Longer than 32 bits of the counter's ticks: the process stands still in the middle of one."""
+    still = 2.8
+    longest = 0
+    for attempt in range(8):  # it may be caught outside of a compute
+        log = tmp_path / f"{attempt}.log"
+        command = [
+            sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once upon a time",
+            "-n", "400", "--repeat", "40", "--level", "verbose", "--threads", "1",
+                "--log", str(log),
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+            deadline = time.monotonic() + 60
+            while not (log.exists() and log.stat().st_size > 200_000):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            run.send_signal(signal.SIGSTOP)
+            time.sleep(still)
+            grown = log.stat().st_size
+            run.send_signal(signal.SIGCONT)
+            while run.poll() is None and log.stat().st_size < grown + 200_000:
+                time.sleep(0.01)
+            run.send_signal(signal.SIGINT)  # there is no more to be learned from it
+            _, said = run.communicate(timeout=60)
+        assert run.returncode == 130, said
+        assert list(check_log(log)) == []
+        ops = load_session(log).ops
+        longest = max(int(max(op.dur.max(), 0 if op.gap is None else op.gap.max())) for op in ops)
+        if longest > 1e9:
+            break
+    assert still * 1e9 <= longest < (still + 1) * 1e9

@@ -1,0 +1,127 @@
+"""Contexts, threads and processes that decode at once are kept apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr import schema
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from tests.kit.native_kit import DEMO
+
+TWO_THREADS = f"""
+    import sys, threading, llamacpp_instr, llama_cpp
+    texts = {{}}
+
+    def tell(name, prompt):
+        llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=256, n_threads=1, verbose=False)
+        with session.mark(name):
+            out = llm.create_completion(prompt, max_tokens=60, temperature=0)
+        texts[name] = out["choices"][0]["text"]
+
+    with llamacpp_instr.record(sys.argv[1], level=sys.argv[2]) as session:
+        threads = [threading.Thread(target=tell, args=pair)
+                   for pair in [("one", "Once upon a time"), ("two", "One day, a little")]]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    print(repr(texts))
+"""
+
+
+FORKED_AFTER_A_COMPUTE = f"""
+    import os, sys, llamacpp_instr, llama_cpp
+    llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=2, verbose=False)
+    with llamacpp_instr.record(sys.argv[1]):
+        llm.create_completion("Once", max_tokens=4, temperature=0)
+    child = os.fork()
+    if child == 0:
+        with llamacpp_instr.record(sys.argv[2]) as session:
+            for i in range(1000): session.note(str(i), i)
+        os._exit(0)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
+    tmp_path: Path,
+) -> None:
+    """They helped the parent to format; waiting for them would never end."""
+    logs = [tmp_path / "parent.log", tmp_path / "child.log"]
+    command = [sys.executable, "-c", textwrap.dedent(FORKED_AFTER_A_COMPUTE), *map(str, logs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert list(check_log(logs[1])) == []
+    told = Counter(type(event) for _, event in read_events(logs[1]))
+    assert (told[schema.Note], told[schema.SessionEnd]) == (1000, 1)
+
+
+def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
+    for level in schema.LEVELS:
+        log = tmp_path / f"{level}.log"
+        command = [sys.executable, "-c", textwrap.dedent(TWO_THREADS), str(log), level]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert list(check_log(log)) == []
+        events = [event for _, event in read_events(log)]
+        contexts = {e.ctx for e in events if isinstance(e, schema.Context)}
+        assert contexts == {0, 1}
+        begins = {e.step: e for e in events if isinstance(e, schema.StepBegin)}
+        ends = {e.step: e for e in events if isinstance(e, schema.StepEnd)}
+        assert begins.keys() == ends.keys()
+        # the two did run at once: some step began before the other context's step had ended
+        spans = [(begins[s].t, ends[s].t, begins[s].ctx) for s in begins]
+        assert any(a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2]), (
+            "the threads took turns"
+        )
+        # each context's computes are its own, made by one thread
+        by_step = {e.step: e.ctx for e in begins.values()}
+        for compute in (e for e in events if isinstance(e, schema.Compute)):
+            assert compute.ctx == by_step[compute.step]
+        threads = {(e.ctx, e.thread) for e in begins.values()}
+        assert len(threads) == 2
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_eight_processes_under_one_exec_give_eight_logs(tmp_path: Path, method: str) -> None:
+    program = f"""
+        import multiprocessing, sys
+
+        def tell(seed):
+            import llama_cpp
+            llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
+            llm.create_completion("Once", max_tokens=20, temperature=1.0, seed=seed)
+
+        if __name__ == "__main__":
+            multiprocessing.set_start_method(sys.argv[1])
+            children = [multiprocessing.Process(target=tell, args=(i,)) for i in range(8)]
+            for child in children: child.start()
+            for child in children: child.join()
+            sys.exit(sum(child.exitcode for child in children))
+    """
+    script = tmp_path / "app.py"
+    script.write_text(textwrap.dedent(program))
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "exec", "--log", str(tmp_path / "app-%p.log"),
+         "--", sys.executable, str(script), method],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    logs = sorted(tmp_path.glob("*.log"))
+    assert len(logs) == 8
+    pids = set()
+    for log in logs:
+        findings = [finding.message for finding in check_log(log)]
+        # a forked worker of multiprocessing leaves with _exit(): all is there but the last line
+        assert findings == ([] if method == "spawn" else ["ended unclosed: no session_end"])
+        events = [event for _, event in read_events(log)]
+        assert isinstance(events[0], schema.SessionStart)
+        pids.add(events[0].process.pid)
+        steps = Counter(type(event) for event in events)
+        assert steps[schema.StepBegin] == steps[schema.StepEnd] > 1
+    assert len(pids) == 8

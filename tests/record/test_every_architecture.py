@@ -1,0 +1,105 @@
+"""Every architecture that upstream can make a model of is recorded, whole and with its layers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr import schema
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from tests.kit.native_kit import ROOT, random_models, unpatched_library
+
+# What no layer owns: the embedding before the first, the output after the last, and what some
+# architectures spread around all of them (streams of hyper-connections, residual mixes).
+GLOBAL = re.compile(
+    r"(embd|inp_embd|inp_embd_scaled|inp_scaled|inp_norm|embd_norm|inpL|pos_embd"
+    r"|model\.input_embed|model\.embed_tokens|embedding_output"
+    r"|norm|norm_w|result_norm|result_output|result_output_no_bias|result_embd_pooled"
+    r"|lmhead_scaling|h_nextn|hc_init|hc_head(_mixes|_pre)?|hc_gate|res_probs)"
+    r"( \(view\) \(cont\))?"
+)
+UNNAMED = re.compile(r"node_\d+|")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("architectures")
+    probe("record", str(folder))
+    return folder
+
+
+def probe(*arguments: str, unpatched: bool = False) -> str:
+    env = dict(os.environ)
+    if unpatched:
+        env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
+    script = ROOT / "tests" / "kit" / "probe_architectures.py"
+    return subprocess.run(
+        [sys.executable, str(script), str(random_models()), *arguments],
+        env=env, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
+
+def test_there_are_about_as_many_as_upstream_knows(logs: Path) -> None:
+    assert len(list(logs.glob("*.log"))) == len(list(random_models().glob("*.gguf"))) >= 120
+
+
+def test_every_log_checks_clean(logs: Path) -> None:
+    findings = [str(finding) for log in sorted(logs.glob("*.log")) for finding in check_log(log)]
+    assert findings == []
+
+
+def test_the_kernels_in_the_log_are_the_nodes_that_ggml_ran(logs: Path) -> None:
+    ran = json.loads(probe("count", unpatched=True))
+    logged = {log.stem: count_logged_nodes(log) for log in logs.glob("*.log")}
+    assert logged == ran
+
+
+def count_logged_nodes(log: Path) -> int:
+    plans: dict[int, int] = {}
+    total = 0
+    for _, event in read_events(log):
+        if isinstance(event, schema.Plan):
+            plans[event.plan] = sum(event.n or [1] * len(event.node))  # fused ones counted
+        elif isinstance(event, schema.Ops):
+            total += plans[event.plan]
+    return total
+
+
+def output_side(nodes: schema.Nodes) -> set[int]:
+    """Nodes whose results reach no node of a layer."""
+    read_by_layer = set()
+    for i in reversed(range(len(nodes.name))):
+        if nodes.layer[i] >= 0 or i in read_by_layer:
+            read_by_layer.update(nodes.src[i])
+    return set(range(len(nodes.name))) - read_by_layer
+
+
+def test_every_kernel_has_a_layer_or_is_a_named_global(logs: Path) -> None:
+    homeless = []
+    executed = 0
+    for log in sorted(logs.glob("*.log")):
+        for _, event in read_events(log):
+            if not isinstance(event, schema.Graph):
+                continue
+            assert event.nodes is not None
+            nodes = event.nodes
+            first = next(i for i, layer in enumerate(nodes.layer) if layer >= 0)
+            output = output_side(nodes)
+            for i, runs in enumerate(nodes.exec):
+                executed += runs
+                name = nodes.name[i]
+                if not runs or nodes.layer[i] >= 0 or GLOBAL.fullmatch(name):
+                    continue
+                # what nobody named is global by its place: before all layers, or read by none
+                unnamed = UNNAMED.fullmatch(name.split(" (")[0])
+                if not (unnamed and (i < first or i in output)):
+                    homeless.append(f"{log.stem}: node {i} {nodes.op[i]} {name!r}")
+    assert executed > 10000
+    assert homeless == []

@@ -1,0 +1,224 @@
+"""Whatever happens to process, disk or reader: whole lines, counted losses, no crash."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr import schema
+from llamacpp_instr.log.reader import read_events
+from tests.kit.native_kit import DEMO
+
+KILLS = 100
+
+# Loads the library once, then forks one recording child a request: a kill costs milliseconds.
+NURSERY = """
+    import ctypes, os, sys
+    import llama_cpp.llama_cpp as api
+    model_path, folder = sys.argv[1:]
+    silent = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(silent, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    for line in sys.stdin:
+        number = int(line)
+        child = os.fork()
+        if child == 0:
+            log = f"{folder}/{number}.log".encode()
+            assert api._lib.llama_instr_begin(log, b"verbose", None, None, 0) == 0
+            model = api.llama_model_load_from_file(
+                model_path.encode(), api.llama_model_default_params())
+            params = api.llama_context_default_params()
+            params.n_ctx = 64
+            params.n_threads = params.n_threads_batch = 1
+            context = api.llama_init_from_model(model, params)
+            token = (ctypes.c_int32 * 1)(7)
+            while True:
+                for _ in range(60):
+                    api.llama_decode(context, api.llama_batch_get_one(token, 1))
+                api.llama_memory_clear(api.llama_get_memory(context), True)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("gone", flush=True)
+"""
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(text)]
+
+
+IDLE = f"""
+    import sys, time, llamacpp_instr, llama_cpp
+    session = llamacpp_instr.record(sys.argv[1])
+    llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
+    llm.create_completion("Once", max_tokens=8, temperature=0)
+    print("done", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_waiting_process_has_decoded_is_on_disk(tmp_path: Path) -> None:
+    log = tmp_path / "session.log"
+    with subprocess.Popen([*program(IDLE), str(log)], stdout=subprocess.PIPE, text=True) as idle:
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "done\n"
+        deadline = time.monotonic() + 60
+        while log.read_bytes().count(b'"event":"token"') < 8:
+            assert time.monotonic() < deadline, "the last tokens stay in memory"
+            time.sleep(0.05)
+        idle.kill()
+    reader = read_events(log)
+    events = [event for _, event in reader]
+    begins = [event.step for event in events if isinstance(event, schema.StepBegin)]
+    ends = [event.step for event in events if isinstance(event, schema.StepEnd)]
+    assert begins == ends
+    assert reader.end is not None
+    assert reader.end.state == "unclosed"
+
+
+def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    lines_in_all = 0
+    with subprocess.Popen(
+        [*program(NURSERY), str(DEMO), str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as nursery:  # fmt: skip
+        assert nursery.stdin
+        assert nursery.stdout
+        for number in range(KILLS):
+            nursery.stdin.write(f"{number}\n")
+            nursery.stdin.flush()
+            child = int(nursery.stdout.readline())
+            log = tmp_path / f"{number}.log"
+            while not log.exists() or log.stat().st_size == 0:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.15))
+            os.kill(child, signal.SIGKILL)
+            assert nursery.stdout.readline() == "gone\n"
+            lines_in_all += assert_unclosed(log)
+        nursery.stdin.close()
+    assert lines_in_all > 100 * KILLS, "the processes were killed before they did anything"
+
+
+def assert_unclosed(log: Path) -> int:
+    reader = read_events(log)
+    lines = sum(1 for _ in reader)
+    assert reader.end is not None
+    assert reader.end.state in ("unclosed", "truncated")
+    assert reader.end.skipped == 0
+    assert "ended unclosed" in reader.end.sentence()
+    return lines
+
+
+RECORD = f"""
+    import sys, llamacpp_instr, llama_cpp
+    with llamacpp_instr.record(sys.argv[1], level="verbose") as session:
+        llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=256, n_threads=1, verbose=False)
+        for _ in range(8):
+            llm.create_completion("Once upon a time", max_tokens=100, temperature=0)
+    print("done")
+"""
+
+
+def in_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script that may mount file systems of its own."""
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *arguments],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept.log"
+    disk.mkdir()
+    done = in_namespace(
+        'disk=$1 kept=$2; shift 2; mount -t tmpfs -o size=512k none "$disk";'
+        '"$@" "$disk/s.log"; cp "$disk/s.log" "$kept"',
+        str(disk), str(kept), *program(RECORD),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+    told = [line for line in done.stderr.splitlines() if "cannot be written" in line]
+    assert len(told) == 1
+    assert "No space left on device" in told[0]
+    reader = read_events(kept)
+    events = [event for _, event in reader]
+    assert reader.end is not None
+    # the recorder gave back enough room for the last line, which counts what is missing
+    assert reader.end.state == "closed"
+    end = events[-1]
+    assert isinstance(end, schema.SessionEnd)
+    assert end.dropped > 0
+    assert sum(end.events.values()) == len(events) - 1
+
+
+def test_a_full_disk_stops_the_program_where_that_was_asked_for(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = RECORD.replace('level="verbose"', 'level="verbose", on_log_error="stop"')
+    done = in_namespace(
+        'mount -t tmpfs -o size=256k none "$1"; shift; "$@"',
+        str(disk), *program(script), str(disk / "s.log"),
+    )  # fmt: skip
+    assert done.returncode == 74  # EX_IOERR
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "stopping, as asked" in done.stderr
+
+
+def test_a_disk_that_is_read_only_is_one_line(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = in_namespace(
+        'mount -t tmpfs -o ro none "$1"; shift; "$@"',
+        str(disk), sys.executable, "-m", "llamacpp_instr", "run", "demo", "-p", "Once", "-n", "2",
+        "--log", str(disk / "s.log"),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # as a program that is not Python: a write to the pipe would end it
+    default = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
+    script = RECORD.replace("    import sys,", f"    {default}\n    import sys,")
+    with subprocess.Popen(
+        [*program(script), str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        with pipe.open("rb") as reader:
+            reader.readline()
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out == "done\n"
+    assert err.count("Broken pipe; ") + err.count("(Broken pipe)") >= 1
+
+
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+def test_a_program_that_ends_without_closing_still_leaves_a_closed_log(
+    tmp_path: Path, level: str
+) -> None:
+    log = tmp_path / "s.log"
+    script = f"""
+        import llamacpp_instr, llama_cpp, sys
+        session = llamacpp_instr.record({str(log)!r}, level={level!r})
+        llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
+        llm.create_completion("Once", max_tokens=4)
+        sys.exit(3)
+    """
+    done = subprocess.run(program(script), capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    reader = read_events(log)
+    events = [event for _, event in reader]
+    assert isinstance(events[-1], schema.SessionEnd)
+    assert events[-1].reason == "exit"

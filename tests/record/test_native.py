@@ -1,0 +1,137 @@
+"""The recorder's C API under stress (contexts at once, sessions that come and go, errors), and what
+it writes of numbers and texts."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.log.check import check_log
+from tests.kit.native_kit import DEMO, ROOT, compile_program, installed_library
+
+
+def test_the_recorder_under_stress(tmp_path: Path) -> None:
+    program = _compiled("recorder_stress", tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    done = subprocess.run([program, DEMO, logs], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "recorder_stress: passed\n"
+    written = sorted(logs.glob("*.log"))
+    assert len(written) == 26
+    for log in written:
+        assert list(check_log(log)) == []
+
+
+def _compiled(name: str, into: Path) -> Path:
+    source = ROOT / "tests" / "native" / f"{name}.cpp"
+    return compile_program(source, installed_library(), into)
+
+
+@pytest.fixture(scope="module")
+def json_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _compiled("json_line", tmp_path_factory.mktemp("json_line"))
+
+
+@pytest.fixture(scope="module")
+def compute_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _compiled("compute_team", tmp_path_factory.mktemp("compute_team"))
+
+
+@pytest.fixture(scope="module")
+def log_team(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _compiled("log_team", tmp_path_factory.mktemp("log_team"))
+
+
+def _numbers() -> list[int]:
+    """Around every power of ten, and of every length."""
+    powers = [10**n + near for n in range(20) for near in (-1, 0, 1)]
+    rng = random.Random(0)
+    anywhere = [rng.getrandbits(rng.randint(1, 64)) for _ in range(2000)]
+    return [*powers, *range(1100), 2**63 - 1, 2**63, 2**64 - 1, *anywhere]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plain", "\n", 'a "quoted" \\ one', "\x01\x1f \x7f", "é\u4e2d\U0001f600 end", "end\t"],
+    ids=repr,
+)
+def test_numbers_and_texts_are_read_back_as_they_were(text: str, json_line: Path) -> None:
+    numbers = _numbers()
+    printed = subprocess.run(
+        [json_line, text], input=" ".join(map(str, numbers)), check=True, capture_output=True,
+        encoding="utf-8",
+    ).stdout.splitlines()  # fmt: skip
+    signed = [number - 2**64 if number >= 2**63 else number for number in numbers]
+    for line, expected in zip(printed, (numbers, signed), strict=True):
+        assert json.loads(line) == {
+            "event": "numbers",
+            "t": numbers[0],
+            "text": text,
+            "column": expected,
+            "fields": expected,
+        }
+
+
+def test_bytes_that_are_no_utf8_are_replaced(json_line: Path) -> None:
+    printed = subprocess.run([json_line, b"a\xff\xc3(b\xe2\x82"], input=b"0", capture_output=True)
+    text = json.loads(printed.stdout.splitlines()[0])["text"]
+    assert text == "a\ufffd\ufffd(b\ufffd\ufffd"
+
+
+@pytest.mark.parametrize(("threads", "team"), [(1, "0 0"), (2, "2 2"), (3, "3 3")])
+def test_the_threads_of_a_compute_can_be_given_something_else_to_do(
+    threads: int, team: str, compute_team: Path
+) -> None:
+    done = subprocess.run([compute_team, DEMO, str(threads)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{team}\n")
+
+
+def _events(log: Path) -> Counter[str]:
+    return Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+
+
+def _counts(printed: str) -> dict[str, int]:
+    return {event: int(n) for event, n in (line.split() for line in printed.splitlines())}
+
+
+@pytest.mark.parametrize("entries", [0, 3, 1000, 20000])
+def test_a_log_is_the_same_however_many_threads_format_it(
+    entries: int, log_team: Path, tmp_path: Path
+) -> None:
+    written = []
+    for threads in (1, 2, 3, 16):
+        log = tmp_path / f"{threads}.log"
+        done = subprocess.run(
+            [log_team, log, str(threads), str(entries)], check=True, capture_output=True, text=True
+        )
+        written.append(log.read_bytes())
+        assert _counts(done.stdout) == {**_events(log) - Counter(["end"]), "dropped": 0}
+    assert written[1:] == written[:1] * 3
+
+
+def _stop_files_at_300_kb() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+
+def test_what_a_team_cannot_write_is_dropped_from_there_on(log_team: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.log", tmp_path / "cut.log"
+    subprocess.run([log_team, whole, "1", "20000"], check=True, capture_output=True)
+    done = subprocess.run(
+        [log_team, cut, "3", "20000"], check=True, capture_output=True, text=True,
+        preexec_fn=_stop_files_at_300_kb,
+    )  # fmt: skip
+    kept = cut.read_bytes().splitlines()[:-1]
+    counts = _counts(done.stdout)
+    assert 0 < len(kept) < 20000
+    assert kept == whole.read_bytes().splitlines()[: len(kept)]
+    assert counts.pop("dropped") == 20000 - len(kept)
+    assert counts == _events(cut) - Counter(["end"])

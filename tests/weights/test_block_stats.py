@@ -1,0 +1,286 @@
+"""What is counted in a tensor's blocks: by hand, and against gguf-py on real tensors."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+import warnings
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.weights import blocks
+from llamacpp_instr.weights.blocks import find_reference, load_block, load_values
+from llamacpp_instr.weights.layout import LAYOUTS
+from llamacpp_instr.weights.statistics import GRID, BlockStats, compute_block_stats
+from tests.kit.block_models import half, random_rows, rows_of, write_blocks
+from tests.kit.quantized_kit import quantized_demo
+
+NAME = "blk.0.ffn_down.weight"
+FILE_TYPES = ["Q4_0", "Q8_0", "Q2_K", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS"]
+
+
+def stats_of(path: Path, name: str = "t", reference: Path | None = None) -> BlockStats:
+    weight = load_model_file(path).by_name[name]
+    if reference is None:
+        return compute_block_stats(weight)
+    return compute_block_stats(weight, find_reference(load_model_file(reference), weight))
+
+
+@pytest.fixture(params=FILE_TYPES)
+def quantized(request: pytest.FixtureRequest) -> Path:
+    return quantized_demo(request.param)
+
+
+def test_a_histogram_counted_by_hand(tmp_path: Path) -> None:
+    # a byte holds two codes
+    data = rows_of([half(1) + bytes([0x00] * 16), half(1) + bytes([0xF7] * 10 + [0x88] * 6)], 1)
+    quants = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})).quants
+    assert quants.counts.tolist() == [32, 0, 0, 0, 0, 0, 0, 10, 12, 0, 0, 0, 0, 0, 0, 10]
+    assert (quants.n, quants.n_lowest, quants.n_highest, quants.n_zero) == (64, 32, 10, 12)
+
+
+def test_saturation_of_q8_0_counts_the_code_that_only_others_write(tmp_path: Path) -> None:
+    codes = np.array([-128, -127, -126, 126, 127, 127] + [0] * 26, np.int8).tobytes()
+    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", rows_of([half(1) + codes], 1))})
+    quants = stats_of(path).quants
+    assert (quants.n_lowest, quants.n_highest, quants.n_zero) == (2, 2, 26)
+
+
+def test_ends_of_4_bit_floats_are_those_of_the_levels_not_of_the_codes(tmp_path: Path) -> None:
+    # 7 is 12 and 15 is -12, 0 and 8 are both zero
+    codes = bytes([0x77, 0x7F, 0xFF, 0x80]) + bytes([0x11] * 12)
+    data = rows_of([bytes([127]) + codes], 1)
+    quants = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("MXFP4", data)})).quants
+    assert (quants.n_lowest, quants.n_highest, quants.n_zero) == (3, 3, 2)
+
+
+def test_scales_that_are_zero_denormal_or_no_numbers_are_counted(tmp_path: Path) -> None:
+    scales = [0.0, -0.0, 2**-24, -(2**-15), 2**-14, 3.0, -7.0, math.inf, -math.inf, math.nan]
+    data = rows_of([half(d) + bytes(16) for d in scales], 2)
+    d = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})).d
+    assert d is not None
+    assert (d.n, d.n_zero, d.n_denormal, d.n_non_finite) == (10, 2, 2, 3)
+    assert (d.least, d.median, d.largest) == (-7.0, 0.0, 3.0)
+
+
+def test_sub_block_scales_by_hand(tmp_path: Path) -> None:
+    # eight scales and eight minima of six bits: 63 63 0 5, then 0; minima 1 2 63 0, then 0
+    packed = bytes([63, 63, 0, 5, 1, 2, 63, 0, 0, 0, 0, 0])
+    stats = stats_of(
+        write_blocks(
+            tmp_path / "m.gguf",
+            {"t": ("Q4_K", rows_of([half(2, 1) + packed + bytes(128)] * 3, 3))},
+        )
+    )
+    assert stats.scales is not None
+    assert stats.mins is not None
+    assert (stats.scales.n, stats.scales.n_highest, stats.scales.n_zero) == (24, 6, 15)
+    assert (stats.mins.n, stats.mins.n_highest, stats.mins.n_zero) == (24, 3, 15)
+    # one row of 24 sub-blocks
+    assert stats.scale_grid.cells.tolist() == [[126.0, 126.0, 0.0, 10.0, 0.0, 0.0, 0.0, 0.0] * 3]
+
+
+def test_errors_are_those_of_gguf_py(quantized: Path, demo_model: Path) -> None:
+    stats = stats_of(quantized, NAME, demo_model)
+    (theirs,) = (t for t in gguf.GGUFReader(quantized).tensors if t.name == NAME)
+    (exact,) = (t for t in gguf.GGUFReader(demo_model).tensors if t.name == NAME)
+    values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
+    error = values.astype(np.float64) - exact.data.astype(np.float64)
+    block = stats.weight.type.block
+    by_block = np.sqrt(np.square(error.reshape(-1, block)).mean(axis=1))
+    assert stats.errors is not None
+    assert stats.errors.rmse == pytest.approx(np.sqrt(np.square(error).mean()), rel=1e-12)
+    assert [worst.block for worst in stats.errors.worst] == np.argsort(-by_block)[:10].tolist()
+    for worst in stats.errors.worst:
+        assert worst.rmse == pytest.approx(by_block[worst.block], rel=1e-12)
+        there = error[worst.row, worst.column : worst.column + block]
+        assert worst.max_error == np.abs(there).max()
+    layout = LAYOUTS[stats.weight.type.name]
+    assert stats.error_grid is not None
+    by_sub_block = np.square(error.reshape(256, -1, layout.sub_block or block)).mean(axis=2)
+    np.testing.assert_allclose(stats.error_grid.cells, np.sqrt(by_sub_block), rtol=1e-12)
+
+
+def test_a_tensor_against_itself_has_no_error(quantized: Path) -> None:
+    stats = stats_of(quantized, NAME, quantized)
+    assert stats.errors is not None
+    assert stats.errors.rmse == 0
+    assert [worst.block for worst in stats.errors.worst] == list(range(10)), "the first of equals"
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q3_K", "NVFP4", "MXFP4"])
+def test_chunks_of_any_size_count_the_same(
+    tmp_path: Path, type_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_blocks(tmp_path / "m.gguf", {"t": (type_name, random_rows(type_name, 7, 5))})
+    weight = load_model_file(path).by_name["t"]
+    values = np.zeros(weight.ne[::-1], np.float32)
+    exact = write_blocks(tmp_path / "exact.gguf", {"t": ("F32", values)})
+    whole = stats_of(path, reference=exact)
+    monkeypatch.setattr(blocks, "CHUNK", 512)
+    told: list[tuple[int, int]] = []
+    chunked = compute_block_stats(
+        weight, load_model_file(exact).by_name["t"], lambda *progress: told.append(progress)
+    )
+    assert told[-1] == (weight.n_bytes, weight.n_bytes)
+    assert len(told) > 2
+    assert whole.quants.counts.tolist() == chunked.quants.counts.tolist()
+    assert repr((whole.d, whole.dmin)) == repr((chunked.d, chunked.dmin))
+    assert whole.errors is not None
+    assert chunked.errors is not None
+    # the values are random bytes: not all are numbers
+    assert repr(whole.errors.worst) == repr(chunked.errors.worst)
+    for ours, theirs in ((whole.scale_grid, chunked.scale_grid),
+                         (whole.error_grid, chunked.error_grid)):  # fmt: skip
+        assert ours is not None
+        assert theirs is not None
+        np.testing.assert_array_equal(ours.cells, theirs.cells)
+
+
+def test_scales_that_are_no_numbers_are_the_worst_and_warn_of_nothing(tmp_path: Path) -> None:
+    data = rows_of([half(d) + bytes(16) for d in (1.0, math.nan, math.inf, 2.0)], 2)
+    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})
+    exact = write_blocks(tmp_path / "e.gguf", {"t": ("F32", np.zeros((2, 64), np.float32))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stats = stats_of(path, reference=exact)
+    assert stats.errors is not None
+    assert [worst.block for worst in stats.errors.worst] == [1, 2, 3, 0]
+    assert math.isnan(stats.errors.rmse)
+
+
+def test_a_large_grid_is_the_mean_of_scales_and_the_largest_of_errors(tmp_path: Path) -> None:
+    rows, columns = 2 * GRID + 3, 3
+    d = np.arange(1, rows * columns + 1).astype("<f2")
+    data = np.zeros((rows * columns, 34), np.uint8)
+    data[:, :2] = d.view(np.uint8).reshape(-1, 2)
+    data[:, 2] = 1  # the first quant
+    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", data.reshape(rows, -1))})
+    zeros = np.zeros((rows, columns * 32), np.float32)
+    exact = write_blocks(tmp_path / "e.gguf", {"t": ("F32", zeros)})
+    stats = stats_of(path, reference=exact)
+    by_row = d.astype(np.float64).reshape(rows, columns)
+    grid = stats.scale_grid
+    assert (grid.rows_per_cell, grid.sub_blocks_per_cell) == (3, 1)
+    assert grid.cells.shape == (-(-rows // 3), columns)
+    np.testing.assert_allclose(grid.cells[0], by_row[:3].mean(axis=0))
+    np.testing.assert_allclose(grid.cells[-1], by_row[3 * (len(grid.cells) - 1) :].mean(axis=0))
+    assert stats.error_grid is not None
+    expected = by_row[:3].max(axis=0) / math.sqrt(32)
+    np.testing.assert_allclose(stats.error_grid.cells[0], expected)
+
+
+def test_a_wide_grid_joins_sub_blocks(tmp_path: Path) -> None:
+    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_K", random_rows("Q4_K", 1, 100))})
+    grid = stats_of(path).scale_grid
+    assert (grid.sub_blocks_per_row, grid.sub_blocks_per_cell) == (800, 2)
+    assert grid.cells.shape == (1, 400)
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "F64", "Q8_0", "Q4_K"])
+def test_values_from_anywhere_are_those_of_the_whole(tmp_path: Path, type_name: str) -> None:
+    n = 3 * 512
+    number = np.random.default_rng(2).normal(size=(3, 512)).astype(np.float32)
+    plain = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+    if type_name in plain:
+        data: np.ndarray = number.astype(plain[type_name])
+        exact = data.astype(np.float32).ravel()
+    elif type_name == "BF16":
+        data = gguf.quants.quantize(number, gguf.GGMLQuantizationType.BF16)
+        exact = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.BF16).ravel()
+    else:
+        data = random_rows(type_name, 3, 512 // BY_NAME[type_name].block)
+        with np.errstate(all="ignore"):
+            exact = gguf.quants.dequantize(
+                data, gguf.GGMLQuantizationType(BY_NAME[type_name].number)
+            ).ravel()
+    path = write_blocks(tmp_path / "m.gguf", {"t": (type_name, data)})
+    weight = load_model_file(path).by_name["t"]
+    for begin, count in ((0, n), (0, 1), (n - 1, 1), (31, 34), (255, 258), (500, 600)):
+        ours = load_values(weight, begin, count)
+        np.testing.assert_array_equal(ours, exact[begin : begin + count])
+
+
+def test_one_block_is_its_bytes(quantized: Path, demo_model: Path) -> None:
+    weight = load_model_file(quantized).by_name[NAME]
+    reference = find_reference(load_model_file(demo_model), weight)
+    size, block = weight.type.block_bytes, weight.type.block
+    one = load_block(weight, 5, reference)
+    with quantized.open("rb") as file:
+        file.seek(one.offset)
+        assert file.read(size) == b"".join(one.raw.values())
+    (theirs,) = (t for t in gguf.GGUFReader(quantized).tensors if t.name == NAME)
+    values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
+    row, column = one.place
+    assert row * 768 + column == 5 * block
+    assert one.blocks.values()[0].tolist() == values[row, column : column + block].tolist()
+    (exact,) = (t for t in gguf.GGUFReader(demo_model).tensors if t.name == NAME)
+    assert one.reference is not None
+    assert one.reference.tolist() == exact.data[row, column : column + block].tolist()
+
+
+def test_memory_does_not_grow_with_the_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "CHUNK", 1 << 16)
+    peaks = []
+    for rows in (512, 4096):
+        data = np.tile(random_rows("Q8_0", 1, 32), (rows, 1))
+        weight = load_model_file(write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", data)})).by_name[
+            "t"
+        ]
+        del data
+        tracemalloc.start()
+        compute_block_stats(weight, weight)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] * 1.2, peaks
+
+
+def test_of_a_file_of_many_gigabytes_only_the_block_is_read(tmp_path: Path) -> None:
+    big, size = 1 << 31, 8 << 30
+    small = write_blocks(
+        tmp_path / "m.gguf",
+        {"big": ("Q8_0", np.zeros((1, 34), np.uint8)), "t": ("Q8_0", random_rows("Q8_0", 2, 1))},
+    )
+    # the first tensor grows, in the header only: what follows it moves up
+    content = small.read_bytes()
+    model = load_model_file(small)
+    n_bytes = big // 32 * 34
+    at = content.index(b"big") + 3
+    header = bytearray(content[: model.weights[0].offset])
+    header[at + 4 : at + 12] = big.to_bytes(8, "little")
+    header[at + 12 : at + 20] = (1).to_bytes(8, "little")
+    at = content.index(b"t", at + 28 + 8) + 1
+    header[at + 4 + 16 + 4 : at + 4 + 16 + 12] = n_bytes.to_bytes(8, "little")
+    path = tmp_path / "big.gguf"
+    with path.open("wb") as file:
+        file.write(header)
+        file.seek(model.weights[0].offset + n_bytes)
+        file.write(content[model.weights[1].offset :])
+        file.truncate(size)
+    weight = load_model_file(path).by_name["t"]
+    tracemalloc.start()
+    one, stats = load_block(weight, 1), compute_block_stats(weight)
+    last = load_block(load_model_file(path).by_name["big"], big // 32 - 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert b"".join(one.raw.values()) == random_rows("Q8_0", 2, 1)[1].tobytes()
+    assert stats.quants.n == 64
+    assert last.raw["qs"] == bytes(32)
+    assert peak < 32 << 20
+
+
+def test_a_file_that_becomes_shorter_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", random_rows("Q8_0", 4, 4))})
+    weight = load_model_file(path).by_name["t"]
+    with path.open("r+b") as file:
+        file.truncate(weight.offset + 40)
+    with pytest.raises(UsageError, match="cut meanwhile"):
+        compute_block_stats(weight)

@@ -1,0 +1,183 @@
+"""Numbers from stored bytes: ggml's, gguf-py's and by hand they are the same."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME, TYPES, GgmlType
+from llamacpp_instr.weights.dequantize import (
+    Dequantizer,
+    GgmlDequantizer,
+    GgufDequantizer,
+    load_dequantizer,
+)
+from tests.kit.quantized_kit import quantized_demo
+
+GGML = load_dequantizer()
+GGUF = GgufDequantizer()
+ONLY_GGML = {"Q1_0", "Q2_0"}
+NOBODY = {"Q8_1", "Q8_K"}
+BOTH = [t for t in TYPES.values() if t.name not in ONLY_GGML | NOBODY]
+
+
+def same(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
+    """Equal to the bit, but for the bits of what is no number."""
+    nan = np.isnan(a)
+    return bool(
+        a.dtype == b.dtype == np.float32
+        and np.array_equal(nan, np.isnan(b))
+        and np.array_equal(a.view(np.uint32)[~nan], b.view(np.uint32)[~nan])
+    )
+
+
+def test_the_native_library_is_preferred() -> None:
+    assert isinstance(GGML, GgmlDequantizer)
+    assert (GGML.name, GGUF.name) == ("ggml", "gguf-py")
+
+
+def test_ggml_reads_every_type_that_stands_in_files() -> None:
+    assert {t.name for t in TYPES.values() if not GGML.reads(t)} == NOBODY
+    assert {t.name for t in TYPES.values() if not GGUF.reads(t)} == NOBODY | ONLY_GGML
+
+
+@pytest.mark.parametrize("type_", BOTH, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_both_agree_to_the_bit_on_any_bytes(type_: GgmlType, data: st.DataObject) -> None:
+    n_blocks = data.draw(st.integers(1, 9))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    stored = np.random.default_rng(seed).integers(0, 256, n_blocks * type_.block_bytes, np.uint8)
+    # whole blocks of a drawn byte meet scales that are zero, infinite or no number
+    stored[: type_.block_bytes] = data.draw(st.integers(0, 255))
+    n = n_blocks * type_.block
+    assert same(GGML.to_float(type_, stored, n), GGUF.to_float(type_, stored, n))
+
+
+@pytest.mark.parametrize("file_type", ["Q4_0", "Q4_K_M", "Q2_K", "IQ4_XS", "TQ1_0"])
+def test_both_agree_on_what_llama_quantize_wrote(file_type: str) -> None:
+    for weight in load_model_file(quantized_demo(file_type)).weights:
+        stored = np.fromfile(weight.path, np.uint8, weight.n_bytes, offset=weight.offset)
+        both = (d.to_float(weight.type, stored, weight.n_elements) for d in (GGML, GGUF))
+        assert same(*both), weight.name
+
+
+@pytest.fixture(params=[GGML, GGUF], ids=lambda d: d.name)
+def dequantizer(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def numbers(dequantizer: Dequantizer, name: str, stored: bytes) -> list[float]:
+    type_ = BY_NAME[name]
+    n = len(stored) // type_.block_bytes * type_.block
+    found: list[float] = dequantizer.to_float(type_, stored, n).tolist()
+    return found
+
+
+def test_a_block_of_q8_0_by_hand(dequantizer: Dequantizer) -> None:
+    # scale 0.5, then 32 signed bytes
+    stored = struct.pack("<e32b", 0.5, *range(-16, 16))
+    assert numbers(dequantizer, "Q8_0", stored) == [i / 2 for i in range(-16, 16)]
+
+
+def test_a_block_of_q4_0_by_hand(dequantizer: Dequantizer) -> None:
+    # scale 2; byte i holds element i in its low half and element i + 16 in its high one, minus 8
+    stored = struct.pack("<e16B", 2, *(i | (15 - i) << 4 for i in range(16)))
+    expected = [2 * (i - 8) for i in range(16)] + [2 * (7 - i) for i in range(16)]
+    assert numbers(dequantizer, "Q4_0", stored) == expected
+
+
+def test_a_block_of_q4_k_by_hand(dequantizer: Dequantizer) -> None:
+    # d = 0.5, dmin = 0.25; eight sub-blocks of 32 with 6-bit scales 1, 2, 3, 4, 17, 34, 51, 63 and
+    # minima 5, 6, 7, 8, 63, 0, 16, 33. The first four lie in the low six bits of bytes 0-3 and 4-7;
+    # of the others the low four bits share bytes 8-11, the high two are on top of bytes 0-7.
+    scales = [1, 2, 3, 4, 17, 34, 51, 63]
+    minima = [5, 6, 7, 8, 63, 0, 16, 33]
+    packed = [scales[i] | scales[i + 4] >> 4 << 6 for i in range(4)]
+    packed += [minima[i] | minima[i + 4] >> 4 << 6 for i in range(4)]
+    packed += [scales[i] & 15 | (minima[i] & 15) << 4 for i in range(4, 8)]
+    # bytes 32 k to 32 k + 31 of the quants: sub-block 2 k in the low halves, 2 k + 1 in the high
+    quants = [(i % 16) | ((i + k) % 16) << 4 for k in range(4) for i in range(32)]
+    stored = struct.pack("<ee12B128B", 0.5, 0.25, *packed, *quants)
+    expected = []
+    for sub in range(8):
+        k, high = divmod(sub, 2)
+        for i in range(32):
+            quant = (i + k) % 16 if high else i % 16
+            expected.append(0.5 * scales[sub] * quant - 0.25 * minima[sub])
+    assert numbers(dequantizer, "Q4_K", stored) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("F32", "<f4"), ("F64", "<f8"), ("I8", "i1"), ("I16", "<i2"),
+                        ("I32", "<i4"), ("I64", "<i8"), ("F16", "<f2")],
+)  # fmt: skip
+def test_plain_numbers(dequantizer: Dequantizer, name: str, dtype: str) -> None:
+    values = np.array([0, 1, -2, 100], dtype)
+    assert numbers(dequantizer, name, values.tobytes()) == [0, 1, -2, 100]
+
+
+def test_bf16_by_hand(dequantizer: Dequantizer) -> None:
+    # the upper half of a float: sign, eight bits of exponent, seven of mantissa
+    assert numbers(dequantizer, "BF16", struct.pack("<3H", 0x3F80, 0xC000, 0x3FC0)) == [1, -2, 1.5]
+
+
+def test_room_is_filled_as_often_as_it_takes(dequantizer: Dequantizer) -> None:
+    values = list(range(-64, 96))
+    stored = b"".join(struct.pack("<e32b", 1, *values[at : at + 32]) for at in range(0, 160, 32))
+    for name, data in (("Q8_0", stored), ("F32", np.array(values, "<f4").tobytes())):
+        room, found = np.empty(64, np.float32), []
+        for n in dequantizer.fill(BY_NAME[name], data, 160, room):
+            found.append(room[:n].tolist())
+        assert list(map(len, found)) == [64, 64, 32]
+        assert [number for part in found for number in part] == values
+    assert dequantizer.to_float(BY_NAME["Q8_0"], b"", 0).tolist() == []
+
+
+def test_bytes_may_lie_anywhere(dequantizer: Dequantizer) -> None:
+    stored = struct.pack("<e32b", 1, *range(32))
+    shifted = np.frombuffer(b"?" + stored, np.uint8)[1:]
+    assert dequantizer.to_float(BY_NAME["Q8_0"], shifted, 32).tolist() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "n", "word"),
+    [
+        ("Q8_0", 34, 31, "no whole blocks"),
+        ("Q8_0", 33, 32, "have 34 bytes, not 33"),
+        ("Q8_0", 68, 32, "have 34 bytes, not 68"),
+        ("F16", 3, 2, "have 4 bytes, not 3"),
+        ("Q4_K", 144, -256, "no whole blocks"),
+        ("Q8_K", 292, 256, "no conversion of Q8_K"),
+        ("Q8_1", 36, 32, "no conversion of Q8_1"),
+    ],
+)
+def test_wrong_sizes_are_refused(
+    dequantizer: Dequantizer, name: str, size: int, n: int, word: str
+) -> None:
+    with pytest.raises(UsageError, match=word):
+        dequantizer.to_float(BY_NAME[name], bytes(size), n)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        np.empty(31, np.float32),
+        np.empty(0, np.float32),
+        np.empty(32, np.float64),
+        np.empty(64, np.float32)[::2],
+        np.frombuffer(bytes(128), np.float32),
+    ],
+    ids=["a part of a block", "none", "of 64 bits", "with gaps", "read-only"],
+)
+def test_room_that_cannot_be_used_is_refused(dequantizer: Dequantizer, room: Any) -> None:
+    with pytest.raises(UsageError, match="room for"):
+        next(iter(dequantizer.fill(BY_NAME["Q8_0"], bytes(34), 32, room)))
