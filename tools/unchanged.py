@@ -1,0 +1,50 @@
+"""Runs a check only when what it tests has changed since it last passed on this machine.
+
+    python -m tools.unchanged NAME PATH... -- COMMAND...
+
+The digest is of the tracked files below the paths and of the command. It is kept in the product's
+cache once the command has exited with status 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from llamacpp_instr.build.cache import own_cache
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def digest_of(paths: list[str], command: list[str]) -> str:
+    """Of the names and contents of the tracked files below `paths`, and of the command."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
+    )
+    digest = hashlib.sha256("\0".join(command).encode())
+    for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
+        content = hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
+        digest.update(f"{name}\0{content}\0".encode())
+    return digest.hexdigest()
+
+
+def main() -> int:
+    name, *arguments = sys.argv[1:]
+    at = arguments.index("--")
+    paths, command = arguments[:at], arguments[at + 1 :]
+    kept = own_cache() / "passed" / name
+    digest = digest_of(paths, command)
+    if kept.is_file() and kept.read_text() == digest:
+        print(f"{name}: passed before with the same files; not run again")
+        return 0
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status == 0:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(digest)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
