@@ -249,11 +249,3 @@ def _default_ctx(model: Model) -> int:
 def _choose_batch(n_vocab: int) -> int:
     """Tokens to compute at once, so that a model's logits of them stay within `_LOGITS_BYTES`."""
     return min(max(_LOGITS_BYTES // (4 * n_vocab) // _ROWS, 1) * _ROWS, _MAX_BATCH)
-
-
-def _first_token(model: Model) -> int:
-    """What a text begins with: the BOS token, where there is none what separates texts."""
-    for token in (model.api.llama_vocab_bos(model.vocab), model.api.llama_vocab_eos(model.vocab)):
-        if 0 <= token < model.n_vocab:
-            return int(token)
-    return 0

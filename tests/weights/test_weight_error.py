@@ -185,13 +185,6 @@ def test_no_runs_are_nothing() -> None:
     assert math.isnan(nothing.max_error)
 
 
-@settings(max_examples=60, deadline=None)
-@given(arrays(np.float32, st.integers(1, 300), elements=st.floats(0, 2.0**100, width=32)))
-def test_percentiles_are_numpys(values: Floats) -> None:
-    wanted = np.percentile(values.astype(np.float64), [50, 90, 99, 99.9])
-    assert compute_percentiles(values) == pytest.approx(list(wanted), rel=1e-6)
-
-
 def test_percentiles_of_a_large_tensor_keep_their_ranks() -> None:
     row, rows = 4096, 600
     n = row * rows
