@@ -10,9 +10,10 @@ import os
 import re
 import secrets
 import stat
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -88,6 +89,9 @@ class Session:
         # what the recorder knows of this session it forgets at the end
         dropped, _ = self.dropped, self.nan_seen
         self._open = False
+        if sys.stdout is not None:
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()  # with on_log_error="stop" the next line may end the process
         if self._native.end() != 0:
             self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
 

@@ -38,12 +38,15 @@ DECODE = f"""
 """
 
 
-def run_program(body: str, log: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program that decodes, recorded as `instr exec` has it."""
+def run_program(
+    body: str, log: Path | None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that decodes; with `log` recorded as `instr exec` has it."""
     text = textwrap.dedent(DECODE) + textwrap.dedent(body)
+    asked = {"LLAMA_INSTR_LOG": str(log)} if log else {}
     return subprocess.run(
         [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LLAMA_INSTR_LOG": str(log), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **asked, **environment},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -121,6 +124,22 @@ def test_a_failure_at_the_very_end_is_told(tmp_path: Path, on_error: str, code: 
     done = run_program(body, log, LLAMA_INSTR_ON_ERROR=on_error)
     assert (done.returncode, done.stdout) == (code, "done\n")
     assert done.stderr.count("cannot be written (File too large)") == 1
+
+
+def test_a_failure_at_the_end_of_a_session_keeps_what_was_printed(tmp_path: Path) -> None:
+    body = f"""
+        import llamacpp_instr, resource, signal
+        session = llamacpp_instr.record({str(tmp_path / "s.log")!r}, on_log_error="stop")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        decode(2)
+        print("done")
+        session.close()
+        print("not reached")
+    """
+    done = run_program(body, None)
+    assert (done.returncode, done.stdout) == (74, "done\n")
+    assert done.stderr.count("stopping, as asked") == 1
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_empty_log(tmp_path: Path) -> None:
