@@ -37,6 +37,17 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
     assert f"\n  instr {name}" in result.output or f"\n    instr {name}" in result.output
 
 
+def test_no_help_text_or_page_has_control_characters() -> None:
+    texts = {name: instr(name, "--help").output for name in cli.COMMANDS}
+    texts["instr"] = instr("--help").output
+    pages = [*SAMPLE.parents[2].glob("*.md"), *SAMPLE.parents[2].glob("*/*.md")]
+    texts |= {str(page): page.read_text(encoding="utf-8") for page in pages}
+    assert any(page.name == "cli.md" for page in pages)
+    assert [
+        name for name, text in texts.items() if re.search(r"[^\n\x20-\x7e\xa0-\U0010ffff]", text)
+    ] == []
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_of_a_command_has_help(name: str) -> None:
     command = cli.main.get_command(click.Context(cli.main), name)
