@@ -9,7 +9,7 @@ import inspect
 
 import click
 
-from llamacpp_instr.cli import COMMANDS, main
+from llamacpp_instr.cli import COMMANDS, GROUPS, main
 
 _INTRODUCTION = """\
 # The command line
@@ -26,7 +26,11 @@ something), 2 wrong input, 130 interrupted.
 def render_page() -> str:
     """The page as Markdown: every command of COMMANDS, in the order of `instr --help`."""
     lines = [_INTRODUCTION]
-    lines += [f"- [`{name}`](#instr-{name}): {text}" for name, (_, text) in COMMANDS.items()]
+    for purpose, commands in GROUPS.items():
+        lines += [f"**{purpose}**", ""]
+        lines += [f"- [`{name}`](#instr-{name}): {text}" for name, (_, text) in commands.items()]
+        lines.append("")
+    lines.pop()
     for name in COMMANDS:
         lines += ["", *_section(name)]
     return "\n".join(lines) + "\n"

@@ -40,7 +40,7 @@ TRIALS: tuple[tuple[str, ...], ...] = (
     ("to-perfetto", "--format", "json", "session.log", "-o", "session.json"),
     ("to-parquet", "session.log", "--csv", "-o", "tables"),
     ("inspect", "demo", "-o", "demo.html"),
-    ("report", "demo"),
+    ("memory", "demo"),
     ("compare", "demo", "demo"),
     ("quality", "demo", "demo", "--only", "weights"),
 )

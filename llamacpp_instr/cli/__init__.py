@@ -21,30 +21,74 @@ from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.terminal import notice, replace_what_cannot_be_shown
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "build": ("llamacpp_instr.cli.build:build", "Build and install the instrumented llama.cpp."),
-    "doctor": ("llamacpp_instr.cli.doctor:doctor", "Say what is installed and what is missing."),
-    "run": ("llamacpp_instr.cli.run:run", "Run a model and record the session as a log."),
-    "exec": ("llamacpp_instr.cli.exec:exec_", "Record any program that uses llama-cpp-python."),
-    "check": ("llamacpp_instr.cli.check:check", "Check a log strictly, line by line."),
-    "cat": ("llamacpp_instr.cli.cat:cat", "Print a log, filtered or expanded."),
-    "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: time, memory, tokens."),
-    "stats": ("llamacpp_instr.cli.stats:stats", "Statistics by op, layer, block, tensor, phase."),
-    "diff": ("llamacpp_instr.cli.diff:diff", "Say whether another log is faster or slower."),
-    "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
-    "to-perfetto": ("llamacpp_instr.cli.to_perfetto:to_perfetto", "Convert a log to a trace."),
-    "to-parquet": ("llamacpp_instr.cli.to_parquet:to_parquet", "Write a log as Parquet or CSV."),
-    "inspect": ("llamacpp_instr.cli.inspect:inspect", "Say what is in a model, and how large."),
-    "report": ("llamacpp_instr.cli.report:report", "Say what a model costs in memory."),
-    "quantize": ("llamacpp_instr.cli.quantize:quantize", "Quantize a model, or say its sizes."),
-    "quality": (
-        "llamacpp_instr.cli.quality:quality",
-        "Judge quantized models by their outputs and weights.",
-    ),
-    "compare": ("llamacpp_instr.cli.compare:compare", "Models side by side: size, error, speed."),
-    "blocks": ("llamacpp_instr.cli.blocks:blocks", "Look inside a quantized tensor."),
+_Commands = dict[str, tuple[str, str]]
+GROUPS: dict[str, _Commands] = {
+    "Record": {
+        "build": (
+            "llamacpp_instr.cli.build:build",
+            "Build and install the instrumented llama.cpp.",
+        ),
+        "doctor": (
+            "llamacpp_instr.cli.doctor:doctor",
+            "Say what is installed and what is missing.",
+        ),
+        "run": ("llamacpp_instr.cli.run:run", "Run a model and record the session as a log."),
+        "exec": ("llamacpp_instr.cli.exec:exec_", "Run any program and record its models as logs."),
+    },
+    "Look": {
+        "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: speed, time, memory."),
+        "stats": (
+            "llamacpp_instr.cli.stats:stats",
+            "Print times and rates of a log by op, layer, block or phase.",
+        ),
+        "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
+        "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
+        "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
+    },
+    "Explain": {
+        "diff": ("llamacpp_instr.cli.diff:diff", "Compare the times of two logs."),
+        "compare": (
+            "llamacpp_instr.cli.compare:compare",
+            "Compare models, or their logs: size, error, speed.",
+        ),
+    },
+    "Models": {
+        "inspect": (
+            "llamacpp_instr.cli.inspect:inspect",
+            "Print what is in a model file, from its headers alone.",
+        ),
+        "memory": (
+            "llamacpp_instr.cli.memory:memory",
+            "Print the memory that a model takes, or that a log recorded.",
+        ),
+        "quantize": (
+            "llamacpp_instr.cli.quantize:quantize",
+            "Quantize a model, or print the sizes that it would have.",
+        ),
+        "quality": (
+            "llamacpp_instr.cli.quality:quality",
+            "Compare quantized models with the model they come from.",
+        ),
+        "blocks": (
+            "llamacpp_instr.cli.blocks:blocks",
+            "Print the blocks of a quantized tensor of a model.",
+        ),
+    },
+    "Exchange": {
+        "to-perfetto": (
+            "llamacpp_instr.cli.to_perfetto:to_perfetto",
+            "Convert a log to a Perfetto trace.",
+        ),
+        "to-parquet": (
+            "llamacpp_instr.cli.to_parquet:to_parquet",
+            "Convert a log to tables in Parquet or CSV files.",
+        ),
+    },
 }
-"""Name -> ("module:function", one line of help), in the order in which the help lists them."""
+"""Purpose -> commands: name -> ("module:function", the first line of its help)."""
+COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
+ALIASES = {"report": "memory"}
+"""Earlier names of commands; they work, and the help does not list them."""
 
 _EPILOG = """\b
 Begin with:
@@ -70,20 +114,24 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
+        name = ALIASES.get(args[0], args[0])
         if name not in COMMANDS and not name.startswith("-"):
             close = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {name!r} ({hint})", ctx)
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [name, *args[1:]])
 
     def format_commands(
         self,
         ctx: click.Context,  # noqa: ARG002
         formatter: click.HelpFormatter,
     ) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for purpose, commands in GROUPS.items():
+            with formatter.section(purpose):
+                formatter.write_dl(
+                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
+                )
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any

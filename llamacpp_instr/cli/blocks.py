@@ -9,7 +9,6 @@ import click
 
 @click.command(
     "blocks",
-    short_help="Look inside a quantized tensor: scales, quants, blocks.",
     epilog="\b\nExample:\n  instr blocks model-Q4_K_M.gguf blk.0.ffn_down.weight "
     "--reference model-F16.gguf",
 )
@@ -36,7 +35,9 @@ def blocks(
     output: str,
     force: bool,
 ) -> None:
-    """Show what stands in the blocks of TENSOR: bits by field, scales and minima, how often each
+    """Print the blocks of a quantized tensor of a model.
+
+    Prints what the blocks of TENSOR hold: bits by field, scales and minima, how often each
     quant occurs, how many are at the end of their range, and against a reference the worst blocks.
 
     With --block everything of one: its bytes, scales, quants and values. MODEL is a GGUF file.

@@ -33,7 +33,7 @@ Examples:
 def build(
     cmake_args: str, jobs: int | None, wheel_dir: Path | None, portable: bool, check: bool
 ) -> None:
-    """Build the instrumented llama.cpp and install it into this environment.
+    """Build and install the instrumented llama.cpp.
 
     The source is llama-cpp-python's own, fetched through pip from the index that pip is set to,
     checked, patched and compiled. A second build with the same inputs comes from the cache

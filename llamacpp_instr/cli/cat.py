@@ -9,7 +9,6 @@ from llamacpp_instr.cli.ranges import parse_range
 
 @click.command(
     "cat",
-    short_help="Filter and print a log.",
     epilog="\b\nExample:\n  instr cat session.log --expand --event op --layer 0 | jq .dur",
 )
 @click.argument("log")
@@ -28,9 +27,10 @@ def cat(
     output: str,
     force: bool,
 ) -> None:
-    """Print the events of a log, one JSON object a line.
+    """Print the events of a log, all or selected.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    Prints one JSON object a line. LOG is a file, plain or compressed (.gz, .zst), or - for standard
+    input.
     """
     from converters.exports.flat import Selection, expand_lines, select_lines
     from llamacpp_instr.log.reader import read_events

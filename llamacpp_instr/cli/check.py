@@ -7,18 +7,18 @@ import click
 
 @click.command(
     "check",
-    short_help="Say what is wrong with logs.",
     epilog="\b\nExample:\n  instr check session.log",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
 @click.pass_context
 def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
-    """Check logs strictly: every line against the schema, references, order, spans, counts.
+    """Check logs strictly, line by line.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Prints one line for
-    each finding, with its line number, and stops after 10,000. Exits with 0 when there is none, 1
-    when there are some, 2 when a file cannot be read as a log.
+    Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
+    .zst), or - for standard input. Prints one line for each finding, with its line number, and
+    stops after 10,000. Exits with 0 when there is none, 1 when there are some, 2 when a file cannot
+    be read as a log.
     """
     from llamacpp_instr.log.check import check_log
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "compare",
-    short_help="Models side by side: bytes, error, measured speed.",
     epilog="\b\nExamples:\n"
     "  instr compare --types Q8_0,Q4_K_M model-F16.gguf\n"
     "  instr compare a.gguf b.gguf --log a.log --log b.log --reference f16.gguf\n"
@@ -63,7 +62,9 @@ def compare(
     output: str,
     force: bool,
 ) -> None:
-    """Hold models side by side, by tensor, role, layer and as a whole: file and run-time memory,
+    """Compare models, or their logs: size, error, speed.
+
+    Prints models side by side, by tensor, role, layer and as a whole: file and run-time memory,
     types, bits per weight, error of the weights; with logs the time and the rates of every op.
 
     MODEL is a GGUF file, or demo; a LOG stands for the model that it recorded. Every other one is

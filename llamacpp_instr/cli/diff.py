@@ -9,7 +9,6 @@ from llamacpp_instr.errors import UsageError
 
 @click.command(
     "diff",
-    short_help="Say what is faster or slower in another log.",
     epilog="\b\nExamples:\n  instr diff before.log after.log\n"
     "  instr diff before.log after.log --by tensor --phase decode\n"
     "  instr diff main.log branch.log --fail-above 5%",
@@ -43,9 +42,10 @@ def diff(
     output: str,
     force: bool,
 ) -> None:
-    """Compare the times of two sessions, B against A: what differs in how they were recorded,
-    then the medians with their intervals. Something is called slower or faster when its
-    interval leaves 1 out.
+    """Compare the times of two logs.
+
+    Compares B with A: what differs in how they were recorded, then the medians with their
+    intervals. Something is called slower or faster when its interval leaves 1 out.
 
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
     Record both with `instr run ... --repeat 11`: the noise is taken from the runs.

@@ -15,7 +15,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Say what is installed, which llama.cpp loads, and what is missing.
+    """Say what is installed and what is missing.
 
     The exit code is 0 when recording works, else 1.
     """

@@ -85,11 +85,12 @@ def exec_(
     keep_args: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND and record every process of it that uses llama-cpp-python.
+    """Run any program and record its models as logs.
 
-    Its input, output and exit code stay its own. The paths of the logs go to standard error, each
-    with what is missing in it, if anything is. --force replaces files that begin as a log, and no
-    others; an old log stays until the command has begun a new one.
+    Every process of COMMAND that uses llama-cpp-python writes a log. Its input, output and exit
+    code stay its own. The paths of the logs go to standard error, each with what is missing in it,
+    if anything is. --force replaces files that begin as a log, and no others; an old log stays
+    until the command has begun a new one.
 
     The log holds the arguments of its process without secrets. [redacted] replaces the VALUE of
     --NAME VALUE, NAME=VALUE and NAME: VALUE where NAME ends in, or has as a word, key, token,

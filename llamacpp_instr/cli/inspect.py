@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "inspect",
-    short_help="Say what is in a model, and how large.",
     epilog="\b\nExample:\n  instr inspect model-Q4_K_M.gguf --tensors",
 )
 @click.argument("model")
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def inspect(model: str, tensors: bool, flag: str | None, output: str, force: bool) -> None:
-    """Print the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
+    """Print what is in a model file, from its headers alone.
+
+    Prints the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
     their types by count, bytes and share, bits per weight by type, role and layer, and which
     tensors have another type than was asked for because its blocks do not divide their rows.
 

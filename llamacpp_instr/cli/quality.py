@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "quality",
-    short_help="Judge quantized models by their outputs and weights.",
     epilog="\b\nExample:\n  instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf",
 )
 @click.argument("reference", metavar="REF")
@@ -73,7 +72,9 @@ def quality(
     output: str,
     force: bool,
 ) -> None:
-    """Compare quantized models, CANDIDATE..., with REF, the one they were made of: perplexity, KL
+    """Compare quantized models with the model they come from.
+
+    Compares each CANDIDATE with REF: perplexity, KL
     divergence, change of the text's own tokens' probabilities (Δp) and how often both find the
     same token the most probable; then the error of each weight.
 

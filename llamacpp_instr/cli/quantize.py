@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "quantize",
-    short_help="Quantize a model, or say what that would come to.",
     epilog="\b\nExample:\n  instr quantize model-F16.gguf --types Q8_0,Q4_K_M --dry-run",
 )
 @click.argument("model")
@@ -65,10 +64,11 @@ def quantize(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Quantize MODEL with llama.cpp's own quantizer: a file for each of the types.
+    """Quantize a model, or print the sizes that it would have.
 
-    MODEL is a GGUF file, best in F16, BF16 or F32; of a split model the first part; or `demo`.
-    A table tells each file's size, and which tensors could not have the type meant for them.
+    llama.cpp's own quantizer writes a file for each of the types. MODEL is a GGUF file, best in
+    F16, BF16 or F32; of a split model the first part; or `demo`. A table tells each file's size,
+    and which tensors could not have the type meant for them.
     """
     from converters.analyses.quantization import quantization_json, quantization_reports
     from converters.report.report import render_text

@@ -123,7 +123,7 @@ def run(
     perfetto: str | None,
     on_log_error: str,
 ) -> None:
-    r"""Run MODEL on a prompt and record the session.
+    r"""Run a model and record the session as a log.
 
     MODEL is a GGUF file, or `demo` for the demo model. The text goes to standard output as it
     comes; everything else, a summary at the end included, to standard error. On a terminal

@@ -9,7 +9,6 @@ import click
 
 @click.command(
     "stats",
-    short_help="Statistics by op, layer, block, tensor, type, phase or thread.",
     epilog="\b\nExample:\n  instr stats session.log --by block --phase decode",
 )
 @click.argument("log")
@@ -43,8 +42,10 @@ def stats(
     output: str,
     force: bool,
 ) -> None:
-    """Print how often each op ran and how long: count, total, share, mean, median (p50), 90th and
-    99th percentile, and the rates it reached. Warm-up runs are left out.
+    """Print times and rates of a log by op, layer, block or phase.
+
+    Prints how often each op ran and how long: count, total, share, mean, median (p50), 90th and
+    99th percentile, and the rates that it reached. Warm-up runs are left out.
 
     At the level verbose also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input.

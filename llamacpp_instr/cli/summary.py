@@ -7,16 +7,15 @@ import click
 
 @click.command(
     "summary",
-    short_help="Show where the time and the memory went.",
     epilog="\b\nExample:\n  instr summary session.log",
 )
 @click.argument("log")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers, in ns and bytes.")
 def summary(log: str, as_json: bool) -> None:
-    """Sum up a recorded session: speed and its spread, time by block, layer and op, memory by
-    kind, and what the recording itself cost.
+    """Summarize a log: speed, time, memory.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    Prints the speed and its spread, time by block, layer and op, memory by kind, and what the
+    recording itself cost. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
     from converters.analyses.summary import compute_summary
     from converters.report.report import render_text

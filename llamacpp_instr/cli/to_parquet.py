@@ -9,7 +9,6 @@ import click
 
 @click.command(
     "to-parquet",
-    short_help="Write a log's tables as Parquet or CSV.",
     epilog="\b\nExample:\n  instr to-parquet session.log -o tables",
 )
 @click.argument("log")
@@ -17,7 +16,9 @@ import click
 @click.option("--csv", "as_csv", is_flag=True, help="Write CSV, which needs no pyarrow.")
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
 def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
-    """Write a session's tables, one file each: steps, layers, ops, nodes, tensors, tokens, kv,
+    """Convert a log to tables in Parquet or CSV files.
+
+    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv,
     memory, marks. Times are ns, sizes bytes.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. DIR appears when all

@@ -13,7 +13,6 @@ from llamacpp_instr.errors import UsageError
 
 @click.command(
     "to-perfetto",
-    short_help="Convert a log to a Perfetto trace.",
     epilog="""\b
 Examples:
   instr to-perfetto session.log
@@ -53,10 +52,11 @@ def to_perfetto(
     compress: bool,
     lenient: bool,
 ) -> None:
-    """Convert a recorded session to a trace for Perfetto's UI (ui.perfetto.dev).
+    """Convert a log to a Perfetto trace.
 
-    It shows the steps with their tokens, layers with blocks and ops in them, threads, the sampler
-    and counters. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    The trace is for Perfetto's UI (ui.perfetto.dev). It shows the steps with their tokens, layers
+    with blocks and ops in them, threads, the sampler and counters. LOG is a file, plain or
+    compressed (.gz, .zst), or - for standard input.
     """
     from converters.exports.chrome import write_chrome
     from converters.exports.perfetto import Options, write_perfetto

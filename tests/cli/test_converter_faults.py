@@ -35,7 +35,7 @@ COMMANDS = {
     "cat": f"cat {LOG} --expand -o output",
     "stats": f"stats {LOG} --html -o output",
     "diff": f"diff {LOG} {LOG} -o output",
-    "report": f"report {LOG} -o output.html",
+    "memory": f"memory {LOG} -o output.html",
     "compare": f"compare {LOG} {LOG} -o output.html",
     "inspect": f"inspect {MODEL} --json -o output",
     "blocks": f"blocks {MODEL} {TENSOR} --html -o output",

@@ -73,7 +73,7 @@ def test_a_dry_run_in_which_ggml_aborts_leaves_nothing(
     temporary: Path, tmp_path: Path, models: Path, instr: Instr
 ) -> None:
     damaged(models / "bert.gguf", tmp_path / "bad.gguf", "bert.pooling_type", 77)
-    done = instr("report", "bad.gguf")
+    done = instr("memory", "bad.gguf")
     assert done.returncode == 0, done.stderr
     assert "llama.cpp ended the process: " in " ".join(done.stdout.split())
     wait_until_empty(temporary)

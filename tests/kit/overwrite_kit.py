@@ -56,9 +56,9 @@ CASES: dict[tuple[str, str], list[Case]] = {
         Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
     ],
     ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
-    ("report", "--output"): [
-        *[Case(f"report {name} -o {{}}") for name in ("model.gguf", SPLIT)],
-        *[Case(f"report {name} -o {{}}", reads=(name,)) for name in ("session.log", "named.log")],
+    ("memory", "--output"): [
+        *[Case(f"memory {name} -o {{}}") for name in ("model.gguf", SPLIT)],
+        *[Case(f"memory {name} -o {{}}", reads=(name,)) for name in ("session.log", "named.log")],
     ],
     ("compare", "--output"): [
         Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}", reads=("named.log",)),

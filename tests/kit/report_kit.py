@@ -1,4 +1,4 @@
-"""`instr report` for tests: its output as JSON, and logs that were changed."""
+"""`instr memory` for tests: its output as JSON, and logs that were changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Json = list[dict[str, Any]]
 
 
 def report(*args: object) -> Result:
-    """`instr report`, run in this process."""
-    return CliRunner().invoke(cli.main, ["report", *map(str, args)])
+    """`instr memory`, run in this process."""
+    return CliRunner().invoke(cli.main, ["memory", *map(str, args)])
 
 
 def reported(*args: object) -> Json:

@@ -1,4 +1,4 @@
-"""`instr report` of a log."""
+"""`instr memory` of a log."""
 
 from __future__ import annotations
 

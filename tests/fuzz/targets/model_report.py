@@ -1,4 +1,4 @@
-"""`instr report` and `instr compare` of model files."""
+"""`instr memory` and `instr compare` of model files."""
 
 from __future__ import annotations
 

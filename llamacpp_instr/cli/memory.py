@@ -1,4 +1,4 @@
-"""`instr report MODEL|LOG`: prints what each tensor costs and what is held in memory."""
+"""`instr memory MODEL|LOG`: prints what each tensor costs and what is held in memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ MOST_CHARTS = 20
 
 
 @click.command(
-    "report",
-    short_help="Say what a model costs in memory.",
+    "memory",
     epilog="""\b
 Examples:
-  instr report model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0
-  instr report session.log -o report.html
+  instr memory model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0
+  instr memory session.log -o memory.html
 """,
 )
 @click.argument("source", metavar="MODEL|LOG")
@@ -45,7 +44,7 @@ Examples:
     help="Write here, not to stdout: .html, .md, .csv (the tensors), .json or text.",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-def report(
+def memory(
     source: str,
     ctx: int | None,
     batch: int | None,
@@ -59,7 +58,9 @@ def report(
     output: str,
     force: bool,
 ) -> None:
-    """Print what each tensor costs against F16 and F32, by type, role and layer too, and what is
+    """Print the memory that a model takes, or that a log recorded.
+
+    Prints what each tensor costs against F16 and F32, by type, role and layer too, and what is
     held in memory: file, mapped, repacked, KV cache, compute buffers.
 
     Memory is predicted by llama.cpp's own dry run, which reads no weights, for the context that
