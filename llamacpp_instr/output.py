@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.terminal import abandon_standard_output
 
 
 @contextlib.contextmanager
@@ -39,8 +40,7 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
                 sys.stdout.buffer.flush()
             except OSError as error:
                 if error.filename is None and not isinstance(error, BrokenPipeError):
-                    # else the interpreter tries once more at exit, and complains
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                    abandon_standard_output()
                 raise
         return
     check_output(path, force)

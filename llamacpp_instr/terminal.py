@@ -7,6 +7,7 @@ text, so it can neither start an escape sequence nor turn the direction of what 
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from typing import BinaryIO
@@ -31,9 +32,18 @@ def write_text(out: BinaryIO, text: str) -> None:
 
 def print_line(line: object) -> None:
     """Print to standard output what holds a file's name, which a script may want: as `write_text`,
-    with the bytes of a name that is not UTF-8."""
-    sys.stdout.flush()
-    write_text(sys.stdout.buffer, f"{line}\n")
+    with the bytes of a name that is not UTF-8. A reader that has closed the pipe is no error."""
+    try:
+        sys.stdout.flush()
+        write_text(sys.stdout.buffer, f"{line}\n")
+    except BrokenPipeError:
+        abandon_standard_output()
+
+
+def abandon_standard_output() -> None:
+    """From now on what is printed goes nowhere; else the interpreter writes what is left of it at
+    exit, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def render_json(value: object) -> str:

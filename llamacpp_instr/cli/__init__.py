@@ -6,12 +6,13 @@ A command's module is imported when it is used, so that `instr --help` costs not
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ import click
 
 from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.terminal import notice, replace_what_cannot_be_shown
+from llamacpp_instr.terminal import abandon_standard_output, notice, replace_what_cannot_be_shown
 
 _Commands = dict[str, tuple[str, str]]
 GROUPS: dict[str, _Commands] = {
@@ -133,6 +134,14 @@ class LazyGroup(click.Group):
                     [(name.ljust(width), text) for name, (_, text) in commands.items()]
                 )
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
+
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
@@ -153,19 +162,26 @@ class LazyGroup(click.Group):
             _leave(f"Error: {error.format_message()}", error.exit_code)
         except InstrError as error:
             _leave(f"Error: {error}", error.exit_code)
-        except BrokenPipeError:
-            # who read us has enough; without this the interpreter complains once more at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
         except Exception as error:
             if _came_of_an_interruption(error):
                 _leave("Interrupted", 130)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            abandon_standard_output()
             _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
         # only `ctx.exit(status)` gives a number: commands return nothing
         sys.exit(status if isinstance(status, int) else 0)
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """A reader that closes the pipe has enough, as in `instr cat session.log | head`; click by
+    itself exits with status 1 then."""
+    try:
+        yield
+    except BrokenPipeError:
+        abandon_standard_output()
+        raise click.exceptions.Exit(0) from None
 
 
 def _came_of_an_interruption(error: BaseException) -> bool:

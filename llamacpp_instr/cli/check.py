@@ -29,13 +29,13 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
             for log in logs
             for finding in check_log(log)
         ]
-        click.echo(render_json(found), nl=False)
+        print_line(render_json(found).rstrip())
         context.exit(1 if found else 0)
     clean = True
     for log in logs:
         n_findings = 0
         for finding in check_log(log):
-            click.echo(printable(shortened(str(finding))))
+            print_line(printable(shortened(str(finding))))
             n_findings += 1
         if not n_findings:
             print_line(f"{log}: clean")

@@ -24,7 +24,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
     found = diagnose()
     if as_json:
-        click.echo(render_json(found.as_dict()), nl=False)
+        print_line(render_json(found.as_dict()).rstrip())
         ctx.exit(0 if found.ok else 1)
     library = found.library
     rows = [
@@ -50,8 +50,8 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     for label, text in rows:
         if text:
             print_line(f"{label:16}{text}")
-    click.echo()
+    print_line("")
     for problem in found.problems:
         print_line(f"problem: {problem}")
-    click.echo("recording works" if found.ok else "recording does not work")
+    print_line("recording works" if found.ok else "recording does not work")
     ctx.exit(0 if found.ok else 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.context_options import context_options
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.schema import LEVELS
 
 
@@ -134,7 +134,7 @@ def run(
     from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.run.session import RunOptions
     from llamacpp_instr.run.session import run as run_model
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.terminal import abandon_standard_output, notice
 
     inputs = [model, prompt_file, "-" if "-" in prompts else None]
     check_not_input(log, *inputs)
@@ -160,7 +160,11 @@ def run(
         on_log_error="stop" if on_log_error == "stop" else "continue",
         force=force,
     )
-    written = run_model(options)
+    try:
+        written = run_model(options)
+    except BrokenPipeError:
+        abandon_standard_output()
+        raise InstrError(f"standard output was closed; stopped, log: {log}") from None
     _print_summary(written)
     notice(f"log: {written}")
     if perfetto is not None:
