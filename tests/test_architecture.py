@@ -40,7 +40,9 @@ TOP: dict[str, set[str]] = {
     "llamacpp_instr.view": {"llamacpp_instr.errors"},
     "converters": set(),
 }
-CLI_SHARED = {"llamacpp_instr.cli.context_options", "llamacpp_instr.cli.ranges"}
+CLI_SHARED = {
+    f"llamacpp_instr.cli.{name}" for name in ("context_options", "ranges", "report_output")
+}
 
 MAX_LINES = 400
 LONG: dict[str, str] = {

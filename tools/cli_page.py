@@ -19,7 +19,8 @@ _INTRODUCTION = """\
 What `instr COMMAND --help` says, on one page. `demo` stands for the demo model wherever a model is
 asked for, `-` for standard input or output. Logs may be compressed (.gz, .zst). Nothing that exists
 is overwritten without `--force`. Exit codes: 0 done, 1 failed (or, where a command says so, found
-something), 2 wrong input, 130 interrupted.
+something), 2 wrong input, 130 interrupted. A reader that closes the pipe early, as `| head` does,
+is no error; `instr run` then stops and exits with status 1.
 """
 
 

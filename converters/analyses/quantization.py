@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.quantize.plan import QuantizationPlan, row_length
@@ -58,40 +57,24 @@ def quantization_reports(
     return [sizes, *_fallbacks(plans)]
 
 
-def quantization_json(
-    plans: Sequence[QuantizationPlan], paths: Sequence[Path], *, written: bool
-) -> dict[str, Any]:
-    """The same for scripts, with every tensor; sizes in bytes."""
-    return {
-        "source": str(plans[0].source),
-        "source_bytes": plans[0].source_bytes,
-        "written": written,
-        "files": [
-            {
-                "file_type": plan.file_type,
-                "path": str(path),
-                "file_bytes": plan.file_bytes,
-                "bytes": plan.n_bytes,
-                "elements": plan.n_elements,
-                "bits_per_weight": plan.bits_per_weight,
-                "needs_imatrix": plan.needs_imatrix,
-                "tensors": [
-                    {
-                        "name": tensor.name,
-                        "ne": tensor.weight.ne,
-                        "source_type": tensor.weight.type.name,
-                        "type": tensor.type.name,
-                        "bytes": tensor.n_bytes,
-                        "fallback_from": tensor.fallback_from.name
-                        if tensor.fallback_from
-                        else None,
-                    }
-                    for tensor in plan.tensors
-                ],
-            }
-            for plan, path in zip(plans, paths, strict=True)
-        ],
-    }
+def list_tensors(plans: Sequence[QuantizationPlan]) -> Report:
+    """Every tensor of every file: its type before and after, and the type meant where it fell
+    back."""
+    columns = [Column(name) for name in ("type", "tensor", "shape", "from", "to", "meant")]
+    rows: list[list[Cell]] = [
+        [
+            plan.file_type,
+            tensor.name,
+            "x".join(map(str, tensor.weight.ne)),
+            tensor.weight.type.name,
+            tensor.type.name,
+            tensor.fallback_from.name if tensor.fallback_from else None,
+            tensor.n_bytes,
+        ]
+        for plan in plans
+        for tensor in plan.tensors
+    ]
+    return Report("Tensors", [*columns, Column("bytes", "bytes")], rows)
 
 
 def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:

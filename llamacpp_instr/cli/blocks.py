@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+
 
 @click.command(
     "blocks",
@@ -19,21 +21,14 @@ import click
 @click.option(
     "--heat-map", metavar="FILE", help="Draw scales, or errors, into FILE.png or FILE.svg."
 )
-@click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: the codes, or N's elements.")
-@click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@report_options
 def blocks(
     model: str,
     tensor: str,
     block: int | None,
     reference: str | None,
     heat_map: str | None,
-    form: str | None,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Print the blocks of a quantized tensor of a model.
 
@@ -44,7 +39,6 @@ def blocks(
     """
     from converters.analyses import blocks as reports
     from converters.analyses.block_heat_map import check_heat_map, write_heat_map
-    from converters.report.render import form_of, render
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output, open_output
@@ -57,21 +51,19 @@ def blocks(
     )
     from llamacpp_instr.weights.statistics import compute_block_stats
 
-    check_output(output, force)
-    check_not_input(output, model, reference)
+    output.check(model, reference)
     if heat_map is not None:
         check_heat_map(heat_map)
-        check_output(heat_map, force)
+        check_output(heat_map, output.force)
         check_not_input(heat_map, model, reference)
-        if Path(heat_map).resolve() == Path(output).resolve():
-            raise UsageError(f"{output} cannot hold both the report and the heat map")
-    written = form_of(form, output)
+        if Path(heat_map).resolve() == Path(output.path).resolve():
+            raise UsageError(f"{output.path} cannot hold both the report and the heat map")
     file = load_model_file(model)
     weight = find_weight(file, tensor)
     check_openable(file, weight)
     theirs = find_reference(load_model_file(reference), weight) if reference is not None else None
 
-    stats, most_codes = None, None if written == "json" else reports.MOST_CODES
+    stats, most_codes = None, None if output.form == "json" else reports.MOST_CODES
     if block is None or heat_map is not None:
         with progress_bar(f"Reading {tensor}") as on_progress:
             stats = compute_block_stats(weight, theirs, on_progress)
@@ -82,9 +74,7 @@ def blocks(
         assert stats is not None
         shown = reports.tensor_reports(stats, reference, most_codes)
         table = reports.histogram_report(stats)
-    text = render(written, shown, table=table)
     if heat_map is not None and stats is not None:
-        with open_output(heat_map, force) as picture:
+        with open_output(heat_map, output.force) as picture:
             write_heat_map(picture, stats, heat_map)
-    with open_output(output, force) as out:
-        out.write(text.encode())
+    output.write(shown, table=table)

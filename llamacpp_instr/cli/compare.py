@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+
 if TYPE_CHECKING:
     from converters.analyses.compare.candidate import Candidate
     from llamacpp_instr.log.session import Session
@@ -41,11 +43,7 @@ if TYPE_CHECKING:
 )
 @click.option("--threads", type=int, help="Threads of these runs.  [default: physical cores]")
 @click.option("--keep", metavar="DIR", help="Keep the models and the logs of --types in DIR.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: numbers in ns and bytes.")
-@click.option(
-    "-o", "--output", default="-", metavar="FILE", help="Write here: .html, .md, .csv or .json."
-)
-@click.option("--force", is_flag=True, help="Overwrite what exists.")
+@report_options
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -58,9 +56,7 @@ def compare(
     rounds: int,
     threads: int | None,
     keep: str | None,
-    as_json: bool,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Compare models, or their logs: size, error, speed.
 
@@ -72,18 +68,14 @@ def compare(
     """
     from converters.analyses.compare import compute_comparison
     from converters.analyses.compare.pictures import draw_comparison
-    from converters.report.render import form_of, render
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.run.session import RunOptions
 
     if types is None:
         _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
-    form = form_of("json" if as_json else None, output)
-    check_output(output, force)
-    check_not_input(output, *inputs, *logs, reference)
+    output.check(*inputs, *logs, reference)
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
         if types is None:
@@ -100,7 +92,7 @@ def compare(
                 n=n,
                 repeat=3,  # one to warm up
                 context=ContextOptions(threads=threads),
-                force=force,
+                force=output.force,
             )
             candidates = list(_tried(source, directory, types.split(","), options, rounds, against))
         if len(candidates) < 2:
@@ -109,12 +101,12 @@ def compare(
         named = against.path.name if against else candidates[0].name
         has_errors = any(of.errors for of in candidates)
         reports = compute_comparison(
-            candidates, named if has_errors else None, every_tensor=form in ("csv", "json", "html")
+            candidates,
+            named if has_errors else None,
+            every_tensor=output.form in ("csv", "json", "html"),
         )
     # the last table is that of the tensors
-    text = render(form, reports, table=reports[-1], charts=draw_comparison(candidates))
-    with open_output(output, force) as file:
-        file.write(text.encode())
+    output.write(reports, table=reports[-1], charts=draw_comparison(candidates))
 
 
 def _check_no_effect(ctx: click.Context, *names: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
 
@@ -27,9 +28,7 @@ from llamacpp_instr.errors import UsageError
     help="Exit with 1 when the steps of a phase are slower in B by more than this, beyond the"
     " noise: the interval's lower end lies above it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers, in ns.")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@report_options
 @click.pass_context
 def diff(
     ctx: click.Context,
@@ -38,9 +37,7 @@ def diff(
     by: str | None,
     phase: str | None,
     fail_above: str | None,
-    as_json: bool,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Compare the times of two logs.
 
@@ -51,26 +48,21 @@ def diff(
     Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
     """
     from converters.analyses.diff import VIEWS, compute_diff
-    from converters.report.render import form_of, render
     from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None
     if a == b == "-":
         raise UsageError("only one of the logs can be standard input")
-    check_output(output, force)
-    check_not_input(output, a, b)
+    output.check(a, b)
     view = next((view for view in VIEWS if view == by), None)
-    with open_output(output, force) as file:
-        with progress_bar(f"Reading {a}") as on_progress:
-            of_a = load_session(a, on_progress)
-        with progress_bar(f"Reading {b}") as on_progress:
-            of_b = load_session(b, on_progress)
-        found = compute_diff(of_a, of_b, view, phase)
-        form = form_of("json" if as_json else None, output)
-        file.write(render(form, found.reports).encode())
+    with progress_bar(f"Reading {a}") as on_progress:
+        of_a = load_session(a, on_progress)
+    with progress_bar(f"Reading {b}") as on_progress:
+        of_b = load_session(b, on_progress)
+    found = compute_diff(of_a, of_b, view, phase)
+    output.write(found.reports, table=found.reports[1])
     if threshold is not None and (slower := found.slower_by(threshold)):
         notice(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}")
         ctx.exit(1)

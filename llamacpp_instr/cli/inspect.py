@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+
 if TYPE_CHECKING:
     from converters.report.charts import Chart
     from llamacpp_instr.model.file import ModelFile
@@ -17,13 +19,8 @@ if TYPE_CHECKING:
 )
 @click.argument("model")
 @click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
-@click.option("--json", "flag", flag_value="json", help="Print JSON: numbers in bytes and bits.")
-@click.option("--csv", "flag", flag_value="csv", help="Print CSV: the tensors, in bytes.")
-@click.option("--md", "flag", flag_value="md", help="Print Markdown.")
-@click.option("--html", "flag", flag_value="html", help="Print one HTML page.")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-def inspect(model: str, tensors: bool, flag: str | None, output: str, force: bool) -> None:
+@report_options
+def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     """Print what is in a model file, from its headers alone.
 
     Prints the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
@@ -34,24 +31,18 @@ def inspect(model: str, tensors: bool, flag: str | None, output: str, force: boo
     first part, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
-    from converters.report.render import form_of, render
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_not_input, check_output, open_output
 
-    check_output(output, force)
-    check_not_input(output, model)
-    form = form_of(flag, output)
+    output.check(model)
     file = load_model_file(model)
     every = compute_tensors(file)
     reports = compute_inspection(file)
-    if form in ("json", "html"):
+    if output.form in ("json", "html"):
         reports.append(every)
     elif tensors:
         reports.append(list_tensors(file))
-    charts = _charts(file) if form == "html" else []
-    text = render(form, reports, table=every, charts=charts, title=file.path.name)
-    with open_output(output, force) as out:
-        out.write(text.encode())
+    charts = _charts(file) if output.form == "html" else []
+    output.write(reports, table=every, charts=charts, title=file.path.name)
 
 
 def _charts(model: ModelFile) -> list[Chart]:

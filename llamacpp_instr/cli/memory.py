@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.context_options import context_options
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
     from converters.analyses.memory.report_of_context import Held
     from converters.analyses.stored_weights import StoredModel
-    from converters.report.render import Form
     from converters.report.report import Report
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import ModelFile
@@ -35,15 +35,7 @@ Examples:
 @click.argument("source", metavar="MODEL|LOG")
 @context_options
 @click.option("--no-mmap", is_flag=True, help="Predict for a model that is read, not mapped.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: numbers in bytes and bits.")
-@click.option(
-    "-o",
-    "--output",
-    default="-",
-    metavar="FILE",
-    help="Write here, not to stdout: .html, .md, .csv (the tensors), .json or text.",
-)
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@report_options
 def memory(
     source: str,
     ctx: int | None,
@@ -54,9 +46,7 @@ def memory(
     cache_type_v: str,
     flash_attn: str,
     no_mmap: bool,
-    as_json: bool,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Print the memory that a model takes, or that a log recorded.
 
@@ -70,13 +60,10 @@ def memory(
     MODEL is a GGUF file, of a split model its first part, or demo for the demo model. LOG is a
     file, plain or compressed, or - for standard input.
     """
-    from converters.report.render import form_of
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.output import begins_as_model, check_not_input, check_output, open_output
+    from llamacpp_instr.output import begins_as_model
 
-    check_output(output, force)
-    check_not_input(output, source)
-    form = form_of("json" if as_json else None, output)
+    output.check(source)
     options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
     if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
         shown = [_of_model(source, options, not no_mmap)]
@@ -87,23 +74,20 @@ def memory(
         )
     else:
         shown = _of_log(source)
-    text = _rendered(shown, form, short=output == "-")
-    with open_output(output, force) as file:
-        file.write(text.encode())
+    _write(shown, output)
 
 
-def _rendered(shown: Shown, form: Form, short: bool) -> str:
+def _write(shown: Shown, output: ReportOutput) -> None:
     from converters.analyses.layer_chart import chart_bits_by_layer
     from converters.analyses.memory import joined_tensors, shortened
-    from converters.report.render import render
 
     models = [reports for _, reports in shown]
     table = joined_tensors(models)
-    if form == "text" and short:
+    if output.form == "text" and output.path == "-":
         models = [shortened(reports) for reports in models]
     reports = [report for of_model in models for report in of_model]
     charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown[:MOST_CHARTS]]
-    return render(form, reports, table=table, charts=charts)
+    output.write(reports, table=table, charts=charts)
 
 
 def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredModel, list[Report]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ if TYPE_CHECKING:
     "--only", type=click.Choice(["outputs", "weights"]), help="Compare only these, not both."
 )
 @click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
-@click.option("--json", "flag", flag_value="json", help="Print JSON.")
-@click.option("--csv", "flag", flag_value="csv", help="Print CSV: the first table.")
-@click.option("--md", "flag", flag_value="md", help="Print Markdown.")
-@click.option("--html", "flag", flag_value="html", help="Print one HTML page.")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@report_options
 def quality(
     reference: str,
     candidates: tuple[str, ...],
@@ -68,9 +64,7 @@ def quality(
     batch: int | None,
     only: str | None,
     tensors: bool,
-    flag: str | None,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Compare quantized models with the model they come from.
 
@@ -83,17 +77,13 @@ def quality(
     """
     from converters.analyses.error_charts import draw_errors
     from converters.analyses.quality import compute_quality, draw_divergence, short_names
-    from converters.report.render import form_of, render
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_comparison
     from llamacpp_instr.weights.error import Sums
 
-    form = form_of(flag, output)
     given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
     _check_effect(given, only)
-    check_output(output, force)
-    check_not_input(output, reference, *candidates, text)
+    output.check(reference, *candidates, text)
     files = [load_model_file(name) for name in (reference, *candidates)]
     options = OutputOptions(ctx, chunks, batch, threads, DEFAULT_SEED if seed is None else seed)
     if only != "weights":
@@ -110,11 +100,11 @@ def quality(
         source = "standard input" if text == "-" else text
         reports += compute_quality(outputs, files, source, weights)
         charts.append(draw_divergence(outputs, files))
-    reports += _weight_reports(names, errors, every_tensor=tensors or form in ("json", "html"))
+    reports += _weight_reports(
+        names, errors, every_tensor=tensors or output.form in ("json", "html")
+    )
     charts += draw_errors(dict(zip(names[1:], errors, strict=False)))
-    shown = render(form, reports, charts=charts, title=f"Quality against {names[0]}")
-    with open_output(output, force) as file:
-        file.write(shown.encode())
+    output.write(reports, charts=charts, title=f"Quality against {names[0]}")
 
 
 def _check_effect(given: Mapping[str, object], only: str | None) -> None:

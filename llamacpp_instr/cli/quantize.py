@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, form_options
+
 if TYPE_CHECKING:
     from llamacpp_instr.model.types import GgmlType
 
@@ -45,9 +47,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Quantize what is quantized already: it costs more quality than starting from F16.",
 )
-@click.option("--dry-run", is_flag=True, help="Write nothing; say the exact sizes.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Write no model; print the exact sizes, into FILE with -o FILE.html, .md, .csv or .json.",
+)
 @click.option("--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per core]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every tensor.")
+@form_options
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def quantize(
     model: str,
@@ -61,7 +67,7 @@ def quantize(
     allow_requantize: bool,
     dry_run: bool,
     threads: int | None,
-    as_json: bool,
+    flag: str | None,
     force: bool,
 ) -> None:
     """Quantize a model, or print the sizes that it would have.
@@ -70,13 +76,12 @@ def quantize(
     F16, BF16 or F32; of a split model the first part; or `demo`. A table tells each file's size,
     and which tensors could not have the type meant for them.
     """
-    from converters.analyses.quantization import quantization_json, quantization_reports
-    from converters.report.report import render_text
+    from converters.analyses.quantization import list_tensors, quantization_reports
+    from converters.report.render import SUFFIXES
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
     from llamacpp_instr.quantize.runner import Quantizer
-    from llamacpp_instr.terminal import render_json
 
     options = QuantizeOptions(
         tensor_types=[_override(text) for text in tensor_types],
@@ -87,19 +92,20 @@ def quantize(
         allow_requantize=allow_requantize,
         threads=threads or 0,
     )
+    is_report = dry_run and Path(output).suffix.lower() in SUFFIXES
+    report = ReportOutput(flag, output if is_report else "-", force)
+    report.check(model, imatrix)
     source = load_model_file(model)
-    paths = quantized_paths(source.path, types.split(","), output)
+    paths = quantized_paths(source.path, types.split(","), "." if is_report else output)
     with Quantizer(source, options) as quantizer:
         plans = [quantizer.plan(file_type) for file_type in paths]
         files = list(paths.values())
         if not dry_run:
             with progress_bar(f"Quantizing {source.path.name}") as on_progress:
                 quantizer.write_all(plans, files, force=force, on_progress=on_progress)
-    if as_json:
-        text = render_json(quantization_json(plans, files, written=not dry_run))
-    else:
-        text = render_text(quantization_reports(plans, files, written=not dry_run))
-    click.echo(text, nl=False)
+    reports = quantization_reports(plans, files, written=not dry_run)
+    every = list_tensors(plans)
+    report.write([*reports, every] if report.form in ("json", "html") else reports)
 
 
 def _override(text: str) -> tuple[str, GgmlType]:

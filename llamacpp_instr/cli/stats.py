@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+
 
 @click.command(
     "stats",
@@ -21,26 +23,13 @@ import click
     "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
 )
 @click.option("--warmup", is_flag=True, help="Count warm-up runs too.")
-@click.option("--json", "form", flag_value="json", help="Print JSON: numbers in ns and bytes.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV: the first table, in ns, bytes.")
-@click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option("--html", "form", flag_value="html", help="Print one HTML page.")
-@click.option(
-    "-o",
-    "--output",
-    default="-",
-    metavar="FILE",
-    help="Write here, not to stdout; .json, .csv, .md, .html say the form.",
-)
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@report_options
 def stats(
     log: str,
     by: Any,
     phase: str | None,
     warmup: bool,
-    form: str | None,
-    output: str,
-    force: bool,
+    output: ReportOutput,
 ) -> None:
     """Print times and rates of a log by op, layer, block or phase.
 
@@ -51,16 +40,10 @@ def stats(
     (.gz, .zst), or - for standard input.
     """
     from converters.analyses.stats import compute_stats
-    from converters.report.render import form_of, render
     from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
 
-    check_output(output, force)
-    check_not_input(output, log)
+    output.check(log)
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
-    reports = compute_stats(session, by, phase, warmup)
-    text = render(form_of(form, output), reports)
-    with open_output(output, force) as file:
-        file.write(text.encode())
+    output.write(compute_stats(session, by, phase, warmup))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -248,6 +251,12 @@ def test_the_exit_code_is_for_ci(tmp_path, instr: Instr):
     assert done.stdout.startswith("B is slower in decode.\n")
     assert instr("diff", a, b, "--fail-above", "30%").returncode == 0, "above the interval"
     assert instr("diff", b, a, "--fail-above", "5%").returncode == 0, "B is the faster one"
+    receiver, sender = os.pipe()
+    os.close(receiver)
+    command = (sys.executable, "-m", "llamacpp_instr", "diff", a, b, "--fail-above", "5%")
+    done = subprocess.run(command, stdout=sender, stderr=subprocess.PIPE, text=True)
+    os.close(sender)
+    assert (done.returncode, done.stderr) == (1, "slower by more than 5 %: decode\n"), "no reader"
 
 
 def test_json_has_the_numbers(tmp_path):

@@ -47,6 +47,7 @@ RUN = "-n 1"
 # by the option that says where the output goes
 CASES: dict[tuple[str, str], list[Case]] = {
     ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
+    ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))

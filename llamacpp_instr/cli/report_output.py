@@ -1,0 +1,96 @@
+"""The options of every command that makes a report, and the one place that writes it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from converters.report.charts import Chart
+    from converters.report.render import Form
+    from converters.report.report import Report
+
+_FORMS = (
+    click.option("--json", "flag", flag_value="json", help="Print JSON: raw numbers with units."),
+    click.option("--csv", "flag", flag_value="csv", help="Print CSV: one table, raw numbers."),
+    click.option("--md", "flag", flag_value="md", help="Print Markdown."),
+    click.option("--html", "flag", flag_value="html", help="Print one HTML page."),
+)
+_FILE = (
+    click.option(
+        "-o",
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="Write to FILE; .json, .csv, .md and .html choose the format.",
+    ),
+    click.option("--force", is_flag=True, help="Overwrite files that exist."),
+)
+
+
+@dataclass(frozen=True)
+class ReportOutput:
+    """Where a report goes, and in which form."""
+
+    flag: str | None
+    path: str = "-"
+    force: bool = False
+
+    @property
+    def form(self) -> Form:
+        from converters.report.render import form_of
+
+        return form_of(self.flag, self.path)
+
+    def check(self, *inputs: str | Path | None) -> None:
+        """Raise `UsageError` when the file may not or cannot be written; `inputs` are read."""
+        from llamacpp_instr.output import check_not_input, check_output
+
+        check_output(self.path, self.force)
+        check_not_input(self.path, *inputs)
+
+    def write(
+        self,
+        reports: Sequence[Report],
+        *,
+        table: Report | None = None,
+        charts: Sequence[Chart] = (),
+        title: str | None = None,
+    ) -> None:
+        """Render the reports as `render` does, and write them."""
+        from converters.report.render import render
+        from llamacpp_instr.output import open_output
+        from llamacpp_instr.terminal import abandon_standard_output
+
+        text = render(self.form, reports, table=table, charts=charts, title=title)
+        try:
+            with open_output(self.path, self.force) as file:
+                file.write(text.encode())
+        except BrokenPipeError:
+            abandon_standard_output()  # the reader has enough; a verdict may still follow
+
+
+def report_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --json, --csv, --md, --html, -o and --force, as one argument `output`."""
+
+    @functools.wraps(command)
+    def with_output(*args: Any, flag: str | None, output: str, force: bool, **others: Any) -> None:
+        command(*args, output=ReportOutput(flag, output, force), **others)
+
+    return _with_options(with_output, (*_FORMS, *_FILE))
+
+
+def form_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --json, --csv, --md and --html alone, as one argument `flag`."""
+    return _with_options(command, _FORMS)
+
+
+def _with_options(command: Callable[..., None], options: Sequence[Any]) -> Callable[..., None]:
+    for option in reversed(options):
+        command = option(command)
+    return command

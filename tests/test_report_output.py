@@ -1,0 +1,109 @@
+"""Every command that makes a report: the same options, the same forms, raw numbers with units."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from converters.report.report import Unit
+from llamacpp_instr import cli
+
+TESTS = Path(__file__).parent
+LOG = TESTS / "fixtures" / "demo-verbose.log"
+MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
+REPORTS = {
+    "summary": f"summary {LOG}",
+    "stats": f"stats {LOG}",
+    "diff": f"diff {LOG} {LOG}",
+    "compare": f"compare {LOG} {LOG}",
+    "inspect": "inspect demo",
+    "memory": f"memory {LOG}",
+    "blocks": f"blocks {MODEL} blk.1.q4_k.weight",
+    "one block": f"blocks {MODEL} blk.1.q4_k.weight --block 0",
+    "quality": "quality demo demo --only weights",
+    "quantize": "quantize demo --types Q8_0,Q4_0 --dry-run",
+}
+FORMS = {"json": "[", "csv": "", "md": "## ", "html": "<!doctype html>"}
+PRINTING = [
+    *REPORTS.values(), f"cat {LOG}", f"cat {LOG} --expand", f"check {LOG}", f"check {LOG} --json",
+    f"to-perfetto {LOG} -o -", "--help", "stats --help", "--version",
+]  # fmt: skip
+
+
+def instr(line: str, *more: object) -> Result:
+    return CliRunner().invoke(cli.main, [*line.split(), *map(str, more)])
+
+
+def without_reader(line: str) -> subprocess.CompletedProcess[str]:
+    """A command line whose standard output is a pipe that nobody reads any more."""
+    receiver, sender = os.pipe()
+    os.close(receiver)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "llamacpp_instr", *line.split()],
+            stdout=sender, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(sender)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Path) -> None:
+    for form, beginning in FORMS.items():
+        printed = instr(REPORTS[name], f"--{form}")
+        assert printed.exit_code == 0, printed.output
+        path = tmp_path / f"it.{form}"
+        done = instr(REPORTS[name], "-o", path)
+        assert (done.exit_code, done.stdout) == (0, ""), done.output
+        assert path.read_text() == printed.stdout
+        assert printed.stdout.startswith(beginning)
+        if form == "csv":
+            assert len({len(row) for row in csv.reader(printed.stdout.splitlines())}) == 1
+        again = instr(REPORTS[name], "-o", path)
+        assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
+        assert instr(REPORTS[name], "-o", path, "--force").exit_code == 0
+
+
+def test_no_report_is_forgotten() -> None:
+    found = set()
+    for name in cli.COMMANDS:
+        command = cli.main.get_command(click.Context(cli.main), name)
+        assert command is not None
+        if any("--html" in option.opts for option in command.params):
+            found.add(name)
+    assert found == {line.split()[0] for line in REPORTS.values()}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_json_has_raw_numbers_with_units(name: str) -> None:
+    reports = json.loads(instr(REPORTS[name], "--json").stdout)
+    assert any(report["rows"] for report in reports)
+    for report in reports:
+        assert set(report["units"].values()) <= set(get_args(Unit))
+        for row in report["rows"]:
+            assert list(row) == list(report["units"])
+            for column, unit in report["units"].items():
+                if unit != "text":
+                    assert isinstance(row[column], int | float | None) or row[column] == "inf"
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_reader_that_leaves_is_no_error(line: str) -> None:
+    done = without_reader(line)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_verdict_does_not_depend_on_the_reader(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.log"
+    damaged.write_bytes(LOG.read_bytes()[:-100])
+    assert without_reader(f"check {damaged}").returncode == 1
+    assert without_reader(f"check {damaged} --json").returncode == 1
