@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.context_options import context_options
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import LEVELS
 
 
@@ -48,11 +48,10 @@ Examples:
 )
 @click.option(
     "--log",
-    default="session.log",
-    show_default=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The log to write.",
+    help="The log to write; - is standard output.  "
+    "[default: session.log, or session-2.log and so on if that exists]",
 )
 @click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
 @click.option("--temp", default=0.0, show_default=True, help="Temperature; 0 is greedy.")
@@ -100,7 +99,7 @@ def run(
     prompt_file: Path | None,
     n: int,
     level: str,
-    log: Path,
+    log: Path | None,
     force: bool,
     temp: float,
     top_k: int | None,
@@ -128,20 +127,26 @@ def run(
     MODEL is a GGUF file, or `demo` for the demo model. The text goes to standard output as it
     comes; everything else, a summary at the end included, to standard error. On a terminal
     control characters of the text are written out, as \x1b; a pipe or a file gets them.
+
+    With --log - the log goes to standard output, the text to standard error, and there is no
+    summary. With --perfetto - the trace goes to standard output, the text to standard error.
     """
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
-    from llamacpp_instr.run.session import RunOptions
+    from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
-    from llamacpp_instr.terminal import abandon_standard_output, notice
+    from llamacpp_instr.terminal import notice
 
     inputs = [model, prompt_file, "-" if "-" in prompts else None]
-    check_not_input(log, *inputs)
+    if log is not None:
+        check_not_input(log, *inputs)
     if perfetto is not None:
         check_output(perfetto, force)
         check_not_input(perfetto, *inputs)
-        if Path(perfetto).resolve() == log.resolve():
+        if str(log) == "-":
+            raise UsageError("--perfetto needs a log that is a file; leave out --log -")
+        if Path(perfetto).resolve() == (log or DEFAULT_LOG).resolve():
             raise UsageError(f"{perfetto} cannot hold both the log and the trace")
     options = RunOptions(
         model=model,
@@ -160,11 +165,10 @@ def run(
         on_log_error="stop" if on_log_error == "stop" else "continue",
         force=force,
     )
-    try:
-        written = run_model(options)
-    except BrokenPipeError:
-        abandon_standard_output()
-        raise InstrError(f"standard output was closed; stopped, log: {log}") from None
+    out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
+    written = run_model(options, out)
+    if str(written) == "-":
+        return
     _print_summary(written)
     notice(f"log: {written}")
     if perfetto is not None:

@@ -19,8 +19,6 @@ that llama.cpp keeps of each token of a context; and what it aborts on ends this
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +39,7 @@ from llamacpp_instr.memory.breakdown import (
     read_breakdown,
 )
 from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.record.pipe import LogPipe
 from llamacpp_instr.record.recording import record
 from llamacpp_instr.schema import Context as ContextEvent
 from llamacpp_instr.schema import Memory as MemoryEvent
@@ -135,39 +134,20 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
     model.check_has_weights()
     native.load()
     # the recorder says of every weight where it is put, in the words of any other log
+    content = bytearray()
     with (
-        _Pipe() as log,
+        LogPipe(content.extend) as log,
         captured(Interrupt()) as llama_log,
         record(log.path, level="minimal"),
         _DryModel(model.path, llama_log) as dry,
     ):
         make(dry)
-    single, plan = _breakdowns(log.content)[-2:]
+    single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
     if not mmap:
         return plan
     in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
     return plan.with_mapped_weights(mapped_bytes(model, in_place))
-
-
-class _Pipe:
-    """A file to write to by its path that is nowhere on a disk; its content is known in the end."""
-
-    def __enter__(self) -> _Pipe:
-        self._receiver, self._sender = os.pipe()
-        self.path = Path(f"/dev/fd/{self._sender}")
-        self.content = b""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._sender)
-        self._reader.join()
-
-    def _read(self) -> None:
-        with os.fdopen(self._receiver, "rb") as file:
-            self.content = file.read()
 
 
 def _breakdowns(log: bytes) -> list[MemoryBreakdown]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,12 @@ def check_replaceable(path: Path) -> None:
         raise UsageError(f"{path} cannot be read ({error.strerror}): is it a log?") from None
     if not FIRST_BYTES.startswith(head):
         raise UsageError(f"{path} is not a log and is not overwritten; name another file")
+
+
+def fresh_log(path: Path) -> Path:
+    """`session.log`, or the first of `session-2.log`, `session-3.log`, … that does not exist."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(name for name in chain([path], others) if not os.path.lexists(name))
 
 
 def later_parts(target: Path) -> list[Path]:

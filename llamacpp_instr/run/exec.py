@@ -55,6 +55,8 @@ def execute(
     Raises `UsageError` when there is nothing to run or the log cannot be written, `NativeError`
     when the command's Python would load an unpatched library.
     """
+    if log == "-":
+        raise UsageError("standard output is the command's; give --log the name of a file")
     program = _find(command)
     _check_pattern(stats)
     check_library(program, command[1:])

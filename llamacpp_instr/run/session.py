@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,8 +27,12 @@ from llamacpp_instr.llama.sampling import Sampler, Sampling
 from llamacpp_instr.memory.plan import check_memory
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.output import check_not_input
+from llamacpp_instr.record.files import fresh_log
+from llamacpp_instr.record.pipe import LogPipe
 from llamacpp_instr.record.recording import OnLogError, Session, begin_session
-from llamacpp_instr.terminal import write_text
+from llamacpp_instr.terminal import abandon_standard_output, write_text
+
+DEFAULT_LOG = Path("session.log")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,8 @@ class RunOptions:
 
     model: str
     prompts: Sequence[str]
-    log: Path = Path("session.log")
+    log: Path | None = None
+    """`-` is standard output; left out, DEFAULT_LOG with `force`, else a fresh name like it"""
     n: int = 128
     """tokens to generate at most"""
     level: str = "detailed"
@@ -86,15 +92,18 @@ def run(
     file = load_model_file(options.model)
     file.check_has_weights()
     path = file.path
-    check_not_input(options.log, *file.headers)
+    if options.log is not None:
+        check_not_input(options.log, *file.headers)
     interrupt = Interrupt()
     with interrupt.watching(), interrupt.deferred():
         native.load()  # a module that is interrupted while it is imported blames something else
     check_memory(file, options.context, options.mmap)
     prompts = tokenize(path, options.prompts, chat=options.chat)
-    with interrupt.watching(), captured(interrupt) as llama_log:
+    log = options.log or (DEFAULT_LOG if options.force else fresh_log(DEFAULT_LOG))
+    options = replace(options, log=log)
+    with _destination(log) as target, interrupt.watching(), captured(interrupt) as llama_log:
         session = begin_session(
-            options.log,
+            target,
             level=options.level,
             stats=options.stats,
             args=_arguments(options),
@@ -109,7 +118,7 @@ def run(
             if not llama_log.released:  # nothing was computed: the file is wrong, and leaves no log
                 session.discard()
                 return str(path), 2
-            return f"{path}, recorded in {session.path}", 1
+            return f"{path}, recorded in {'standard output' if str(log) == '-' else log}", 1
 
         try:
             with last_words(about), Model(path, llama_log, options.mmap) as model:
@@ -125,11 +134,14 @@ def run(
             session.close()
             session.discard()
             raise
+        except BrokenPipeError:
+            abandon_standard_output()
+            raise InstrError(f"the output was closed; stopped, log: {log}") from None
         except ComputeError:
             if session.nan_seen and options.stop_on_nan:
                 raise InstrError(
                     f"stopped: a tensor that {options.stats!r} matches held a NaN; see "
-                    f"`instr cat --event tensor_stats {session.path}`"
+                    f"`instr cat --event tensor_stats {log}`"
                 ) from None
             raise
         finally:
@@ -138,7 +150,29 @@ def run(
                 session.discard()
         if session.problem:
             raise InstrError(session.problem)
-    return session.path
+    return log
+
+
+@contextmanager
+def _destination(log: Path) -> Iterator[Path]:
+    """Where the recorder writes: the log itself, or a pipe to standard output."""
+    if str(log) != "-":
+        yield log
+        return
+    pipe = LogPipe(_print)
+    try:
+        with pipe:
+            yield pipe.path
+    finally:
+        if pipe.error is not None:
+            abandon_standard_output()
+            reason = pipe.error.strerror
+            raise InstrError(f"the log cannot be written to standard output: {reason}") from None
+
+
+def _print(piece: bytes) -> None:
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 def _run_text(

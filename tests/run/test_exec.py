@@ -45,6 +45,11 @@ def logs_of(done: subprocess.CompletedProcess[str]) -> list[Path]:
     ]
 
 
+def test_standard_output_is_the_commands(instr: Instr, tmp_path: Path) -> None:
+    assert_refused(instr("exec", "--log", "-", "--", "true"), "standard output", "--log")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_program_is_recorded_unchanged(
     instr: Instr, application: Path, demo_model: Path, environment: dict[str, str]
 ) -> None:

@@ -68,7 +68,7 @@ def test_a_reader_that_leaves_stops_the_run(environment: dict[str, str], tmp_pat
     errors = process.stderr.read()
     assert process.wait(timeout=60) == 1
     [last] = [line for line in errors.splitlines() if b"warm-up" not in line and b"run" not in line]
-    assert last == b"Error: standard output was closed; stopped, log: session.log"
+    assert last == b"Error: the output was closed; stopped, log: session.log"
     assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
 
 

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,6 +244,7 @@ def test_a_nan_stops_when_asked(instr: Instr, tmp_path: Path) -> None:
         ("demo", ("-p", "word " * 500, "--ctx", "64"), ("prompt has", "holds 64", "--ctx")),
         ("bert.gguf", ("--embed", "-p", "a" * 99, "--ubatch", "16"), ("20 tokens", "--ubatch")),
         ("demo", ("-p", "a", "--log", "."), ("is a directory",)),
+        ("demo", ("-p", "a", "--log", "-", "--perfetto", "t"), ("--perfetto", "--log -")),
         ("demo", ("-p", "a", "--log", "none/s.log"), ("none/s.log", "does not exist")),
         ("llama.gguf", ("-p", ""), ("prompt is empty", "BOS")),
         ("llama.gguf", ("-p", "a", "--chat"), ("no chat template",)),
@@ -309,13 +312,62 @@ def test_a_prompt_is_text_whatever_the_locale_is(
 def test_a_log_that_exists_is_kept(instr: Instr, tmp_path: Path) -> None:
     log = tmp_path / "session.log"
     log.write_text("precious")
-    assert_refused(instr("run", *DEMO, "-p", "a"), "session.log exists; use --force")
+    explicit = ("--log", "session.log")
+    assert_refused(instr("run", *DEMO, "-p", "a", *explicit), "session.log exists; use --force")
     assert_refused(instr("run", *DEMO, "-p", "a", "--force"), "session.log is not a log")
     assert log.read_text() == "precious"
     shutil.copyfile(OLD_LOG, log)
     assert instr("run", *DEMO, "-p", "a", "-n", 1, "--force").returncode == 0
     assert read_events(log)[-1]["event"] == "session_end"
     assert list(tmp_path.iterdir()) == [log]
+
+
+def test_without_log_each_run_has_a_log_of_its_own(instr: Instr, tmp_path: Path) -> None:
+    names = ["session.log", "session-2.log", "session-3.log"]
+    for name in names:
+        done = instr("run", *DEMO, "-p", "a", "-n", 1)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.endswith(f"\nlog: {name}\n")
+        assert read_events(tmp_path / name)[0]["args"]["log"] == name
+    assert instr("run", *DEMO, "-p", "a", "-n", 1, "--force").stderr.endswith("log: session.log\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+@pytest.mark.parametrize("redirection", ["| cat > out", "> out", ">> out"])
+def test_the_log_goes_to_standard_output(
+    environment: dict[str, str], tmp_path: Path, redirection: str
+) -> None:
+    (tmp_path / "out").write_text("before\n")
+    line = '"$0" -m llamacpp_instr run demo --threads 1 -p Once -n 8 --log - ' + redirection
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line, sys.executable],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "out").read_text()
+    if ">>" in redirection:
+        assert log.startswith("before\n")
+        log = log.removeprefix("before\n")
+    events = [json.loads(line) for line in log.splitlines()]
+    assert (events[0]["event"], events[-1]["event"]) == ("session_start", "session_end")
+    text = "".join(event["text"] for event in events if event["event"] == "token")
+    assert (len(text) > 8, done.stderr) == (True, f"{text}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(("device", "reason"), [("| true", "Broken pipe"), ("> /dev/full", "No")])
+def test_a_log_that_standard_output_does_not_take(
+    environment: dict[str, str], tmp_path: Path, device: str, reason: str
+) -> None:
+    line = '"$0" -m llamacpp_instr run demo --threads 1 -p Once -n 8 --log - ' + device
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line, sys.executable],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"Error: the log cannot be written to standard output: {reason}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_permission_for_the_log(instr: Instr) -> None:

@@ -1,0 +1,36 @@
+"""A log that goes somewhere else than to a file: the recorder writes to a pipe by its path."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+
+class LogPipe:
+    """Inside the block there is a `path` to write a log to; `take` gets its bytes, in a thread.
+    An `OSError` that it raises is kept in `error`, and the writer's next write fails."""
+
+    def __init__(self, take: Callable[[bytes], object]) -> None:
+        self._take = take
+        self.error: OSError | None = None
+
+    def __enter__(self) -> LogPipe:
+        self._receiver, self._sender = os.pipe()
+        self.path = Path(f"/dev/fd/{self._sender}")
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._sender)
+        self._reader.join()
+
+    def _read(self) -> None:
+        with os.fdopen(self._receiver, "rb", buffering=0) as file:
+            try:
+                while piece := file.read(1 << 16):
+                    self._take(piece)
+            except OSError as error:
+                self.error = error
