@@ -34,13 +34,14 @@ def take(page: str, beginning: str) -> Line:
     return RUNS[-1]
 
 
-README, UPSTREAM, MODEL = "README.md", "docs/upstream.md", "docs/demo-model.md"
+README, BUILDING = "README.md", "docs/building.md"
+UPSTREAM, MODEL = "docs/upstream.md", "docs/demo-model.md"
 
 MAKE_DEMO = take(README, "make demo")
 MAKE_VIEW = take(README, "make view")
 MAKE_TEST = take(README, "make test")
-MAKE_RELEASE = take(README, "make release")
-MAKE_OLDEST = take(README, "make test-oldest")
+MAKE_RELEASE = take(BUILDING, "make release")
+MAKE_OLDEST = take(BUILDING, "make test-oldest")
 VENV, BUILD = one_line(README, "python3 -m venv "), one_line(README, "instr build")
 INSTALL = take(README, "pip install -e .")
 INSTALL_SERVER = take(README, 'pip install "llama-cpp-python[server]"')
