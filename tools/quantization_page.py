@@ -1,7 +1,7 @@
 """Writes docs/quantization.md and its picture: `make quantization`.
 
-Everything is computed with what `instr quantize`, `quality` and `compare` are made of, from the
-demo model alone; the speeds are this machine's.
+It calls the functions behind `instr quantize`, `quality` and `compare` on the demo model. The
+speeds are those of this machine.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ROUNDS = 8
 
 @dataclass(frozen=True)
 class Line:
-    """What is said of one file type."""
+    """The measurements of one file type."""
 
     file_type: str
     file: ModelFile
     sqnr_db: float
     decode: Ratio | None
-    """time of a decode against the reference's"""
+    """decode time divided by the reference's"""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(reference: ModelFile, directory: Path) -> list[Line]:
-    """Quantize to every file type, let all take turns in running, and compare the weights."""
+    """Quantize to every file type, run all of them in turns, and compare the weights."""
     options = RunOptions(
         "", ["Once upon a time"], n=64, repeat=3, context=ContextOptions(threads=1)
     )
@@ -142,33 +142,34 @@ def page(rows: str, n_tokens: int) -> str:
 
 <!-- Written by `make quantization`. Do not edit: change tools/quantization_page.py. -->
 
-The demo model, stored in seven file types, against the F16 it was trained as:
+The demo model ships in F16. This table compares seven quantized file types with it:
 
 {rows}
 
 ![KL divergence of each file type over its size](images/quantization.png)
 
-- **file, bits/weight**: `instr quantize demo --types {",".join(FILE_TYPES)}` writes the files,
-  `instr inspect FILE` says where the bits are.
-- **SQNR**: the weights' signal to quantization noise, `instr quality demo FILE --only weights`;
-  6 dB more is half the error.
-- **perplexity, KL divergence, same top**: `instr quality demo FILE… --chunks {CHUNKS}` over a text
-  that the F16 model writes itself, {n_tokens:,} tokens scored. The KL divergence is the mean over
-  these tokens of how far the probabilities of the next one are from those of F16, in nats; *same
-  top* is how often both find the same token the most probable. ± is one standard error.
+- **file, bits/weight**: `instr quantize demo --types {",".join(FILE_TYPES)}` writes the files, and
+  `instr inspect FILE` shows how many bits each tensor has.
+- **SQNR**: the signal-to-quantization-noise ratio of the weights, from
+  `instr quality demo FILE --only weights`. 6 dB more is half the error.
+- **perplexity, KL divergence, same top**: `instr quality demo FILE… --chunks {CHUNKS}` scores
+  {n_tokens:,} tokens of a text that the F16 model writes itself. The KL divergence says how far the
+  probabilities of the next token are from those of F16, in nats; it is the mean over these
+  tokens. *Same top* is how often both models find the same token the most probable. ± is one
+  standard error.
 - **decode**: `instr compare --types F16,{",".join(FILE_TYPES)} demo --threads 1
-  --rounds {ROUNDS}`, all taking turns: the median decode, with an interval of 95 %. It is that of
-  the machine that made this page, which was not idle; a model this small lies in the processor's
-  cache, so a large one gains otherwise. Which kernels a type has counts as much as its bytes: rows
-  of Q4_K are interleaved for this processor, those of Q5_K are not.
+  --rounds {ROUNDS}` runs the types in turns. The column has the median speed of a decode with its
+  95 % interval, on the machine that made this page, which was not idle. The demo model fits into
+  the processor's cache, so a large model gains differently. The kernels of a type matter as
+  much as its bytes: rows of Q4_K are interleaved for this processor, those of Q5_K are not.
 
 ## How to read it
 
-- Perplexity hardly moves before the KL divergence has grown by orders: the text is one that the
-  model finds easy. The standard error of a perplexity is that of the text, not of the difference;
-  the difference itself is known much better, and `instr quality` shows it.
-- Each bit that a weight loses costs about 6 dB of SQNR, whatever the type. What a type is worth
-  shows where it stands off that line.
+- Perplexity hardly changes until the KL divergence has grown by orders of magnitude, because the
+  model finds the text easy. The standard error of a perplexity describes the text, not the
+  difference between two models. The difference is known much better; `instr quality` shows it.
+- Each bit less per weight costs about 6 dB of SQNR, whatever the type. A good type is above that
+  line, a poor one below it.
 - A small model suffers more than a large one at the same bits. Measure your own:
 
 ```sh
