@@ -1,25 +1,25 @@
-# make demo   everything from nothing to a recorded session of the demo model and its trace
-# make view   that session in Perfetto's UI, without the network
-# make test   the test suite, in the same environment
-# make lint   the checks that need no model
+# make demo         build everything, record a session of the demo model, write its trace
+# make view         open that session in Perfetto's UI, without the network
+# make test         run the test suite in the same environment
+# make lint         run ruff and mypy
 #
-# make lint-native  the recorder's C and C++: llama.cpp's own warnings and clang-tidy, which it installs
-# make audit      known vulnerabilities of what is installed here; 1 too where nothing could be asked
-# make sanitize   the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; models are
-#                 loaded and freed for STRESS_SECONDS (20) with each
-# make test-docs  what README and docs let a newcomer do, in a fresh clone; needs an index; a quarter of an hour
-# make image      the container image of docker/Dockerfile, with docker, podman or buildah
-# make image-test that image, built and tried without an engine (Debian, as root; minutes)
-# make docker-test  the docker lines of README and docs, on a Docker engine of its own (Debian, as root; minutes)
-# make load       llama_cpp.server, recorded, with clients for LOAD_MINUTES (10); a table of what came of it
-# make fuzz       every reader under a fuzzer, FUZZ_SECONDS each (60); needs atheris, which it installs
-# make test-oldest  the suite with the oldest versions that pyproject.toml allows; TESTS names some
-# make release    dist: sdist and wheel, tried in an empty environment; NATIVE=1: and the patched library
-# make pictures   docs/images: what `instr view` shows, taken in Chromium
-# make quantization   docs/quantization.md: the demo model in seven file types, measured
-# make bench      what recording and converting cost, as ratios (most of an hour on a quiet machine)
+# make lint-native  check the recorder's C and C++ with llama.cpp's own warnings and with clang-tidy (installs it)
+# make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
+# make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
+#                   loads and frees models for STRESS_SECONDS (20)
+# make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
+# make image        build the container image of docker/Dockerfile with docker, podman or buildah
+# make image-test   build and test that image without an engine (Debian, as root; minutes)
+# make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
+# make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results
+# make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
+# make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
+# make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
+# make pictures     take docs/images of `instr view` in Chromium
+# make quantization measure the demo model in seven file types, and write docs/quantization.md
+# make bench        measure the cost of recording and converting, as ratios (most of an hour on a quiet machine)
 #
-# PYTHON is the interpreter that the environment .venv is made with.
+# PYTHON is the interpreter for the environment .venv.
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time
@@ -35,7 +35,7 @@ FUZZ_INSTALLED := .venv/.installed-fuzz
 AUDIT := .venv-audit
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
-# what drives a browser; tests of the UI are skipped where there is no node to run it
+# drives a browser; without node the tests of the UI are skipped
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
@@ -51,7 +51,7 @@ view: $(VIEW_INSTALLED)
 	@[ -e out/demo.log ] || $(MAKE) demo
 	$(BIN)/instr view out/demo.log
 
-# a file's tests share what they record, so they run in one process
+# the tests of a file share recordings, so one process runs them all
 test: native $(TEST_INSTALLED) $(UI_KIT)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
@@ -66,12 +66,12 @@ lint-native: $(TEST_INSTALLED)
 audit: $(TEST_INSTALLED) $(AUDIT)/bin/pip-audit
 	$(BIN)/python -m tools.audit $(AUDIT)/bin/pip-audit
 
-# in an environment of its own: it is not what is audited
+# has its own environment, so that pip-audit does not audit itself
 $(AUDIT)/bin/pip-audit:
 	$(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet pip-audit
 
-# the library is that of `make native`, from the cache
+# `instr build` takes the library of `make native` from the cache
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
 	$(OLDEST)/bin/python -m pytest $(TESTS)
@@ -87,21 +87,21 @@ sanitize: native $(TEST_INSTALLED)
 
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 IMAGE ?= llamacpp-instr
-# the health check is no part of the OCI format, which podman and buildah write unless told
+# podman and buildah write the OCI format by default, which has no health check
 FORMAT := $(if $(filter podman buildah,$(notdir $(ENGINE))),--format docker)
 
 image:
 	@[ -n "$(ENGINE)" ] || { echo "docker, podman or buildah is needed" >&2; exit 1; }
 	$(ENGINE) build $(FORMAT) -f docker/Dockerfile -t $(IMAGE) .
 
-# what ggml's kernels compile to is kept in this machine's ccache, across images
+# the ccache of this machine keeps ggml's compiled kernels across images
 image-test: $(TEST_INSTALLED) $(UI_KIT)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
 
-# docker builds it again: buildah only makes what stands for the base image. The engine keeps its layers
+# buildah only makes the substitute for the base image; docker builds the image, and its engine keeps the layers
 docker-test: $(TEST_INSTALLED)
 	BUILD_IMAGE_STANDINS=1 tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/engine_suite.py
@@ -129,9 +129,9 @@ ui-kit: $(UI_INSTALLED)
 
 $(UI_INSTALLED): tests/ui/package.json
 	@cd tests/ui && npm install --no-package-lock --no-audit --no-fund --silent && touch ../../$@ || { \
-	    echo "npm cannot install what the tests of the UI need; they will be skipped" >&2; [ -z "$$CI" ]; }
+	    echo "npm cannot install the dependencies of the UI tests; they will be skipped" >&2; [ -z "$$CI" ]; }
 
-# takes a second when it was built before: the build has a cache of its own
+# takes a second after the first build, which is cached
 native: $(INSTALLED)
 	$(BIN)/instr build
 
