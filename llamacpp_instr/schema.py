@@ -1,15 +1,15 @@
-"""The log's event schema, version 1: the one home of every event name, key, unit and meaning.
+"""The schema of the log's events, version 1: every event name, key, unit and meaning.
 
-A msgspec tagged union that decodes, validates and describes itself. From it are generated the
-header of the C++ writer (`llama-instrumentation-schema.h` in `patches/src/src`) and
-`docs/log-format.md`; a test fails when either is stale.
+The schema is a msgspec tagged union, which decodes and validates events. `python -m tools.generate`
+generates the header of the C++ writer (`llama-instrumentation-schema.h` in `patches/src/src`) and
+`docs/log-format.md` from it. A test fails if either is out of date.
 
-Conventions, everywhere: times are integer nanoseconds; `t` is CLOCK_MONOTONIC; sizes are bytes;
-layer -1 means "belongs to no layer". Durations, counts and sizes are not negative and below 2**53,
-so that every reader of JSON keeps them exactly; `t` is below 2**62 (146 years). Ids (`model`,
-`ctx`, `graph`, `plan`, `step`, `compute`) count from 0 within one log, below 2**31. Columns of one
-event have equal lengths. In `gap`/`dur` columns the i-th interval begins at
-`t + sum(gap[:i+1]) + sum(dur[:i])`; gap[0] is 0, and an absent `gap` means all zeros.
+Conventions: Times are integer nanoseconds. `t` is CLOCK_MONOTONIC. Sizes are bytes. Layer -1 means
+that an op or a tensor belongs to no layer. Durations, counts and sizes are at least 0 and below
+2**53, so every JSON reader keeps them exactly. `t` is below 2**62 (146 years). Ids (`model`, `ctx`,
+`graph`, `plan`, `step`, `compute`) count from 0 within one log and are below 2**31. All columns of
+an event have the same length. In `gap`/`dur` columns the i-th interval begins at
+`t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from msgspec import Meta, Struct
 
 SCHEMA_VERSION = 1
 FIRST_BYTES = b'{"event":"session_start"'
-"""of every log"""
+"""the first bytes of every log"""
 MAX_LINE = 16 << 20
-"""bytes; the longest line of a real log, a graph's at verbose, has about 90 for each node: 350 kB
-for 126 layers. Decoded, a line can take 25 times its bytes."""
+"""in bytes. The longest line of a real log is a graph at verbose. It has about 90 bytes per node:
+350 kB for 126 layers. A decoded line can take 25 times its bytes."""
 
 Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
@@ -32,29 +32,29 @@ LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
 LATEST = 2**62 - 1
-"""the latest time; a duration added to it is still one of 64 bits"""
+"""the latest time; the sum with a duration still fits into 64 bits"""
 
 Ns = Annotated[int, Meta(ge=0, le=MOST, description="nanoseconds")]
 TotalNs = Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds")]
 Time = Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds of CLOCK_MONOTONIC")]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Bytes = Annotated[int, Meta(ge=0, le=MOST, description="bytes")]
-Ref = Annotated[int, Meta(ge=0, le=2**31 - 1, description="a number given by an earlier event")]
+Ref = Annotated[int, Meta(ge=0, le=2**31 - 1, description="an id that an earlier event assigned")]
 OptionalRef = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """-1 for none"""
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Layer = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Truth = Annotated[int, Meta(ge=0, le=1)]
 Fused = Annotated[int, Meta(ge=1, le=1000)]
-"""nodes of one kernel: ggml fuses some dozens"""
+"""nodes of one kernel; ggml fuses some dozens"""
 Shape = Annotated[list[Count], Meta(max_length=4)]
 Sources = Annotated[list[Int32], Meta(max_length=64)]
-"""ggml has 10 at most"""
+"""ggml allows 10"""
 Strides = Annotated[list[Bytes], Meta(max_length=4)]
 Int32Words = Annotated[list[Int32], Meta(max_length=64)]
-"""ggml has 16"""
+"""ggml allows 16"""
 Name = Annotated[str, Meta(max_length=1000)]
-"""of a tensor, an op or a type: ggml has 63 bytes"""
+"""the name of a tensor, an op or a type; ggml allows 63 bytes"""
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -66,7 +66,7 @@ class Event(
     omit_defaults=True,
     kw_only=True,
 ):
-    """What every event has."""
+    """The base of all events."""
 
     t: Time
 
@@ -88,7 +88,7 @@ class Producer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class Host(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Where it ran."""
+    """The machine that it ran on."""
 
     cpu: str
     features: list[str]
@@ -100,54 +100,54 @@ class Host(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 
 
 class Process(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Which process."""
+    """The recorded process."""
 
     pid: Int32
     argv: list[str]
 
 
 class SessionStart(Event, kw_only=True):
-    """The first line of every log. `t` and `wall` were read at the same moment."""
+    """The first line of every log. `t` and `wall` are the same moment."""
 
     schema: Int32
     id: str
-    """random, 16 hexadecimal digits; the parts of a rotated log share it"""
+    """random, 16 hexadecimal digits; the same in all parts of a rotated log"""
     part: Annotated[int, Meta(ge=1)] = 1
-    """counts the files of a rotated log (`instr exec --rotate`); each is a whole log, in which
-    models, contexts and graphs are given again; steps and marks count on"""
+    """number of the file in a rotated log (`instr exec --rotate`). Each file is a complete log that
+    repeats models, contexts and graphs. Steps and marks continue to count"""
     time: str
     """`wall` as ISO 8601, UTC"""
     wall: Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds since 1970-01-01 UTC")]
     level: Level
     clock: Literal["tsc", "cntvct", "monotonic"]
-    """what ops are timed with; always converted to CLOCK_MONOTONIC"""
+    """the clock that times ops; its times are always converted to CLOCK_MONOTONIC"""
     perturbed: bool = False
-    """values were read (`--stats`): kernels may differ and times must not be compared"""
+    """tensor values were read (`--stats`): kernels may differ, so do not compare times"""
     producer: Producer
     host: Host
     process: Process
     args: dict[str, Any] = {}
-    """what the recording program was asked for"""
+    """the options of the recording program"""
 
 
 class SessionEnd(Event, kw_only=True):
-    """The last line of a log that was closed; a log without it ended unclosed."""
+    """The last line of a closed log. If it is missing, the log was not closed."""
 
     reason: Literal["closed", "exit", "rotated"]
-    """by the program; when its process ended; the next part goes on"""
+    """`closed`: by the program; `exit`: the process ended; `rotated`: the next part continues"""
     events: dict[str, Count]
-    """lines written before this one, by event"""
+    """number of lines before this one, by event"""
     bytes: Bytes
     """bytes written before this line"""
     dropped: Count
     """events that could not be written (disk full, closed pipe)"""
     dropped_ops: Count
-    """ops for which a thread's buffer had no room"""
+    """ops that did not fit into the buffer of a thread"""
     decode_ns: TotalNs
-    """time inside decode and encode, all contexts together"""
+    """time in decode and encode, the sum over all contexts"""
     overhead_ns: TotalNs
-    """time that the recorder spent formatting and writing, in steps and in sampling; reading the
-    clock once per op is not in it"""
+    """time that the recorder spent on formatting and writing, in steps and in sampling. It does not
+    include reading the clock once per op"""
 
 
 class Mark(Event, kw_only=True):
@@ -162,7 +162,7 @@ class Mark(Event, kw_only=True):
 
 
 class Note(Event, kw_only=True):
-    """An event that the application added; its content is its own."""
+    """An event that the application added. The application defines its content."""
 
     name: str
     data: Any
@@ -179,14 +179,14 @@ class Message(Event, kw_only=True):
 
 
 class Model(Event, kw_only=True):
-    """A model was loaded; `t` is when loading began."""
+    """A model was loaded. `t` is when loading began."""
 
     model: Ref
     path: str
     arch: str
     name: str = ""
     description: str = ""
-    """llama.cpp's own: architecture, size class, file type"""
+    """llama.cpp's description: architecture, size class, file type"""
     params: Count
     bytes: Bytes
     """of all weights"""
@@ -205,12 +205,12 @@ class Tensor(Event, kw_only=True):
     """counts from 0 within the model"""
     name: Name
     type: Name
-    """ggml's name of the storage type"""
+    """the storage type, in ggml's words"""
     ne: Shape
-    """ggml's order: the row's length first"""
+    """in ggml's order: the length of a row first"""
     bytes: Bytes
     buffer: str
-    """buffer type; tells the kernel path (CPU_Mapped, CPU_REPACK, AMX)"""
+    """buffer type, which determines the kernels (CPU_Mapped, CPU_REPACK, AMX)"""
     layer: Layer = -1
 
 
@@ -247,7 +247,7 @@ class BufferUse(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
 
 
 class Memory(Event, kw_only=True):
-    """llama.cpp's own memory breakdown; written when a context is made and when it changes."""
+    """llama.cpp's memory breakdown. Written when a context is created and when it changes."""
 
     ctx: Ref
     buffers: list[BufferUse]
@@ -256,7 +256,7 @@ class Memory(Event, kw_only=True):
 
 
 class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A tensor that a graph reads and does not compute: a weight, an input, a cache."""
+    """A tensor that a graph reads but does not compute: a weight, an input, a cache."""
 
     name: Name
     type: Name
@@ -264,11 +264,11 @@ class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
     bytes: Bytes
     buffer: Name = ""
     tensor: OptionalRef = -1
-    """the weight's number, -1 when it is none"""
+    """the id of the weight, -1 if it is not a weight"""
 
 
 class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A run of nodes that the scheduler gives to one backend."""
+    """A run of nodes that the scheduler assigns to one backend."""
 
     start: Count
     """first node"""
@@ -278,7 +278,7 @@ class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The nodes of a graph as columns; node i is the i-th entry of each."""
+    """The nodes of a graph as columns. Node i is the i-th entry of each column."""
 
     name: list[Name]
     """not unique in a graph"""
@@ -286,31 +286,31 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     layer: list[Layer]
     type: list[Name]
     ne: list[Shape]
-    """ggml's order, trailing ones left out"""
+    """in ggml's order, without trailing ones"""
     bytes: list[Bytes]
     src: list[Sources]
-    """n >= 0 is node n, n < 0 is leaf -1-n"""
+    """n >= 0 means node n, n < 0 means leaf -1-n"""
     buffer: list[OptionalRef]
     """index into the graph's `buffers`, -1 for none"""
     params: list[Int32Words]
-    """the op's parameters as ggml keeps them, trailing zeros left out"""
+    """the op's parameters as ggml stores them, without trailing zeros"""
     exec: list[Truth]
-    """1 when a kernel runs for it; views and nodes without the compute flag have 0"""
+    """1 if a kernel runs for the node; 0 for views and nodes without the compute flag"""
     nb: list[Strides] | None = None
     """strides in bytes (verbose)"""
 
 
 class Graph(Event, kw_only=True):
-    """A graph was built and allocated; it is then computed any number of times."""
+    """A graph was built and allocated. It can be computed any number of times."""
 
     graph: Ref
     ctx: Ref
     uid: Count
-    """ggml's identity of the graph in the process"""
+    """ggml's id of the graph in the process"""
     source: Literal["decode", "encode", "memory_update"]
     why: Literal["first", "changed", "memory_update"]
-    """`changed`: its parameters (tokens, outputs, cache size) did not allow the reuse of the
-    previous one"""
+    """`changed`: its parameters (tokens, outputs, cache size) prevented the reuse of the previous
+    graph"""
     n_nodes: Count
     n_exec: Count
     """nodes for which a kernel runs"""
@@ -322,14 +322,14 @@ class Graph(Event, kw_only=True):
 
 
 class Plan(Event, kw_only=True):
-    """The order in which the kernels of a graph run: what `ops` events refer to."""
+    """The order in which the kernels of a graph run. `ops` events refer to it."""
 
     plan: Ref
     graph: Ref
     node: list[Count]
     """first node that the kernel computes"""
     n: list[Fused] | None = None
-    """how many nodes it computes; more than one when fused. Absent: all one"""
+    """number of nodes that it computes, more than 1 if fused. Absent: all 1"""
 
 
 # --- measurements -----------------------------------------------------------------------------
@@ -342,12 +342,12 @@ class StepBegin(Event, kw_only=True):
     ctx: Ref
     kind: Literal["decode", "encode"]
     phase: Literal["prefill", "decode"]
-    """`decode` when no sequence has more than one token in the batch"""
+    """`decode` if every sequence has at most one token in the batch"""
     n_tokens: Count
     n_outputs: Count
     n_seqs: Count
     pos: Int32 = -1
-    """smallest position in the batch, -1 when llama.cpp chooses it"""
+    """smallest position in the batch, -1 if llama.cpp chooses it"""
     thread: Int32 = 0
     """operating system's thread id of the caller"""
 
@@ -357,26 +357,26 @@ class StepEnd(Event, kw_only=True):
 
     step: Ref
     status: Int32
-    """what it returned: 0 is success"""
+    """its return value; 0 is success"""
     n_ubatch: Count
     n_reused: Count
     """ubatches that reused the previous graph"""
     prepare: Ns
-    """from the step's begin to the first ubatch: batch checks, cache slots, output buffers"""
+    """from the begin of the step to the first ubatch: batch checks, cache slots, output buffers"""
     readback: Ns
-    """after a ubatch: logits and embeddings copied out"""
+    """copying out logits and embeddings after a ubatch"""
     recorder: Ns = 0
-    """time that the recorder itself took; it is in no other span of the step"""
+    """time that the recorder itself took; no other span of the step includes it"""
     minflt: Count = 0
-    """minor page faults of the process since they were last asked for (or the session began):
-    at the first step, later at most once in 100 milliseconds, since the kernel takes long to tell.
-    Absent when it was not asked, or when there were none"""
+    """minor page faults of the process since the recorder last read the count (or the session
+    began). The recorder reads it at the first step and then at most every 100 milliseconds, because
+    the call is slow. Absent if the recorder did not read it or there were none"""
     majflt: Count = 0
-    """major page faults of the process since then: a cold start reads the model's file"""
+    """major page faults of the process in the same time; a cold start reads the model's file"""
 
 
 class Compute(Event, kw_only=True):
-    """One graph compute. From `t` on: apply, build, alloc, inputs; then compute at `start`."""
+    """One graph compute. From `t`: apply, build, alloc, inputs; then the compute, at `start`."""
 
     compute: Ref
     graph: Ref
@@ -388,19 +388,19 @@ class Compute(Event, kw_only=True):
     n_tokens: Count = 0
     n_threads: Count
     apply: Ns = 0
-    """memory (KV cache) slots taken"""
+    """taking slots of the memory (KV cache)"""
     build: Ns = 0
     alloc: Ns = 0
     inputs: Ns = 0
     start: Ns = 0
     """offset of the compute from `t`"""
     dur: Ns
-    """of the compute; on asynchronous backends, until it was submitted"""
+    """of the compute; on asynchronous backends, until its submission"""
     status: Int32 = 0
 
 
 class Layers(Event, kw_only=True):
-    """The layers of one graph compute: runs of consecutive kernels of one layer, on thread 0."""
+    """The layers of one graph compute: consecutive kernels of the same layer, on thread 0."""
 
     compute: Ref
     layer: list[Layer]
@@ -416,29 +416,29 @@ class Ops(Event, kw_only=True):
     thread: Count = 0
     """ggml's thread number; 0 is the caller"""
     gap: list[Ns] | None = None
-    """before the kernel: barrier after the previous one"""
+    """time before the kernel: the barrier after the previous one"""
     dur: list[Ns]
     wait: list[Ns] | None = None
-    """of `dur`, time inside barriers (verbose)"""
+    """the part of `dur` spent in barriers (verbose)"""
     tail: Ns = 0
-    """after the last kernel: barrier until all threads are done"""
+    """time after the last kernel: the barrier until all threads are done"""
 
 
 class Splits(Event, kw_only=True):
-    """The splits of one graph compute, when there is more than one or a device is involved."""
+    """The splits of one graph compute, if there are several or a device is involved."""
 
     compute: Ref
     split: list[Count]
     """index into the graph's `splits`"""
     gap: list[Ns] | None = None
-    """input copies and synchronization before it"""
+    """input copies and synchronization before the split"""
     dur: list[Ns]
     asynchronous: list[Truth]
-    """1 when `dur` ends with the submission to a device, not with its computation"""
+    """1 if `dur` ends with the submission to a device, not with its computation"""
 
 
 class Sync(Event, kw_only=True):
-    """A wait for asynchronous backends, begun at `t`."""
+    """A wait for asynchronous backends. It begins at `t`."""
 
     ctx: Ref
     dur: Ns
@@ -450,17 +450,17 @@ class Kv(Event, kw_only=True):
     ctx: Ref
     step: OptionalRef = -1
     cache: Count = 0
-    """which cache of the context; models with sliding windows or hybrid memory have several"""
+    """index of the cache; models with sliding windows or hybrid memory have several"""
     kind: Literal["kv", "recurrent"] = "kv"
     op: Literal["apply", "shift", "clear", "seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div"]
     used: Count
-    """cells in use afterwards, all streams together"""
+    """cells in use afterwards, the sum over all streams"""
     size: Count
-    """cells in all"""
+    """cells in total"""
     bytes: Bytes = 0
     """of the cells in use"""
     n_kv: Count = 0
-    """cells that attention looks at in this ubatch"""
+    """cells that attention reads in this ubatch"""
     seq: Int32 | None = None
     seq_dst: Int32 | None = None
     p0: Int32 | None = None
@@ -472,7 +472,7 @@ class Kv(Event, kw_only=True):
 
 
 class Token(Event, kw_only=True):
-    """A token was sampled; `t` is when the sampler began."""
+    """A token was sampled. `t` is when the sampler began."""
 
     ctx: Ref
     step: OptionalRef = -1
@@ -481,16 +481,16 @@ class Token(Event, kw_only=True):
     """counts the context's sampled tokens"""
     id: Int32
     text: str
-    """bytes that are no UTF-8 are replaced; `hex` then has them all"""
+    """bytes that are not UTF-8 are replaced; `hex` then has all bytes of the token"""
     hex: str | None = None
     p: float | None = None
-    """probability, when the sampler chain computed one"""
+    """probability, if the sampler chain computed one"""
     dur: Ns
     """time in the sampler"""
 
 
 class TensorStats(Event, kw_only=True):
-    """Values of one node of one compute (`--stats`)."""
+    """Statistics of the values of one node in one compute (`--stats`)."""
 
     compute: Ref
     graph: Ref
@@ -498,9 +498,9 @@ class TensorStats(Event, kw_only=True):
     name: str
     layer: Layer = -1
     n: Count
-    """elements"""
+    """number of elements"""
     min: float | None = None
-    """over finite elements; absent when there are none"""
+    """of finite elements; absent if there are none"""
     max: float | None = None
     mean: float | None = None
     std: float | None = None
@@ -519,7 +519,7 @@ AnyEvent = (
 )  # fmt: skip
 
 EVENTS: tuple[type[Event], ...] = AnyEvent.__args__
-"""All event types, in the order in which the documentation lists them."""
+"""All event types, in the order of the documentation."""
 
 
 def event_name(event: Event | type[Event]) -> str:
