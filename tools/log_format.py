@@ -118,7 +118,7 @@ def _presence(field: Field) -> str:
 
 
 def _meaning(field: Field) -> str:
-    doc = field.doc.replace("\n", " ")
+    doc = " ".join(field.doc.split())
     described = re.search(r"description='([^']*)'", field.type)
     if not doc and described:
         doc = described[1]
