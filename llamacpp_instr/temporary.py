@@ -43,9 +43,7 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
     try:
         place = parent or Path(tempfile.gettempdir())
     except FileNotFoundError:
-        raise UsageError(
-            "there is no directory for temporary files that can be written to; set TMPDIR to one"
-        ) from None
+        raise UsageError("no directory for temporary files is writable; set TMPDIR") from None
     path = place.absolute() / f"{prefix}{secrets.token_hex(8)}"
     with start_owner(path):
         path.mkdir(0o700)

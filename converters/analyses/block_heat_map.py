@@ -26,7 +26,7 @@ LONGEST_NAME = 60
 def check_heat_map(path: str) -> None:
     """Raises `UsageError` when no picture can be written under that name."""
     if _form(path) not in FORMS:
-        raise UsageError(f"{path}: name a picture that ends in .png or .svg")
+        raise UsageError(f"{path}: use a name that ends in .png or .svg")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"a heat map needs matplotlib; run: {INSTALL}")
 

@@ -88,7 +88,7 @@ def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
         Column("Code"), Column("Level"), Column("Count", "count"), Column("Share", "fraction"),
         Column("Of the most frequent", "share"),
     ]  # fmt: skip
-    notes = ["The level is what the code is multiplied as; codes are shown as they are stored."]
+    notes = ["The level is the value of the code before scaling; codes are shown as stored."]
     if together > 1:
         notes.append(f"{together} codes in a row; --json and --csv have each.")
     return Report("Quants", columns, rows, notes)
@@ -193,7 +193,7 @@ def _saturation_report(stats: BlockStats) -> Report:
     ]  # fmt: skip
     note = "The largest weight of a block sets its scale, so some quants are always at an end."
     if len(set(quants.codes.levels)) <= FEW_LEVELS:
-        note = "With so few levels many quants are at an end; that alone is no loss."
+        note = "With so few levels many quants are at an end; that alone is not a loss."
     return Report("Saturation", columns, rows, [note])
 
 
@@ -220,7 +220,7 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
         Column("Times the tensor's", "number"),
     ]  # fmt: skip
     notes = [f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}."]
-    notes.append("See one of them with --block." if rows else "Every value is the reference's.")
+    notes.append("See one of them with --block." if rows else "Every value equals the reference's.")
     return Report("Worst blocks", columns, rows, notes)
 
 
@@ -280,7 +280,7 @@ def _sub_blocks_report(block: OneBlock) -> Report:
     scales = blocks.layout.scales
     zero = scales.low + scales.levels.index(0) if scales is not None else 0
     if zero:
-        notes.append(f"Scales are shown as they are stored: {zero} stands for 0.")
+        notes.append(f"Scales are shown as stored: {zero} means 0.")
     return Report("Sub-blocks" if blocks.n_sub > 1 else "Scale", columns, rows, notes)
 
 

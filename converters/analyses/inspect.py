@@ -301,8 +301,8 @@ def _by_type(model: ModelFile, fallbacks: list[Fallback]) -> Report:
     rows: list[list[Cell]] = [[name, *_sizes(weights, total)] for name, weights in groups]
     notes = []
     if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
-        none = "No tensor fell back to another type because of its rows' length."
-        unknown = "The file type names no mixture, so what fell back to another cannot be told."
+        none = "No tensor fell back to another type because of its row length."
+        unknown = "The file type does not define a mixture, so fallbacks cannot be detected."
         notes.append(none if has_mixture(model) else unknown)
     return Report("Types", [Column("Type"), *_SIZES], rows, notes)
 
@@ -349,11 +349,11 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
     ]
     more = sum(found.more_bytes for found in fallbacks)
     notes = [
-        f"{model.file_type} wants types whose blocks do not divide these rows, so llama-quantize "
-        f"took other ones: {shown(more, 'bytes')} more.",
-        "A type that was chosen by hand (--tensor-type) looks the same in a file.",
+        f"{model.file_type} asks for types whose blocks do not divide these rows, so "
+        f"llama-quantize used other types: {shown(more, 'bytes')} more.",
+        "A type that was chosen by hand (--tensor-type) looks the same in the file.",
     ]
-    return Report("Types that fell back because of the rows' length", columns, rows, notes)
+    return Report("Types that fell back because of the row length", columns, rows, notes)
 
 
 def _shape(weight: Weight) -> str:

@@ -105,9 +105,9 @@ def _notes(
         "the probability of the text's own token; ± is one standard error.",
     ]
     if weights:
-        notes.append("SQNR is that of all weights.")
+        notes.append("SQNR covers all weights.")
     if outputs.n_scored < FEW_TOKENS:
-        notes.append(f"Fewer than {FEW_TOKENS} tokens say little; give more text.")
+        notes.append(f"Fewer than {FEW_TOKENS} tokens give unreliable figures; use a longer text.")
     return notes
 
 

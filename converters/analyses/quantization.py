@@ -23,7 +23,7 @@ def quantization_reports(
     place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
     title = f"Quantized from {source}{place}" if written else f"What {source} would become"
     again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
-    notes = [f"{again} tensors were quantized before: what is lost adds up."] if again else []
+    notes = [f"{again} tensors were quantized before: their errors add up."] if again else []
     sizes = Report(
         printable(title),
         [
@@ -94,5 +94,5 @@ def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
         return []
     columns = [Column("type"), Column("meant"), Column("got"), Column("tensors", "count")]
     columns += [Column("row length"), Column("first")]
-    note = "Blocks of the meant type do not divide these rows (most types need multiples of 256)."
+    note = "Blocks of the intended type do not divide these rows: most types need multiples of 256."
     return [Report("Tensors that fall back to another type", columns, rows, [note])]

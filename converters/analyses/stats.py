@@ -61,7 +61,7 @@ def compute_stats(
     if phase is not None:
         steps = steps.rows(steps["label"] == phase)
         if not len(steps):
-            raise UsageError(f"{session.path}: no {phase} step counts; {_kept(session, notes)}")
+            raise UsageError(f"{session.path}: no {phase} step to count; {_kept(session, notes)}")
     phase_of = phase_of_compute(session, steps)
     ops = [of for of in session.ops if of.compute in phase_of]
     layers = [of for of in session.layers if of.compute in phase_of]
@@ -90,7 +90,7 @@ def compute_stats(
     if len(threads.rows) > 1 and by != "phase":
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
-            " waiting is what it spent in barriers inside of them."
+            " waiting is what it spent in barriers inside them."
         )
     report.notes += notes
     return [report, threads] if len(threads.rows) > 1 else [report]
@@ -120,9 +120,9 @@ def _session_notes(session: Session) -> list[str]:
     if ended := session.log_end.sentence():
         notes.append(f"{ended[0].upper()}{ended[1:]}.")
     if session.start.perturbed:
-        notes.append("Tensor values were read (--stats): times must not be compared.")
+        notes.append("Tensor values were read (--stats): do not compare times.")
     if session.start.args.get("dialect"):
-        notes.append("Converted from an earlier fork's log: its times are its own.")
+        notes.append("Converted from an earlier fork's log: it measured times differently.")
     return notes
 
 
@@ -286,11 +286,11 @@ def _threads(ops: Sequence[Timed]) -> Report:
     mean = sum(sum(busy) / len(busy) for busy in busy_of.values())
     longest = sum(max(busy) for busy in busy_of.values())
     if rows:
-        report.notes.append("Waiting is time in barriers, inside of kernels and between them.")
+        report.notes.append("Waiting is time in barriers, inside kernels and between them.")
     if mean and len(rows) > 1:
         report.notes.append(
-            f"Imbalance {longest / mean:.3f}: in each compute the busiest thread worked, in sum,"
-            f" {shown(longest - mean, 'ns')} longer than the mean one."
+            f"Imbalance {longest / mean:.3f}: over all computes, the busiest thread worked"
+            f" {shown(longest - mean, 'ns')} longer than the average thread."
         )
     return report
 

@@ -117,8 +117,8 @@ class StepTimes:
         amount of memory with few measurements."""
         if n_rows * len(self.steps) > FEW_CELLS + MOST_EMPTY * n_measured:
             raise UsageError(
-                f"{self.session.path}: its {len(self.steps):,} steps have hardly anything of"
-                f" {n_rows:,} parts in common that could be compared"
+                f"{self.session.path}: its {len(self.steps):,} steps share too few of"
+                f" {n_rows:,} parts to be compared"
             )
 
 

@@ -59,11 +59,11 @@ def _overview(session: Session) -> Report:
     rows.append(["recorded", f"{start.time}, level {start.level}"])
     notes = []
     if ended := session.log_end.sentence():
-        notes.append(f"{ended[0].upper()}{ended[1:]}: what follows is of what was recorded.")
+        notes.append(f"{ended[0].upper()}{ended[1:]}: the figures cover what was recorded.")
     if start.perturbed:
-        notes.append("Tensor values were read (--stats): times must not be compared.")
+        notes.append("Tensor values were read (--stats): do not compare times.")
     if start.args.get("dialect"):
-        notes.append("Converted from an earlier fork's log: its times are its own.")
+        notes.append("Converted from an earlier fork's log: it measured times differently.")
     rows = [row for row in rows if row[1]]
     return Report("Session", [Column("fact"), Column("value")], rows, notes, headed=False)
 
@@ -272,7 +272,7 @@ def _recorder(session: Session) -> Report:
     share = end.overhead_ns / end.decode_ns if end.decode_ns else 0.0
     n_events = sum(end.events.values()) + 1
     notes = [
-        f"In all, warm-up runs included, it spent {shown(end.overhead_ns, 'ns')},"
+        f"Including warm-up runs, it spent {shown(end.overhead_ns, 'ns')},"
         f" {100 * share:.2f} % of the time in decode, and wrote {n_events:,} events"
         f" ({shown(end.bytes, 'bytes')}); {end.dropped:,} events"
         f" and {end.dropped_ops:,} ops were dropped."

@@ -34,8 +34,8 @@ def weight_error_reports(
         [Column("Model"), *_POOLED],
         [["all weights", *_pooled(errors)]],
         [
-            "SQNR is 10·log10(Σx²/Σ(x-y)²), ∞ where nothing differs; largest is that of |x-y|; "
-            "bytes are the candidate's.",
+            "SQNR is 10·log10(Σx²/Σ(x-y)²), ∞ if nothing differs; largest is the largest |x-y|; "
+            "bytes are those of the candidate.",
             *_notes(errors),
         ],
     )
@@ -77,7 +77,7 @@ def _tensors(errors: Sequence[WeightError]) -> Report:
         )  # fmt: skip
     notes = ["p50 to p99.9 are percentiles of |x-y|; worst is the block with the largest RMSE."]
     if any(error.n_elements > SAMPLE and not error.skipped for error in errors):
-        notes.append(f"Percentiles of more than {SAMPLE:,} elements are those of an even sample.")
+        notes.append(f"Percentiles of more than {SAMPLE:,} elements come from an even sample.")
     return Report("Each tensor", columns, rows, notes)
 
 
@@ -131,10 +131,10 @@ def _notes(errors: Sequence[WeightError]) -> list[str]:
     bad = [error for error in errors if error.non_finite]
     if bad:
         n = sum(error.non_finite for error in bad)
-        notes.append(f"{n:,} elements that are NaN or infinite were left out, in {_named(bad)}.")
+        notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {_named(bad)}.")
     for reason in dict.fromkeys(error.skipped for error in errors if error.skipped):
         skipped = [error for error in errors if error.skipped == reason]
-        cure = "; `instr build` installs what has" if reason.startswith("gguf-py") else ""
+        cure = "; `instr build` installs one that has" if reason.startswith("gguf-py") else ""
         notes.append(f"Not measured: {_named(skipped)}: {reason}{cure}.")
     return notes
 

@@ -57,7 +57,7 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Raises UsageError for a name that no line can have."""
     for name in names:
         if name not in known:
-            raise UsageError(f"no event is called `{name}`; there are {', '.join(known)}")
+            raise UsageError(f"unknown event `{name}`; the events are {', '.join(known)}")
 
 
 def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:

@@ -95,8 +95,7 @@ def import_matplotlib() -> Any:
         import matplotlib as mpl
     except OSError:
         raise UsageError(
-            "matplotlib finds no directory for its settings that can be written to; "
-            "set MPLCONFIGDIR to one"
+            "matplotlib found no writable directory for its settings; set MPLCONFIGDIR"
         ) from None
     made = os.environ.get("MPLCONFIGDIR")
     if made is not None and made != chosen:

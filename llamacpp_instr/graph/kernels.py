@@ -56,14 +56,14 @@ def plan_problem(plan: Plan, graph: Graph) -> str | None:
     """Why a plan cannot be followed, None when it can; `graph` is the one that it names."""
     counts = plan.n or [1] * len(plan.node)
     if len(counts) != len(plan.node):
-        return "columns `node` and `n` are not of one length"
+        return "columns `node` and `n` differ in length"
     if graph.nodes is None:
         return f"graph {plan.graph} was given without its nodes"
     free = 0
     for first, n in zip(plan.node, counts, strict=True):
         # else a plan could hold every node in every kernel
         if first < free:
-            return f"node {first} stands twice or out of order"
+            return f"node {first} is repeated or out of order"
         free = first + n
     if free > graph.n_nodes:
         return f"a kernel's nodes go beyond the graph's {graph.n_nodes}"

@@ -85,7 +85,7 @@ def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]
         gap = np.array(event.gap, np.int64)
         longest |= int(np.bitwise_or.reduce(gap))
         if len(gap) != len(dur):
-            raise WrongTimes("its columns are not of one length")
+            raise WrongTimes("its columns differ in length")
     if 2 * longest * len(dur) > LATEST:
         raise WrongTimes("an impossible time")
     return gap, dur

@@ -48,8 +48,10 @@ class LogEnd:
         """What a reader of the log should know of its end, empty when all is well."""
         parts = {
             "closed": [],
-            "unclosed": ["the log ended unclosed"],
-            "truncated": [f"the log ended unclosed, in the middle of line {self.lines + 1}"],
+            "unclosed": ["the log was not closed"],
+            "truncated": [
+                f"the log was not closed and ends in the middle of line {self.lines + 1}"
+            ],
         }[self.state]
         if self.skipped:
             lines = "line was" if self.skipped == 1 else "lines were"
@@ -240,7 +242,7 @@ class LogReader:
             raise LogError("ends in the middle of its first line: nothing was recorded", self.path)
         dialect = dialect_of(msgspec.structs.asdict(head)) if head else None
         if dialect is None:
-            raise LogError("not a log: its first line is no session_start", self.path)
+            raise LogError("not a log: its first line is not a session_start", self.path)
         return dialect
 
 

@@ -90,7 +90,7 @@ class Session:
     path: str
     start: SessionStart
     end: SessionEnd | None
-    """None when the log ended unclosed"""
+    """None when the log was not closed"""
     log_end: LogEnd
     models: dict[int, Model]
     tensors: list[Tensor]
@@ -133,7 +133,7 @@ class Session:
             try:
                 self._kernels[plan] = plan_kernels(self.graphs[of.graph], of)
             except OverflowError:
-                raise LogError(f"plan {plan}: sizes that no tensor has", self.path) from None
+                raise LogError(f"plan {plan}: impossible tensor sizes", self.path) from None
         return self._kernels[plan]
 
 
@@ -155,7 +155,7 @@ def load_parts(
     Each part has all facts by number so far (models, contexts, graphs, plans), and of everything
     else only what came since the part before. A part ends once it has `part_rows` ops and layer
     runs and no step is open, so a step, its computes and their ops are in one part; all parts but
-    the last look like logs that ended unclosed. Raises as `load_session` does, at its line.
+    the last look like logs that was not closed. Raises as `load_session` does, at its line.
     """
     reader = read_events(path, on_progress=on_progress)
     loader = _Loader()
@@ -353,7 +353,7 @@ class _Loader:
     def _tensor(self, event: Tensor) -> None:
         _follow("model", event.model, self.models)
         if math.prod(event.ne) > MOST:
-            raise _Unfollowable("a shape that no tensor has")
+            raise _Unfollowable("an impossible tensor shape")
         self.tensors.append(event)
 
     def _memory(self, event: Memory) -> None:
@@ -382,7 +382,7 @@ def _follow(what: str, number: int, known: dict[int, Any]) -> None:
 
 def _column(values: list[int], beside: list[int]) -> Int64:
     if len(values) != len(beside):
-        raise _Unfollowable("its columns are not of one length")
+        raise _Unfollowable("its columns differ in length")
     return np.array(values, np.int64)
 
 

@@ -75,8 +75,8 @@ def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
             n_bytes += len(chunk)
             if n_bytes > MAX_EXPANSION * replay.n_read:
                 raise LogError(
-                    f"expands to more than {MAX_EXPANSION} times its size, as no recorded log"
-                    " does; if it is one, decompress it first",
+                    f"expands to more than {MAX_EXPANSION} times its size, which no recorded"
+                    " log does; if it is a log, decompress it first",
                     shown,
                 )
             yield chunk

@@ -41,7 +41,7 @@ def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
     for number, (part, part_header) in enumerate(headers.items()):
         if len(headers) > 1 and part_header.metadata.get("split.no") != number:
             raise UsageError(
-                f"{part} is no part {number + 1} of this model: its split.no is "
+                f"{part} is not part {number + 1} of this model: its split.no is "
                 f"{quoted(part_header.metadata.get('split.no'))}; fetch it again"
             )
         _check_tensors(part, part_header)
@@ -70,13 +70,13 @@ def _check_file(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the GGUF file in it")
     if not path.is_file():
-        raise UsageError(f"{path} is no regular file; llama.cpp loads models from files only")
+        raise UsageError(f"{path} is not a regular file; llama.cpp loads models from files only")
 
 
 def _check_is_model(path: Path, header: Header) -> None:
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
-        raise UsageError(f"{path} is no model of its own: its general.type is {quoted(kind)}")
+        raise UsageError(f"{path} is not a complete model: its general.type is {quoted(kind)}")
     if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
         raise UsageError(f"{path} does not say its architecture (no general.architecture)")
 

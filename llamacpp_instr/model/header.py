@@ -133,14 +133,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _check_start(path: Path, start: bytes) -> None:
     if not start:
-        raise UsageError(f"{path} is empty; it is no GGUF model")
+        raise UsageError(f"{path} is empty; it is not a GGUF model")
     if start.startswith(b"version https://git-lfs"):
         raise UsageError(
             f"{path} is a Git LFS pointer, not the model; fetch it with `git lfs pull`"
         )
     if start[:4] != b"GGUF":
         shown = "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in start[:4])
-        raise UsageError(f"{path} is no GGUF model: it starts with {shown!r} instead of 'GGUF'")
+        raise UsageError(f"{path} is not a GGUF model: it starts with {shown!r} instead of 'GGUF'")
     if len(start) < 24:
         raise UsageError(
             f"{path} is truncated: it ends inside the header, after {len(start)} bytes"

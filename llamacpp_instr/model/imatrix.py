@@ -55,7 +55,7 @@ def load_imatrix(path: Path) -> ImportanceMatrix:
 
     mode = file_mode(path)
     if mode is not None and not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is no file; give an importance matrix")
+        raise UsageError(f"{path} is not a file; give an importance matrix")
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"
@@ -64,7 +64,7 @@ def load_imatrix(path: Path) -> ImportanceMatrix:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if not matrix.entries:
-        raise UsageError(f"{path} is no importance matrix: it has no entries")
+        raise UsageError(f"{path} is not an importance matrix: it has no entries")
     for name, values in matrix.entries.items():
         if not np.isfinite(values).all():
             raise UsageError(f"{path}: the importances of {name!r} are not all finite")
@@ -79,7 +79,7 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
     keys = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
     missing = [key for key in keys if key not in header.metadata and key not in header.arrays]
     if missing:
-        raise UsageError(f"{path} is no importance matrix: it has no {missing[0]}")
+        raise UsageError(f"{path} is not an importance matrix: it has no {missing[0]}")
     infos = {tensor.name: tensor for tensor in header.tensors}
     if 4 * sum(math.prod(tensor.ne) for tensor in infos.values()) > header.file_size:
         raise UsageError(f"{path} is truncated or damaged: it has more values than bytes for them")
@@ -142,7 +142,7 @@ def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
         # held against the file before memory is taken
         if not 0 <= n_bytes <= left():
             at = f"after {file.tell():,} of {size:,} bytes"
-            raise UsageError(f"{path} is no importance matrix, or it is truncated ({at})")
+            raise UsageError(f"{path} is not an importance matrix, or it is truncated ({at})")
         return file.read(n_bytes)
 
     def number() -> int:

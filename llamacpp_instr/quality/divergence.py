@@ -190,7 +190,7 @@ class _Block:
         # a NaN counts as the largest
         if not np.isfinite(largest).all():
             raise InstrError(
-                f"{name}: the model computes logits that are no finite numbers; nothing can be "
+                f"{name}: the model computes logits that are not finite numbers; nothing can be "
                 "said of its text (`instr run --stats` finds the tensor where that begins)"
             )
         with np.errstate(over="ignore"):

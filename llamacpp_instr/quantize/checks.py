@@ -52,8 +52,8 @@ def check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
     """Raises `UsageError` when llama.cpp would ignore the types given for single tensors."""
     if options.tensor_types and file_type in ("F32", "F16", "BF16"):
         raise UsageError(
-            f"llama.cpp takes types for single tensors only with quantized file types, "
-            f"not with {file_type}"
+            f"llama.cpp accepts types for single tensors only for quantized file types, "
+            f"not for {file_type}"
         )
 
 
@@ -62,7 +62,7 @@ def check_not_requantized(plan: QuantizationPlan) -> None:
     again = [tensor for tensor in plan.tensors if tensor.requantized]
     if again:
         raise UsageError(
-            f"{plan.source} is quantized already: {again[0].name!r} is {again[0].weight.type}, "
+            f"{plan.source} is already quantized: {again[0].name!r} is {again[0].weight.type}, "
             f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
             "F16 or F32 model, or give --allow-requantize"
         )
@@ -73,7 +73,7 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
     made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
     if made and not any(tensor.name in imatrix.entries for tensor in made):
         raise UsageError(
-            f"{imatrix.path} is of another model: it has importances for none of the tensors "
+            f"{imatrix.path} belongs to another model: it has importances for none of the tensors "
             f"of {plan.source}"
         )
     for tensor in made:
@@ -83,7 +83,7 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
         fits = values is not None and values.size == expected
         if values is not None and not fits and weight.name not in EMBEDDINGS:
             raise UsageError(
-                f"{imatrix.path} is of another model: it has {values.size} importances for "
+                f"{imatrix.path} belongs to another model: it has {values.size} importances for "
                 f"{weight.name!r}, which has {expected} columns"
             )
         if tensor.needs_imatrix and not fits:
@@ -109,7 +109,7 @@ def check_outputs(
                 f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
             )
         if output.exists() and not output.is_file():
-            raise UsageError(f"{output} is no regular file; models are written to files only")
+            raise UsageError(f"{output} is not a regular file; models are written to files only")
         check_not_input(output, *source.headers, options.imatrix)
         check_model_output(output, force)
     directory = outputs[0].parent
@@ -123,7 +123,7 @@ def check_came_true(plan: QuantizationPlan, path: Path) -> None:
     try:
         written = {weight.name: weight.type for weight in load_model_file(path).weights}
     except UsageError as error:
-        raise InstrError(f"llama.cpp's quantizer wrote no whole model: {error}") from None
+        raise InstrError(f"llama.cpp's quantizer wrote an incomplete model: {error}") from None
     for tensor in plan.tensors:
         if written.get(tensor.name) != tensor.type:
             raise InstrError(

@@ -51,7 +51,7 @@ def read_dry_run(
             name, type_ = match["name"], _type(match["new"] or match["type"])
             weight = source.by_name.get(name)
             if weight is None or name in plans or weight.type != _type(match["type"]):
-                raise InstrError(f"llama.cpp's dry run tells of {name!r} other than the file does")
+                raise InstrError(f"llama.cpp's dry run and the file disagree on {name!r}")
             plans[name] = TensorPlan(
                 weight,
                 type_,
@@ -60,7 +60,7 @@ def read_dry_run(
             )
     missing = [name for name in source.by_name if name not in plans]
     if missing:
-        raise InstrError(f"llama.cpp's dry run says nothing of {missing[0]!r}")
+        raise InstrError(f"llama.cpp's dry run does not list {missing[0]!r}")
     return list(plans.values())
 
 

@@ -148,7 +148,7 @@ def parse_file_type(name: str) -> str:
     if file_type in READ_ONLY:
         raise UsageError(f"llama.cpp has no recipe to quantize to {file_type}; it only reads it")
     if file_type not in WRITABLE:
-        raise UsageError(f"no file type {name.strip()!r}; there are {', '.join(WRITABLE)}")
+        raise UsageError(f"unknown file type {name.strip()!r}; choose from {', '.join(WRITABLE)}")
     return file_type
 
 
@@ -157,8 +157,8 @@ def parse_tensor_type(name: str) -> GgmlType:
     upper = name.strip().upper()
     if upper in TENSOR_TYPES:
         return TENSOR_TYPES[upper]
-    known = "llama.cpp cannot quantize to" if upper in BY_NAME else "no storage type"
-    raise UsageError(f"{known} {name.strip()!r}; there are {', '.join(TENSOR_TYPES)}")
+    known = "llama.cpp cannot quantize to" if upper in BY_NAME else "unknown storage type"
+    raise UsageError(f"{known} {name.strip()!r}; choose from {', '.join(TENSOR_TYPES)}")
 
 
 def quantized_name(source: Path, file_type: str) -> str:

@@ -230,7 +230,7 @@ class Quantizer:
             return InstrError(f"the {file_type} file could not be written: is the disk full?")
         for pattern, _ in self.options.tensor_types:
             if _is_bad(pattern):
-                return UsageError(f"--tensor-type: {pattern!r} is no regular expression: {reason}")
+                return UsageError(f"--tensor-type: {pattern!r} is not a valid pattern: {reason}")
         return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
 
     def _death(self, log: list[tuple[int, str]], file_type: str) -> InstrError:

@@ -156,7 +156,7 @@ def _read_bytes(weight: Weight, begin: int, n_bytes: int) -> Bytes:
     except OSError as error:
         raise UsageError(f"{weight.path} cannot be read: {error.strerror or error}") from None
     if len(data) != n_bytes:
-        raise UsageError(f"{weight.path} ends inside tensor {weight.name!r}; it was cut meanwhile")
+        raise UsageError(f"{weight.path} ends inside tensor {weight.name!r}: it was truncated")
     return data
 
 

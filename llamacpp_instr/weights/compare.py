@@ -93,7 +93,7 @@ def compute_weight_errors(
 
 
 def _match(reference: ModelFile, candidate: ModelFile, dequantizer: Dequantizer) -> list[_Pair]:
-    what = f"{candidate.path} and {reference.path} are not forms of one model"
+    what = f"{candidate.path} and {reference.path} are not versions of the same model"
     if reference.architecture != candidate.architecture:
         raise UsageError(
             f"{what}: one's architecture is {candidate.architecture!r}, the other's "

@@ -107,8 +107,8 @@ class GgmlDequantizer(Dequantizer):
             said = (traits.type_name.decode().upper(), traits.blck_size, traits.type_size)
             if said != (type_.name, type_.block, type_.block_bytes):
                 raise NativeError(
-                    f"the installed library stores {type_} otherwise than this package expects; "
-                    "run `instr build`"
+                    f"the installed library stores {type_} differently from what this package "
+                    "expects; run `instr build`"
                 )
             if traits.to_float:
                 self._functions[type_.name] = _TO_FLOAT(traits.to_float)
@@ -193,7 +193,8 @@ def _checked(
         raise UsageError(f"{dequantizer.name} has no conversion of {type_} to numbers")
     if n_elements < 0 or n_elements % type_.block:
         raise UsageError(
-            f"{n_elements:,} elements are no whole blocks of {type_}, which have {type_.block}"
+            f"{n_elements:,} elements are not a whole number of blocks of {type_}, "
+            f"which have {type_.block}"
         )
     stored = np.frombuffer(data, np.uint8)
     if stored.size != type_.row_bytes(n_elements):

@@ -135,7 +135,7 @@ def test_one_block_by_hand(tmp_path: Path) -> None:
 def test_a_tensor_against_itself_says_so(q4_k: Path) -> None:
     worst = tables(q4_k, NAME, "--reference", q4_k)[4]
     assert worst["rows"] == []
-    assert "Every value is the reference's." in worst["notes"]
+    assert "Every value equals the reference's." in worst["notes"]
 
 
 def test_a_part_of_a_split_model_is_opened(q4_k: Path, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", q8, q4, "--log", logs["Q8_0"]), "2 models and 1 of --log")
     swapped = [arg for log in reversed(logs.values()) for arg in ("--log", log)]
     assert_refused(instr("compare", q8, q4, *swapped), "recorded another model", "q4_k".upper())
-    assert_refused(instr("compare", q8, models / "llama.gguf"), "not forms of one model")
+    assert_refused(instr("compare", q8, models / "llama.gguf"), "not versions of the same model")
     assert_refused(instr("compare", "--types", "Q4_K_M,Q9", "demo"), "Q9")
     assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")

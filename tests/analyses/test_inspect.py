@@ -140,7 +140,7 @@ def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
     assert_true(model, [gguf.GGUFReader(quantized[name])])
     shown = reports(model)
     assert facts(shown["Model"])["file type"] == name
-    assert "Types that fell back because of the rows' length" not in shown
+    assert "Types that fell back because of the row length" not in shown
     assert any("No tensor fell back" in note for note in shown["Types"].notes)
 
 
@@ -193,7 +193,7 @@ def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> Non
     shown = reports(load_model_file(tmp_path / "model.gguf"))
     assert facts(shown["Model"])["file type"] == "not said"
     (note,) = shown["Types"].notes
-    assert "cannot be told" in note
+    assert "cannot be detected" in note
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

@@ -128,7 +128,7 @@ def test_it_says_what_a_reader_has_to_know(tmp_path):
     reused = sum(e.reused for e in EVENTS if isinstance(e, s.Compute))
     n_graphs = sum(isinstance(e, s.Graph) for e in EVENTS)
     assert f"Graphs were built {n_graphs} times and reused {reused} times." in said
-    assert "The log ended unclosed" in notes(sections(tmp_path, EVENTS[:-1]))
+    assert "The log was not closed" in notes(sections(tmp_path, EVENTS[:-1]))
     minimal = make_log(Random(2).randint, n_contexts=1, level="minimal")
     assert "blocks need the level detailed" in notes(sections(tmp_path, minimal))
 

@@ -46,7 +46,7 @@ def test_without_filters_it_is_the_log_itself(log):
 def test_events_are_selected_by_name(log):
     names = [line["event"] for line in lines(log, "--event", "token", "--event", "kv")]
     assert names == [e for e in map(s.event_name, EVENTS) if e in ("token", "kv")]
-    with pytest.raises(UsageError, match="no event is called `tokens`; there are session_start, "):
+    with pytest.raises(UsageError, match="unknown event `tokens`; the events are session_start, "):
         run(log, "--event", "tokens")
 
 
@@ -132,7 +132,7 @@ def test_an_unclosed_log_is_printed_and_said_to_be(log):
     result = CliRunner().invoke(cat, [str(log)])
     assert result.stdout_bytes == encode(EVENTS[:-1])
     assert result.stderr == (
-        f"{log}: the log ended unclosed, in the middle of line {len(EVENTS)}\n"
+        f"{log}: the log was not closed and ends in the middle of line {len(EVENTS)}\n"
     )
 
 

@@ -89,7 +89,7 @@ def test_an_unclosed_log_is_written_and_said_to_be(tmp_path: Path, instr: Instr,
     (tmp_path / "a.log").write_bytes(text[: text.rindex(b'{"event":"session_end"')])
     done = instr("to-parquet", "a.log", "-o", "tables", *form)
     assert done.returncode == 0
-    assert done.stderr.splitlines()[0] == "a.log: the log ended unclosed"
+    assert done.stderr.splitlines()[0] == "a.log: the log was not closed"
     assert len(list((tmp_path / "tables").iterdir())) == len(NAMES)
 
 

@@ -95,7 +95,7 @@ def test_an_unclosed_log_converts_and_says_so(instr: Instr, log: Path, tmp_path:
     done = instr("to-perfetto", log)
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
-    assert "ended unclosed, in the middle of line" in done.stderr
+    assert "was not closed and ends in the middle of line" in done.stderr
     assert (tmp_path / "session.pftrace").exists()
 
 

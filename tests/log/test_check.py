@@ -53,7 +53,7 @@ def test_recorded_logs_are_clean(log):
 @given(events=unclosed_logs())
 @ONE
 def test_an_unclosed_log_has_just_that_one_finding(path, events):
-    assert findings(path, encode(events)) == [(len(events), "ended unclosed: no session_end")]
+    assert findings(path, encode(events)) == [(len(events), "was not closed: no session_end")]
 
 
 @given(events=logs(), data=st.data())
@@ -63,7 +63,7 @@ def test_a_log_cut_in_the_middle_of_a_line_has_just_that_one_finding(path, event
     whole, line = encode(events[:keep]), encode(events[keep : keep + 1])
     cut = data.draw(st.integers(1, len(line) - 2))
     assert findings(path, whole + line[:cut]) == [
-        (keep + 1, "ended unclosed, in the middle of this line")
+        (keep + 1, "was not closed and ends in the middle of this line")
     ]
 
 
@@ -173,12 +173,12 @@ def test_the_command_says_clean_or_finding_and_exits_accordingly(path, tmp_path)
     last = len(EVENTS) - 1
     assert run(path, cut) == (
         1,
-        f"{path}: clean\n{cut}:{last}: ended unclosed: no session_end\n",
+        f"{path}: clean\n{cut}:{last}: was not closed: no session_end\n",
     )
     code, output = run("--json", cut)
     assert code == 1
     assert json.loads(output) == [
-        {"path": str(cut), "line": last, "message": "ended unclosed: no session_end"}
+        {"path": str(cut), "line": last, "message": "was not closed: no session_end"}
     ]
     assert run(tmp_path / "none.log") == (2, f"{tmp_path / 'none.log'}: no such file")
 

@@ -73,8 +73,8 @@ N_NODES = next(e.n_nodes for e in EVENTS if isinstance(e, s.Graph))
 N_EXEC = next(e.n_exec for e in EVENTS if isinstance(e, s.Graph))
 N_KERNELS = next(len(e.node) for e in EVENTS if isinstance(e, s.Plan))
 MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
-    (again(s.SessionStart), "session_start: stands a second time"),
-    (again(s.SessionEnd), "session_end: stands after session_end (line"),
+    (again(s.SessionStart), "session_start: occurs a second time"),
+    (again(s.SessionEnd), "session_end: comes after session_end (line"),
     (change(s.SessionEnd, dropped=3), "session_end: 3 events were dropped"),
     (change(s.SessionEnd, dropped_ops=3), "session_end: 3 ops were dropped"),
     (change(s.SessionEnd, decode_ns=-1), "session_end: Expected `int` >= 0 - at `decode_ns`"),
@@ -108,7 +108,7 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (in_nodes(ne=first([])), "graph: node 0 has shape []"),
     (again(s.Plan), "plan: plan 0 was given before"),
     (change(s.Plan, graph=9), "plan: graph 9 was never given"),
-    (change(s.Plan, node=lambda node: [*node, node[0]]), "plan: node 0 stands twice or out of"),
+    (change(s.Plan, node=lambda node: [*node, node[0]]), "plan: node 0 is repeated or out of"),
     (change(s.Plan, node=lambda node: [*node[:-1], 5000]), "plan: node 5000 of graph 0, which"),
     (change(s.Plan, n=[1]), "plan: column `n` has 1 entries, `node` has"),
     (again(s.StepBegin), "step_begin: step 0 was given before"),
@@ -152,7 +152,7 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (change(s.Token, index=7), "token: `index` is 7, the context's next token is 0"),
     (change(s.Token, step=99), "token: step 99 never began"),
     (change(s.Token, p=1.5), "token: probability 1.5"),
-    (change(s.Token, hex="zz"), "token: `hex` is no hexadecimal number"),
+    (change(s.Token, hex="zz"), "token: `hex` is not a hexadecimal number"),
     (change(s.Token, text="a", hex="62"), "token: `hex` and `text` are not the same bytes"),
 ]
 
@@ -185,7 +185,7 @@ def test_only_an_aborted_compute_leaves_kernels_out(path):
     assert said in [message for _, message in findings(path, encode(log))]
     _, log = fewer_kernels(EVENTS, status=1)
     assert [message for _, message in findings(path, encode(log))] == [
-        "ended unclosed: no session_end"
+        "was not closed: no session_end"
     ]
 
 

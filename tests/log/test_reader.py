@@ -132,7 +132,7 @@ def test_a_log_cut_anywhere_is_read_up_to_its_last_whole_line(data, tmp_path_fac
 def test_a_log_without_session_end_is_unclosed(events, tmp_path_factory):
     got, end = read(tmp_path_factory.mktemp("log") / "session.log", encode(events))
     assert (got, end.state) == (events, "unclosed")
-    assert end.sentence() == "the log ended unclosed"
+    assert end.sentence() == "the log was not closed"
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
@@ -196,7 +196,7 @@ def test_a_wrong_line_is_named_and_explained(line, expected, path):
 
 
 def test_what_is_no_log_is_told_from_what_is_too_new(path):
-    no_log = "LOG: not a log: its first line is no session_start"
+    no_log = "LOG: not a log: its first line is not a session_start"
     assert message(path, b"GGUF\x03\0\0\0" * 1000) == no_log
     assert message(path, b"hello\n") == no_log
     assert message(path, SYNC + b"}\n") == no_log
@@ -261,7 +261,7 @@ def test_the_end_in_words():
     assert LogEnd("closed", 9, 0, 0).sentence() == ""
     assert LogEnd("closed", 9, 1, 0).sentence() == "1 damaged line was skipped"
     assert LogEnd("truncated", 9, 2, 0).sentence() == (
-        "the log ended unclosed, in the middle of line 10; 2 damaged lines were skipped"
+        "the log was not closed and ends in the middle of line 10; 2 damaged lines were skipped"
     )
 
 

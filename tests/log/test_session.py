@@ -130,7 +130,7 @@ def test_a_plan_whose_kernels_share_nodes_is_an_error(node, n, tmp_path):
     plan = of(EVENTS, s.Plan)[0]
     at = EVENTS.index(plan)
     wrong = s.Plan(t=plan.t, plan=0, graph=plan.graph, node=node, n=n)
-    with pytest.raises(LogError, match=f":{at + 1}: plan: node [01] stands twice or out of order"):
+    with pytest.raises(LogError, match=f":{at + 1}: plan: node [01] is repeated or out of order"):
         load(tmp_path, [*EVENTS[:at], wrong])
 
 

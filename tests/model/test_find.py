@@ -72,7 +72,7 @@ def test_the_header_agrees_with_gguf_py(demo_model: Path) -> None:
 def test_a_path_that_leads_to_no_file(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "missing.gguf")
     assert "is a directory" in refusal(tmp_path)
-    assert "no regular file" in refusal("/dev/null")
+    assert "not a regular file" in refusal("/dev/null")
     assert "File name too long" in refusal("x" * 5000)
 
 

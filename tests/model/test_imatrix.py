@@ -68,9 +68,9 @@ def test_importances_that_are_no_numbers(tmp_path: Path, value: float) -> None:
 
 
 def test_what_is_no_importance_matrix(demo_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no importance matrix: it has no imatrix"):
+    with pytest.raises(UsageError, match="not an importance matrix: it has no imatrix"):
         load_imatrix(demo_model)
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         load_imatrix(tmp_path)
     empty = tmp_path / "empty"
     empty.write_bytes(b"")

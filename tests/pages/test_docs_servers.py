@@ -139,7 +139,7 @@ def test_every_worker_has_a_log_of_its_own(place: Place) -> None:
         assert read_events(place.directory / log, "session_start")[0]["level"] == "verbose"
     found = check(place, *answers).stdout
     ends = [line.partition(":")[2].lstrip("0123456789: ") for line in found.splitlines()]
-    assert set(ends) <= {"clean", "ended unclosed: no session_end"}, found
+    assert set(ends) <= {"clean", "was not closed: no session_end"}, found
 
 
 def tokens_in(place: Place, logs: Iterable[str]) -> dict[str, int]:

@@ -54,7 +54,7 @@ def test_it_says_what_it_was_measured_on(instr: Instr, tmp_path: Path) -> None:
     assert "written by demo.gguf itself (temperature 1, seed 5)" in notes
     assert "2 chunks of 64 tokens" in notes
     assert "62 in the second halves" in notes
-    assert "Fewer than 100 tokens say little" in notes
+    assert "Fewer than 100 tokens give unreliable figures" in notes
     (tmp_path / "story.txt").write_text(TEXT)
     assert "Text: story.txt; " in outputs(instr, *small, "--text", "story.txt")[0]["notes"][0]
 
@@ -139,7 +139,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_one_line(instr: Instr, tmp_p
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-    assert "bad.gguf: the model computes logits that are no finite numbers" in done.stderr
+    assert "bad.gguf: the model computes logits that are not finite numbers" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")

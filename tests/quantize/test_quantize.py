@@ -217,7 +217,7 @@ def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_pa
     done = quantize_model(load_model_file(eight), "Q4_0", tmp_path / "ours.gguf", options)
     assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
     (report,) = quantization_reports([done.plan], [done.path], written=True)
-    assert report.notes == ["58 tensors were quantized before: what is lost adds up."]
+    assert report.notes == ["58 tensors were quantized before: their errors add up."]
 
 
 def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:

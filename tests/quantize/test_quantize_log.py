@@ -68,10 +68,10 @@ def test_a_fallback_is_told_before_its_tensor() -> None:
 @pytest.mark.parametrize(
     ("lines", "finding"),
     [
-        ([], "says nothing of 'a.weight'"),
-        ([line(weight("b.weight"), BY_NAME["Q8_0"])], "'b.weight' other than the file"),
-        ([line(weight("a.weight"), BY_NAME["Q8_0"])] * 2, "'a.weight' other than the file"),
-        ([line(weight("a.weight", BY_NAME["F32"]), BY_NAME["Q8_0"])], "other than the file"),
+        ([], "does not list 'a.weight'"),
+        ([line(weight("b.weight"), BY_NAME["Q8_0"])], "the file disagree on 'b.weight'"),
+        ([line(weight("a.weight"), BY_NAME["Q8_0"])] * 2, "the file disagree on 'a.weight'"),
+        ([line(weight("a.weight", BY_NAME["F32"]), BY_NAME["Q8_0"])], "the file disagree on"),
         ([line(weight("a.weight"), BY_NAME["Q8_0"]).replace("q8_0", "q9_x")], "'q9_x'"),
     ],
 )

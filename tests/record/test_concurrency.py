@@ -118,7 +118,7 @@ def test_eight_processes_under_one_exec_give_eight_logs(tmp_path: Path, method: 
     for log in logs:
         findings = [finding.message for finding in check_log(log)]
         # a forked worker of multiprocessing leaves with _exit(): all is there but the last line
-        assert findings == ([] if method == "spawn" else ["ended unclosed: no session_end"])
+        assert findings == ([] if method == "spawn" else ["was not closed: no session_end"])
         events = [event for _, event in read_events(log)]
         assert isinstance(events[0], schema.SessionStart)
         pids.add(events[0].process.pid)

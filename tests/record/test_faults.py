@@ -113,7 +113,7 @@ def assert_unclosed(log: Path) -> int:
     assert reader.end is not None
     assert reader.end.state in ("unclosed", "truncated")
     assert reader.end.skipped == 0
-    assert "ended unclosed" in reader.end.sentence()
+    assert "was not closed" in reader.end.sentence()
     return lines
 
 

@@ -151,11 +151,11 @@ def test_bytes_may_lie_anywhere(dequantizer: Dequantizer) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "n", "word"),
     [
-        ("Q8_0", 34, 31, "no whole blocks"),
+        ("Q8_0", 34, 31, "not a whole number of blocks"),
         ("Q8_0", 33, 32, "have 34 bytes, not 33"),
         ("Q8_0", 68, 32, "have 34 bytes, not 68"),
         ("F16", 3, 2, "have 4 bytes, not 3"),
-        ("Q4_K", 144, -256, "no whole blocks"),
+        ("Q4_K", 144, -256, "not a whole number of blocks"),
         ("Q8_K", 292, 256, "no conversion of Q8_K"),
         ("Q8_1", 36, 32, "no conversion of Q8_1"),
     ],

@@ -37,7 +37,7 @@ def compute_comparison(
 
     With `every_tensor` the rows are numbers, one column each, of every tensor; without it they
     are words for people, and of the tensors only those that matter most. Raises UsageError when
-    two are not forms of one model.
+    two are not versions of the same model.
     """
     assert len(candidates) > 1
     pairs = [Pair(candidates[0], other) for other in candidates[1:]]

@@ -63,7 +63,7 @@ class Pair:
 
     def check(self) -> None:
         """Raises UsageError unless both have weights in common, and these the same shape."""
-        what = f"{self.a.name} and {self.b.name} are not forms of one model"
+        what = f"{self.a.name} and {self.b.name} are not versions of the same model"
         if not self.names:
             raise UsageError(f"{what}: they have no tensor in common")
         for name in self.names:

@@ -28,7 +28,7 @@ from llamacpp_instr.log.steps import PHASES
 By = Literal["phase", "block", "layer", "op", "tensor"]
 VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
 DEFAULT_VIEWS: tuple[By, ...] = ("block", "op")
-NOTHING_SEEN = "no difference that the noise allows to see"
+NOTHING_SEEN = "no difference beyond the noise"
 
 Float64 = NDArray[np.float64]
 Samples = dict[Hashable, tuple[Float64, int]]
@@ -142,12 +142,12 @@ def _phase_report(
         )
     if any(ratio.low is None for ratio in ratios.values()):
         notes.append(
-            f"Fewer than {MIN_BLOCKS} blocks say nothing of the noise: record with --repeat 11."
+            f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
         )
-    notes.append("The time that the recorder itself took is left out of the steps here.")
+    notes.append("The steps exclude the time that the recorder itself took.")
     notes.append(
-        '"from" and "to" are meant to hold for a whole table with 95 %: the noise within each'
-        " log, and 2 % assumed for what changes from one process to the next."
+        '"from" and "to" are the 95 % interval, for the whole table at once. It includes the noise'
+        " within each log, and 2 % for the difference between processes."
     )
     rows = [_row(phase, ratio) for phase, ratio in ratios.items()]
     return ratios, Report("Steps, median time", _columns("Phase"), rows, notes)

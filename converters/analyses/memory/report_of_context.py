@@ -64,20 +64,22 @@ def explain_difference(held: Held) -> list[str]:
     if predicted is None or measured is None:
         return []
     if predicted.uses == measured.uses:
-        return ["Predicted for the log's own settings; what was measured equals it to the byte."]
-    notes = ["Predicted for the log's own settings."]
+        return ["Predicted for the settings of the log. The measurement is equal to the byte."]
+    notes = ["Predicted for the settings of the log."]
     moved = _moved(predicted, measured)
     if moved:
         notes.append(
-            f"{len(moved)} tensors lay in other buffers than this library would put them into, "
-            f"first {moved[0]}: which ones are repacked depends on the processor and on the build."
+            f"{len(moved)} tensors were in other buffers than this library would use, "
+            f"first {moved[0]}. Which tensors are repacked depends on the processor and the build."
         )
     elif predicted.of_kind("weights") != measured.of_kind("weights"):
-        notes.append("The weights lay in the same buffers; the file's layout may have changed.")
+        notes.append(
+            "The weights were in the same buffers; the layout of the file may have changed."
+        )
     if predicted.of_kind("cache") != measured.of_kind("cache"):
         notes.append(
-            "The cache differs although its size and types are the log's: the program set "
-            "something that no event tells, such as states kept for a rollback."
+            "The cache differs although its size and types are the same: the program set "
+            "an option that the log does not record, such as states kept for a rollback."
         )
     notes += _compute_notes(held)
     return notes
@@ -97,9 +99,9 @@ def _compute_notes(held: Held) -> list[str]:
             "llama.cpp had reserved."
         ]
     return [
-        "The compute buffers differ although batches and flash attention are the log's: the "
-        "program set something that no event tells, such as how many outputs a batch may have, or "
-        "another build made other graphs."
+        "The compute buffers differ although batches and flash attention are the same: the "
+        "program set an option that the log does not record, such as the number of outputs in a "
+        "batch, or another build made different graphs."
     ]
 
 
@@ -148,7 +150,7 @@ def _mapping_notes(known: MemoryBreakdown) -> list[str]:
     twice = [name for name, places in known.buffers_of().items() if len(places) > 1]
     if twice:
         notes.append(
-            f"Held twice, for two uses: {', '.join(twice[:3])}"
+            f"Stored twice, for two uses: {', '.join(twice[:3])}"
             f"{f' and {len(twice) - 3} more' if len(twice) > 3 else ''}."
         )
     return notes
@@ -158,8 +160,8 @@ def _process_notes(held: Held) -> list[str]:
     if not held.rss:
         return []
     return [
-        f"The whole process had up to {shown(held.rss, 'bytes')} resident: of mapped and reserved "
-        "memory only pages that were touched, and beside them the program's own."
+        f"The whole process had up to {shown(held.rss, 'bytes')} resident. This includes "
+        "the program's own memory, but of mapped and reserved memory only pages that were used."
     ]
 
 

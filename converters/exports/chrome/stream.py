@@ -172,7 +172,7 @@ class _Writer:
         try:
             self._write(SEPARATOR + orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS))
         except orjson.JSONEncodeError:
-            raise OverflowError("sizes that no tensor has") from None
+            raise OverflowError("impossible tensor sizes") from None
 
     def _us(self, t: int) -> float:
         return (t - self._start) / 1000
@@ -324,7 +324,7 @@ class _Writer:
     def _take_layers(self, layers: Layers) -> None:
         compute = _known("compute", layers.compute, self._computes)
         if len(layers.layer) != len(layers.dur):
-            raise _Unfollowable("its columns are not of one length")
+            raise _Unfollowable("its columns differ in length")
         kernel_times(layers)  # they are drawn later, when this line is no longer known
         self._layers[compute.ctx] = layers
 

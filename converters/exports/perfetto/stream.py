@@ -144,7 +144,7 @@ class _Writer:
                 if self._options.lenient:
                     left_out += 1
                     continue
-                reason = str(error) or "sizes that no tensor has"
+                reason = str(error) or "impossible tensor sizes"
                 raise LogError(f"{event_name(event)}: {reason}", self._reader.path, line) from None
         self._finish(first)
         return Written(self._bytes, left_out)
@@ -171,9 +171,9 @@ class _Writer:
         self._emit(first_packet(start.t, start.wall))
         note = f"Recorded {start.time} at level {start.level} on {start.host.cpu or 'a machine'}."
         if start.perturbed:
-            note += " Tensor values were read (--stats): times must not be compared."
+            note += " Tensor values were read (--stats): do not compare times."
         if start.args.get("dialect"):
-            note += " Converted from an earlier fork's log: its times are its own."
+            note += " Converted from an earlier fork's log: it measured times differently."
         self._tracks = Tracks(self._emit, note)
         self._forms = Forms(self._emit)
         self._draw = StepSlices(self._packets, self._tracks, self._forms)
@@ -379,4 +379,4 @@ def _follow(what: str, number: int, known: dict[int, Any]) -> None:
 def _equal(*columns: list[int] | None, beside: list[int]) -> None:
     for column in columns:
         if column is not None and len(column) != len(beside):
-            raise Unfollowable("its columns are not of one length")
+            raise Unfollowable("its columns differ in length")

@@ -83,7 +83,7 @@ class _Checker:
     def findings(self, line: int, event: Event) -> Iterator[str]:
         """What is wrong with the event of `line`, in itself and after those before it."""
         if self._end:
-            yield f"stands after session_end (line {self._end[0]})"
+            yield f"comes after session_end (line {self._end[0]})"
         # loading a model begins before the library can open a session by itself
         if event.t < self._start and not isinstance(event, Model):
             yield f"`t` is {self._start - event.t} ns before session_start"
@@ -101,14 +101,14 @@ class _Checker:
     def end_findings(self, end: LogEnd) -> Iterator[tuple[int, str]]:
         """What only the end of the log tells, each with its line."""
         if end.state == "truncated":
-            yield end.lines + 1, "ended unclosed, in the middle of this line"
+            yield end.lines + 1, "was not closed and ends in the middle of this line"
         if end.state == "unclosed" and self._end is None:
-            yield end.lines, "ended unclosed: no session_end"
+            yield end.lines, "was not closed: no session_end"
         if end.state != "closed" or self._end is None:
             return
         said, seen = self._end[1].bytes, end.bytes_before_last
         if said != seen:
-            yield end.lines, f"session_end: `bytes` is {said}, {seen} stand before this line"
+            yield end.lines, f"session_end: `bytes` is {said}, {seen} come before this line"
         yield from self._facts.open_findings()
         yield from self._measures.open_findings()
 

@@ -56,7 +56,7 @@ def _session_end(event: SessionEnd) -> Iterator[str]:
     if event.dropped:
         yield f"{event.dropped} events were dropped: the log is not complete"
     if event.dropped_ops:
-        yield f"{event.dropped_ops} ops were dropped: a thread's buffer had no room"
+        yield f"{event.dropped_ops} ops were dropped: a thread's buffer was full"
 
 
 def _graph(event: Graph) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _plan(event: Plan) -> Iterator[str]:
     free = 0
     for node, n in zip(event.node, event.n or [1] * len(event.node), strict=False):
         if node < free:
-            yield f"node {node} stands twice or out of order"
+            yield f"node {node} is repeated or out of order"
             return
         free = node + n
 
@@ -157,7 +157,7 @@ def _token(event: Token) -> Iterator[str]:
         try:
             text = bytes.fromhex(event.hex).decode(errors="replace")
         except ValueError:
-            yield "`hex` is no hexadecimal number"
+            yield "`hex` is not a hexadecimal number"
         else:
             # how many replacement characters stand for wrong bytes is each decoder's own
             if text.replace("\ufffd", "") != event.text.replace("\ufffd", ""):

@@ -121,7 +121,7 @@ class Facts:
 
     def _session_start(self, line: int, event: SessionStart) -> Iterator[str]:
         if line > 1:
-            yield "stands a second time"
+            yield "occurs a second time"
         else:
             self.level = event.level
             self.clock = event.clock

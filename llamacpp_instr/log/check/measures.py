@@ -192,7 +192,7 @@ class Measures:
         if compute.layers:
             yield f"the layers of compute {event.compute} were given before"
         elif compute.threads:
-            yield f"stands after the ops of compute {event.compute}"
+            yield f"comes after the ops of compute {event.compute}"
         compute.layers = event
 
     def _ops(self, _line: int, event: Ops) -> Iterator[str]:
