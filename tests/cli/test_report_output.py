@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from converters.report.report import Unit
 from llamacpp_instr import cli
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 REPORTS = {
