@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import pytest
@@ -164,6 +165,19 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         llamacpp_instr.record(log, stop_on_nan=True)
     assert not log.exists()
     assert not native.load().status() & native.ACTIVE
+
+
+def test_errors_name_no_option_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("mine")
+    wrong: list[dict[str, Any]] = [
+        {"path": tmp_path / "a.txt"}, {"path": tmp_path / "a.txt", "force": True},
+        {"path": tmp_path}, {"path": tmp_path / "none" / "a.log"}, {"path": "a\0b"},
+        {"level": "all"}, {"on_log_error": "no"}, {"stop_on_nan": True}, {"stats": "("},
+        {"stats": "(" * 300}, {"stats": "x" * 2000}, {"args": {"a": float("nan")}},
+    ]  # fmt: skip
+    for arguments in wrong:
+        with pytest.raises(UsageError, match=r"^(?!.*--\w)"):
+            llamacpp_instr.record(**{"path": tmp_path / "a.log", **arguments})
 
 
 def test_a_full_disk_is_told_and_counted(llama: llama_cpp.Llama) -> None:
