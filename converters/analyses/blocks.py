@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.model.file import Weight
 from llamacpp_instr.terminal import printable
 from llamacpp_instr.weights.blocks import OneBlock
@@ -67,7 +67,12 @@ def fields_report(stats: BlockStats) -> Report:
         both = "a scale and a minimum" if layout.mins is not None else "a scale"
         n = type_.block // layout.sub_block
         notes.append(f"A block has {n} sub-blocks of {layout.sub_block}, each with {both}.")
-    return Report(_title(weight), columns, rows, notes)
+    figures: Figures = {
+        "bytes": (weight.n_bytes, "bytes"),
+        "blocks": (stats.n_blocks, "count"),
+        "elements of a block": (type_.block, "count"),
+    }
+    return Report(_title(weight), columns, rows, notes, figures=figures)
 
 
 def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
@@ -221,7 +226,8 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
     ]  # fmt: skip
     notes = [f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}."]
     notes.append("See one of them with --block." if rows else "Every value equals the reference's.")
-    return Report("Worst blocks", columns, rows, notes)
+    figures: Figures = {"RMSE of the tensor": (number(errors.rmse), "number")}
+    return Report("Worst blocks", columns, rows, notes, figures=figures)
 
 
 def _bytes_report(block: OneBlock) -> Report:
@@ -244,7 +250,8 @@ def _bytes_report(block: OneBlock) -> Report:
     title = f"Block {block.index} of {weight.name} ({weight.type}):"
     title += f" matrix {matrix}," if matrix is not None else ""
     title += f" row {row}, columns {_columns(block.place[1], weight.type.block)}"
-    return Report(title, columns, rows, [f"It begins at byte {block.offset:,} of its file."])
+    notes = [f"It begins at byte {block.offset:,} of its file."]
+    return Report(title, columns, rows, notes, figures={"offset": (block.offset, "bytes")})
 
 
 def _sub_blocks_report(block: OneBlock) -> Report:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from converters.report.charts import Chart, Point, scatter_size_error
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
 
@@ -88,9 +88,14 @@ def _overview(
             row += [its.kl.value, its.kl.error, its.kl_percentiles[SHARES.index(0.999)]]
             row += [its.same_top.value, its.delta_p_rms.value]
         rows.append(row)
-    return Report(
-        f"Outputs against {names[0]}", columns, rows, _notes(outputs, names[0], text, weights)
-    )
+    figures: Figures = {
+        "chunks": (outputs.n_chunks, "count"),
+        "tokens of a chunk": (outputs.ctx, "count"),
+        "tokens scored": (outputs.n_scored, "count"),
+        "seed": (None if text else outputs.seed, "count"),
+    }
+    notes = _notes(outputs, names[0], text, weights)
+    return Report(f"Outputs against {names[0]}", columns, rows, notes, figures=figures)
 
 
 def _notes(
@@ -148,4 +153,9 @@ def _distribution(name: str, its: Divergence, reference: str) -> Report:
         *reversed(by_share),
     ]
     note = f"Same top token: {100 * its.same_top.value:.3f} ± {100 * its.same_top.error:.3f} %."
-    return Report(f"{name} against {reference}, by token", columns, rows, [note])
+    figures: Figures = {
+        "same top": (its.same_top.value, "probability"),
+        "± same top": (its.same_top.error, "probability"),
+    }
+    title = f"{name} against {reference}, by token"
+    return Report(title, columns, rows, [note], figures=figures)

@@ -48,6 +48,10 @@ def quantization_reports(
             for plan, path in zip(plans, paths, strict=True)
         ],
         notes,
+        figures={
+            "source": (plans[0].source_bytes, "bytes"),
+            "tensors quantized before": (again, "count"),
+        },
     )
     if not written:
         # the first column always stays

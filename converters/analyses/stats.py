@@ -292,6 +292,8 @@ def _threads(ops: Sequence[Timed]) -> Report:
             f"Imbalance {longest / mean:.3f}: over all computes, the busiest thread worked"
             f" {shown(longest - mean, 'ns')} longer than the average thread."
         )
+        report.figures["imbalance"] = (longest / mean, "ratio")
+        report.figures["busiest thread beyond the mean one"] = (longest - mean, "ns")
     return report
 
 

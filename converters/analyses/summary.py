@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
@@ -65,7 +65,12 @@ def _overview(session: Session) -> Report:
     if start.args.get("dialect"):
         notes.append("Converted from an earlier fork's log: it measured times differently.")
     rows = [row for row in rows if row[1]]
-    return Report("Session", [Column("fact"), Column("value")], rows, notes, headed=False)
+    figures: Figures = {
+        "threads": (max(threads, default=None), "count"),
+        "parameters": (sum(model.params for model in session.models.values()), "count"),
+    }
+    columns = [Column("fact"), Column("value")]
+    return Report("Session", columns, rows, notes, headed=False, figures=figures)
 
 
 def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
@@ -79,11 +84,14 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
             rates = of_phase["n_tokens"] / np.maximum(dur, 1) * 1e9
             row[4:] = [float(q) for q in np.quantile(rates, (0.5, 0.1, 0.9))]
         rows.append(row)
-    notes = [*notes, *_graph_notes(session, steps), *_fault_notes(steps)]
+    figures: Figures = {}
+    notes = [*notes, *_graph_notes(session, steps, figures), *_fault_notes(steps, figures)]
     dur = session.tokens["dur"][np.isin(session.tokens["step"], steps["step"])]
     if len(dur):
-        mean = shown(float(dur.mean()), "ns")
-        notes.append(f"{len(dur):,} tokens were sampled, {mean} each, outside of the steps.")
+        mean = float(dur.mean())
+        each = shown(mean, "ns")
+        notes.append(f"{len(dur):,} tokens were sampled, {each} each, outside of the steps.")
+        figures |= {"tokens sampled": (len(dur), "count"), "sampling, each": (mean, "ns")}
     columns = [
         Column("Phase"),
         Column("steps", "count"),
@@ -93,23 +101,29 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
         Column("p10", "per_second"),
         Column("p90", "per_second"),
     ]
-    return Report("Speed", columns, rows, notes)
+    return Report("Speed", columns, rows, notes, figures=figures)
 
 
-def _graph_notes(session: Session, steps: Table) -> Iterator[str]:
+def _graph_notes(session: Session, steps: Table, figures: Figures) -> Iterator[str]:
     computes = session.computes
     inside = np.isin(computes["step"], steps["step"])
     reused = int((computes["reused"] & inside).sum())
     built = int(inside.sum()) - reused
     if built + reused:
+        figures |= {"graphs built": (built, "count"), "graphs reused": (reused, "count")}
         yield f"Graphs were built {built:,} times and reused {reused:,} times."
 
 
-def _fault_notes(steps: Table) -> Iterator[str]:
+def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
     """A cold start shows as page faults of the first step."""
     if len(steps) < 2:
         return
     faults = steps["minflt"] + steps["majflt"]
+    figures |= {
+        "minor faults of the first step": (int(steps["minflt"][0]), "count"),
+        "major faults of the first step": (int(steps["majflt"][0]), "count"),
+        "faults of later steps, mean": (float(np.mean(faults[1:])), "number"),
+    }
     if faults[0] > 100 and faults[0] > 4 * np.median(faults[1:]):
         yield (
             f"Cold start: the first step took {steps['minflt'][0]:,} minor and"
@@ -194,13 +208,16 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
     if not rows:
         return Report("Layers", [], [])
+    figures: Figures = {"layers": (len(rows), "count")}
     if len(rows) > ALL_LAYERS:
         total = {layer: sum(spent[layer].values()) for layer in sorted(spent)}
         slowest = np.argsort([-ns for ns in total.values()], kind="stable")[:ALL_LAYERS].tolist()
         median = float(np.median([ns for layer, ns in total.items() if layer >= 0]))
+        figures["median layer"] = (median, "ns")
         notes.append(f"The slowest of {len(rows)}; the median layer took {shown(median, 'ns')}.")
         rows = [rows[i] for i in sorted(slowest)]
-    return Report("Layers", _phase_columns(Column("Layer", "layer"), phases), rows, notes)
+    columns = _phase_columns(Column("Layer", "layer"), phases)
+    return Report("Layers", columns, rows, notes, figures=figures)
 
 
 def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
@@ -219,8 +236,10 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
         share = ns / all_time if all_time else None
         rows.append([label, int(calls), int(ns), share, ns / calls, *rate])
     notes = []
+    figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
         rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)
+        figures["share of other ops"] = (rest, "fraction")
         notes.append(f"{len(rows) - TOP_OPS} other ops took {100 * rest:.1f} %.")
     columns = [
         Column("Op"),
@@ -231,7 +250,7 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
         Column("FLOP/s", "flop_per_second"),
         Column("bytes/s", "bytes_per_second"),
     ]
-    return Report("Top ops", columns, rows[:TOP_OPS], notes)
+    return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures)
 
 
 def _memory(session: Session) -> Report:
@@ -241,6 +260,7 @@ def _memory(session: Session) -> Report:
         for use in memory.buffers:
             rows.append([ctx, use.buffer, use.model, use.context, use.compute])
     notes = []
+    figures: Figures = {}
     if len(latest) > 1:
         notes.append("Contexts of one model share its weights.")
     kv = session.kv
@@ -249,11 +269,17 @@ def _memory(session: Session) -> Report:
         if of_ctx.any():
             at = int(np.argmax(np.where(of_ctx, kv["used"], -1)))
             used, size = int(kv["used"][at]), int(kv["size"][at])
+            figures |= {
+                f"cells used of context {ctx}": (used, "count"),
+                f"cells of context {ctx}": (size, "count"),
+                f"bytes used of context {ctx}": (int(kv["bytes"][at]), "bytes"),
+            }
             notes.append(
                 f"Context {ctx} used at most {used:,} of {size:,} cells"
                 f" ({shown(int(kv['bytes'][at]), 'bytes')})."
             )
     if rss := max((memory.rss for memory in session.memory), default=0):
+        figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
     columns = [
         Column("Context", "count"),
@@ -262,7 +288,7 @@ def _memory(session: Session) -> Report:
         Column("KV cache, state", "bytes"),
         Column("compute", "bytes"),
     ]
-    return Report("Memory", columns, rows, notes)
+    return Report("Memory", columns, rows, notes, figures=figures)
 
 
 def _recorder(session: Session) -> Report:
@@ -277,7 +303,15 @@ def _recorder(session: Session) -> Report:
         f" ({shown(end.bytes, 'bytes')}); {end.dropped:,} events"
         f" and {end.dropped_ops:,} ops were dropped."
     ]
-    return Report("Recorder", [], [], notes)
+    figures: Figures = {
+        "overhead": (end.overhead_ns, "ns"),
+        "overhead, of decode": (share, "fraction"),
+        "events": (n_events, "count"),
+        "bytes": (end.bytes, "bytes"),
+        "events dropped": (end.dropped, "count"),
+        "ops dropped": (end.dropped_ops, "count"),
+    }
+    return Report("Recorder", [], [], notes, figures=figures)
 
 
 def _joined(*parts: str) -> str:

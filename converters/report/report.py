@@ -35,6 +35,8 @@ Unit = Literal[
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None is shown as nothing: not measured"""
+Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
+"""what notes say in words, as numbers: name -> value and unit"""
 
 FOLDED = 22
 """characters that a column of text has at least, when its cells are as long"""
@@ -65,6 +67,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     headed: bool = True
     """whether the columns' names are shown in text"""
+    figures: Figures = field(default_factory=dict)
+    """shown in JSON only"""
 
     def filled(self) -> Report:
         """Without the columns of which nothing was measured; the first one stays."""
@@ -75,13 +79,18 @@ class Report:
         return replace(self, columns=columns, rows=rows)
 
     def to_json(self) -> dict[str, Any]:
-        """What a script reads: rows as objects by column name, units beside. Infinity, for which
+        """What a script reads: rows as objects by column name, units beside; the figures of
+        the notes by name. Infinity, for which
         JSON has no number, is the text "inf" or "-inf"."""
         names = [column.name for column in self.columns]
         return {
             "title": self.title,
             "units": {column.name: column.unit for column in self.columns},
             "rows": [dict(zip(names, map(_plain, row), strict=True)) for row in self.rows],
+            "figures": {
+                name: {"value": _plain(value), "unit": unit}
+                for name, (value, unit) in self.figures.items()
+            },
             "notes": self.notes,
         }
 

@@ -210,6 +210,7 @@ def test_cells_are_shown_with_their_units(value, unit, text):
 def test_a_report_as_text_and_as_json():
     columns = [Column("Name"), Column("time", "ns")]
     report = Report("A [title]", columns, [["a [b] row", 1500], ["b", 20]], ["Said once."])
+    report.figures["often"] = (1, "count")
     assert render_text([report]) == (
         "A [title]\n"
         "  Name          time\n"
@@ -221,6 +222,7 @@ def test_a_report_as_text_and_as_json():
         "title": "A [title]",
         "units": {"Name": "text", "time": "ns"},
         "rows": [{"Name": "a [b] row", "time": 1500}, {"Name": "b", "time": 20}],
+        "figures": {"often": {"value": 1, "unit": "count"}},
         "notes": ["Said once."],
     }
 

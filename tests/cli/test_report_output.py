@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,23 @@ def test_json_has_raw_numbers_with_units(name: str) -> None:
             for column, unit in report["units"].items():
                 if unit != "text":
                     assert isinstance(row[column], int | float | None) or row[column] == "inf"
+        for figure in report["figures"].values():
+            assert figure["unit"] in get_args(Unit)
+            assert isinstance(figure["value"], int | float | None)
+
+
+def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
+    reports = {of["title"]: of for of in json.loads(instr(REPORTS["summary"], "--json").stdout)}
+    end = json.loads(LOG.read_text().splitlines()[-1])
+    recorder = reports["Recorder"]["figures"]
+    assert recorder["overhead"] == {"value": end["overhead_ns"], "unit": "ns"}
+    assert recorder["bytes"] == {"value": end["bytes"], "unit": "bytes"}
+    speed = reports["Speed"]["figures"]
+    assert (speed["graphs built"]["value"], speed["graphs reused"]["value"]) == (2, 22)
+    assert reports["Memory"]["figures"]["cells used of context 0"]["value"] == 28
+    for note in (note for of in reports.values() for note in of["notes"]):
+        if re.search(r"\d", note):
+            assert any(of["figures"] for of in reports.values() if note in of["notes"]), note
 
 
 @pytest.mark.parametrize("line", PRINTING)

@@ -19,7 +19,7 @@ from converters.analyses.diff.align import Alignment, align
 from converters.analyses.noise import MIN_BLOCKS, Ratio, compare, compute_medians
 from converters.analyses.settings import compute_settings
 from converters.analyses.step_times import StepTimes
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
@@ -129,6 +129,7 @@ def _phase_report(
 ) -> tuple[dict[str, Ratio], Report]:
     ratios: dict[str, Ratio] = {}
     notes = []
+    figures: Figures = {}
     for phase in phases:
         a, b = (
             compute_medians(side.whole_steps(phase)[None], side.blocks(phase), [1])[0]
@@ -140,6 +141,9 @@ def _phase_report(
             f"{phase}: {counts[0]:,} steps in {a.n_blocks} blocks of A,"
             f" {counts[1]:,} in {b.n_blocks} of B."
         )
+        for side, count, of in zip("AB", counts, (a, b), strict=True):
+            figures[f"{phase} steps of {side}"] = (count, "count")
+            figures[f"{phase} blocks of {side}"] = (of.n_blocks, "count")
     if any(ratio.low is None for ratio in ratios.values()):
         notes.append(
             f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
@@ -150,7 +154,8 @@ def _phase_report(
         " within each log, and 2 % for the difference between processes."
     )
     rows = [_row(phase, ratio) for phase, ratio in ratios.items()]
-    return ratios, Report("Steps, median time", _columns("Phase"), rows, notes)
+    report = Report("Steps, median time", _columns("Phase"), rows, notes, figures=figures)
+    return ratios, report
 
 
 def _part_report(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from converters.analyses.stored_weights import StoredModel
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
@@ -55,7 +55,16 @@ def memory_report(model: StoredModel, held: Held) -> Report:
     rows.append(["total", None, None, None, *total, _difference(*total)])
     notes = [_settings_note(known)]
     notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
-    return Report(_title(held), columns, rows, notes)
+    of = known.settings
+    figures: Figures = {
+        "context": (of.n_ctx, "count"),
+        "sequences": (of.n_seq_max, "count"),
+        "batch": (of.n_batch, "count"),
+        "ubatch": (of.n_ubatch, "count"),
+        "mapped, not read": (_between(known), "bytes"),
+        "resident": (held.rss or None, "bytes"),
+    }
+    return Report(_title(held), columns, rows, notes, figures=figures)
 
 
 def explain_difference(held: Held) -> list[str]:
@@ -135,9 +144,7 @@ def _settings_note(known: MemoryBreakdown) -> str:
 
 def _mapping_notes(known: MemoryBreakdown) -> list[str]:
     notes = []
-    mapped, in_place = known.of("weights", MAPPED), _stored(known, MAPPED)[1]
-    between = mapped - int(in_place or 0)
-    if mapped and between > 0:
+    if (between := _between(known)) > 0:
         notes.append(
             "A file is mapped from the first to the last tensor that is read in place: "
             f"{shown(between, 'bytes')} of it lie between them and are not read again."
@@ -154,6 +161,12 @@ def _mapping_notes(known: MemoryBreakdown) -> list[str]:
             f"{f' and {len(twice) - 3} more' if len(twice) > 3 else ''}."
         )
     return notes
+
+
+def _between(known: MemoryBreakdown) -> int:
+    """Mapped bytes of tensors that are not read in place."""
+    mapped = known.of("weights", MAPPED)
+    return max(0, mapped - int(_stored(known, MAPPED)[1] or 0))
 
 
 def _process_notes(held: Held) -> list[str]:
