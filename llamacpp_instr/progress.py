@@ -1,4 +1,4 @@
-"""A bar on standard error for work of more than two seconds; none when that is no terminal."""
+"""A progress bar on standard error, after two seconds of work and only on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENT_SECONDS = 2.0
 def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress]:
     """What to call as the work goes on; the bar appears after two seconds and leaves no trace.
 
-    `what` stands before it, as in `Reading session.log`. `stream` is standard error unless given.
+    `what` precedes it, as in `Reading session.log`. `stream` is standard error unless given.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

@@ -1,6 +1,6 @@
 """Prints the oldest versions that the package may be installed with, as constraints for pip.
 
-Invariant: pyproject.toml is the only place where a bound stands; what `make test-oldest` installs
+Invariant: only pyproject.toml contains bounds; what `make test-oldest` installs
 follows from it.
 
     python -m tools.oldest > constraints.txt

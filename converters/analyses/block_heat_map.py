@@ -79,7 +79,7 @@ def _draw(figure: Any, stats: BlockStats) -> None:
         aspect="auto",
         interpolation="nearest",
         cmap=_colours(),
-        # a row's and a block's number stand at its middle; the last cell may be filled in part
+        # the tick of a row or block is at its middle; the last cell may be incomplete
         extent=(
             -0.5,
             columns * grid.sub_blocks_per_cell / n_sub - 0.5,

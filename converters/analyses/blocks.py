@@ -1,6 +1,6 @@
-"""What stands in the blocks of a quantized tensor, and everything of one block, as reports.
+"""The contents of the blocks of a quantized tensor, and all fields of one block, as reports.
 
-Invariant: codes are shown as they are stored, and beside them the level that they stand for; a
+Invariant: codes are shown as stored, together with the level that they mean; a
 number that is not finite is shown as text, so that JSON stays JSON.
 """
 

@@ -17,7 +17,7 @@ MOST_TYPES = 10
 
 def chart_bits_by_layer(tensors: Sequence[StoredTensor]) -> Chart:
     """Bits per weight of every layer, as the sum of what each type has in it. Tensors that belong
-    to no layer stand last."""
+    to no layer come last."""
     n_elements: Counter[int] = Counter()
     of_type: dict[str, Counter[int]] = defaultdict(Counter)
     for tensor in tensors:

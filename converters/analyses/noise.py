@@ -6,12 +6,12 @@ Consecutive decodes share what disturbs them (a neighbour's burst, a clock step)
 not drawn one by one. Each side is cut into consecutive blocks that no run straddles, and whole
 blocks are drawn with replacement: the non-overlapping block bootstrap (Carlstein, "The Use of
 Subseries Values for Estimating the Variance of a General Statistic", Annals of Statistics 14,
-1986). Decodes become slower as the cache fills, which is no noise: where a session has several
+1986). Decodes become slower as the cache fills, which is not noise: where a session has several
 runs, the first block of a run is replaced by other first blocks only, and so on (strata).
 
 This gives the standard error of log(median) within a session. From one process to the next a
 median moves as well (where memory lies, what the neighbours do), which one log cannot show:
-PROCESS and TICK_NS stand for it, measured by `python -m benchmarks.diff_noise`. With few blocks,
+PROCESS and TICK_NS account for it, measured by `python -m benchmarks.diff_noise`. With few blocks,
 percentiles of the draws are too narrow, so the interval is that of Welch's t (Biometrika 34,
 1947) on the log scale. A family of intervals holds together: the error rate is divided by their
 number (Dunn, Journal of the American Statistical Association 56, 1961).
@@ -104,7 +104,7 @@ def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
 
 
 def _groups(names: Int64) -> list[Int64]:
-    """Of each name, in their order, the places where it stands."""
+    """For each name, in order, the indices where it occurs."""
     order = np.argsort(names, kind="stable")
     _, first = np.unique(names[order], return_index=True)
     return np.split(order, first[1:]) if len(names) else []

@@ -186,7 +186,7 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
 
 
 def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
-    """The layers of every compute, where there are no ops to add up."""
+    """The layers of every compute, for logs without ops."""
     spent: dict[tuple[int, int], int] = defaultdict(int)
     for of in layers:
         assert of.label is not None

@@ -91,7 +91,7 @@ def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
 
 
 _encode = msgspec.json.Encoder().encode
-# of characters that JSON lets stand as they are, those that steer a terminal; in UTF-8
+# characters that control a terminal and that JSON does not escape; in UTF-8
 _STEERING = re.compile(
     b"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
 )

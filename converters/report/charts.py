@@ -1,8 +1,8 @@
-"""Charts of a report: numbers in, SVG text or a PNG out, drawn by matplotlib.
+"""Charts of a report, drawn by matplotlib as SVG text or PNG.
 
-Invariant: the same numbers give the same bytes, whatever the user's settings; text stays text, is
-never taken for markup or mathematics, and has the colour of the page that the chart stands in.
-matplotlib is imported when something is drawn: `missing_note` says whether it can be.
+Invariant: the same numbers give the same bytes, whatever the user's settings. Text is never
+interpreted as markup or mathematics, and has the text colour of the page. matplotlib is imported
+only to draw; `missing_note` says whether it is installed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
     "#8f8f2f", "#1fa3b3", "#c2785c", "#7f7fbf", "#8c8c8c",
 )  # fmt: skip
-"""Seen on white as well as on black."""
+"""Visible on white and on black."""
 
 AXIS = 96
-"""characters that find room along the axis of layers"""
+"""number of characters that fit along the axis of layers"""
 
-_INK = "#010203"  # stands for the page's colour of text
+_INK = "#010203"  # replaced by the text colour of the page
 _STYLES = ("-", "--", ":", "-.")
-_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # from one tick to the next
+_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # distances between ticks
 _WIDTH, _HEIGHT = 8.0, 4.0  # inches of 72 points
 
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate in a plane of two measures."""
+    """A candidate with its two coordinates."""
 
     name: str
     x: float
@@ -53,14 +53,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn when it is asked for."""
+    """A chart, drawn on demand."""
 
     title: str
     draw: Callable[[Any], None]
     """draws into a matplotlib figure"""
 
     def svg(self) -> str:
-        """An `<svg>` element to stand in a page, under a heading that says the title."""
+        """An `<svg>` element for a page, without the title, which is the heading above it."""
         with _settings(_INK):
             figure = _figure()
             self.draw(figure)
@@ -70,7 +70,7 @@ class Chart:
         return _inline(file.getvalue(), self.title)
 
     def png(self) -> bytes:
-        """A picture on white with the title above."""
+        """A picture on white, with the title on top."""
         with _settings("black"):
             figure = _figure()
             figure.suptitle(_label(self.title), fontsize="large")
@@ -81,14 +81,14 @@ class Chart:
 
 
 Values: TypeAlias = "Sequence[float | None]"
-"""None, NaN and infinities are left out: a gap"""
+"""None, NaN and infinities give a gap"""
 
 
 _owners: list[subprocess.Popen[bytes]] = []
 
 
 def import_matplotlib() -> Any:
-    """matplotlib, which says nothing of a home that cannot be written to: it draws all the same."""
+    """matplotlib, without its warnings about a home that is not writable, which do not matter."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     chosen = os.environ.get("MPLCONFIGDIR")
     try:
@@ -99,14 +99,14 @@ def import_matplotlib() -> Any:
         ) from None
     made = os.environ.get("MPLCONFIGDIR")
     if made is not None and made != chosen:
-        # a temporary one, which it would leave behind when a signal ends this process
+        # a temporary directory, which matplotlib would leave behind if a signal kills this process
         _owners.append(start_owner(Path(made)))
 
     return mpl
 
 
 def missing_note() -> str | None:
-    """A sentence for the report when nothing can be drawn; None when matplotlib is there."""
+    """A sentence for the report if matplotlib is not installed, else None."""
     if importlib.util.find_spec("matplotlib"):
         return None
     return 'Charts need matplotlib: pip install "llamacpp-instr[report]".'
@@ -115,8 +115,8 @@ def missing_note() -> str | None:
 def bar_by_layer(
     title: str, axis: str, layers: Sequence[str], parts: Mapping[str, Values]
 ) -> Chart:
-    """A bar for each layer, made of parts that add up: by name one value per layer. `axis` says
-    what the height measures."""
+    """A stacked bar for each layer. `parts` has one value per layer for each name; `axis` says what
+    the height measures."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -137,7 +137,7 @@ def bar_by_layer(
 def lines_by_layer(
     title: str, axis: str, layers: Sequence[str], lines: Mapping[str, Values]
 ) -> Chart:
-    """A line for each candidate: by name one value per layer."""
+    """A line for each candidate; `lines` has one value per layer for each name."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -157,9 +157,9 @@ def lines_by_layer(
 
 
 def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Point]) -> Chart:
-    """A labelled point for each candidate, the error over the size. The error's axis is
-    logarithmic when all are above zero and spread over more than a decade. Points that are not
-    finite are left out."""
+    """A labelled point for each candidate: error against size. The axis of the error is logarithmic
+    if all errors are above zero and span more than a decade. Points that are not finite are
+    omitted."""
     kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
 
     def draw(figure: Any) -> None:
@@ -185,7 +185,7 @@ def _figure() -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # a pixel is a point, so that what is measured in one is right in the other
+    # one pixel is one point, so measurements are valid in both
     figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=72, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -193,10 +193,10 @@ def _figure() -> Any:
 
 @contextlib.contextmanager
 def _settings(ink: str) -> Iterator[None]:
-    """matplotlib's own defaults and ours over them, whatever the user has set."""
+    """matplotlib's defaults with our changes, independent of the user's settings."""
     mpl = import_matplotlib()
     with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of characters that its font does not have
+        warnings.simplefilter("ignore")  # about characters that the font lacks
         mpl.rcdefaults()
         mpl.rcParams.update(
             {
@@ -223,7 +223,7 @@ def _settings(ink: str) -> Iterator[None]:
 
 
 def _label(text: str) -> str:
-    """A name as it is drawn; a legend would leave out one that begins with `_`."""
+    """A name as drawn; a legend would omit one that begins with `_`."""
     text = printable(text)
     return f" {text}" if text.startswith("_") else text
 
@@ -236,7 +236,7 @@ def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
     room = AXIS // (max(map(len, layers), default=1) + 1)
     step = next(n for n in _STEPS if n * max(room, 1) >= len(layers))
     shown = list(range(0, len(layers), step))
-    if shown and len(layers) - 1 not in shown:  # the last may be no layer: it says so
+    if shown and len(layers) - 1 not in shown:  # the last one may be "no layer"
         if len(layers) - 1 - shown[-1] < 0.6 * step:
             shown.pop()
         shown.append(len(layers) - 1)
@@ -254,9 +254,9 @@ def _legend(figure: Any, drawn: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
-    """Write every name beside its point where no other name and no point is; a line leads there
-    when that is far away."""
-    figure.canvas.draw()  # the axes have their place from here on
+    """Write every name beside its point, where it covers no other name or point. If that is far
+    away, draw a line to the point."""
+    figure.canvas.draw()  # fixes the position of the axes
     figure.set_layout_engine("none")
     renderer = figure.canvas.get_renderer()
     at = [tuple(axes.transData.transform((point.x, point.y))) for point in points]
@@ -285,7 +285,7 @@ def _ink(axes: Any) -> Any:
 
 
 def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
-    """Where a name's lower left corner may be, from its point: nearest first."""
+    """Possible offsets of a name's lower left corner from its point, nearest first."""
     for gap in (7, 18, 32, 50, 75):
         for right, up in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             far = gap if right == 0 or up == 0 else 0.75 * gap
@@ -298,7 +298,7 @@ Box: TypeAlias = "tuple[float, float, float, float]"
 
 
 def _cost(place: Box, taken: Sequence[Box], room: Sequence[float]) -> float:
-    """Pixels of a place that are others' or outside."""
+    """Pixels of a place that overlap others or are outside."""
     cost = sum(_overlap(place, other) for other in taken)
     inside = _overlap(place, (room[0], room[1], room[2], room[3]))
     return cost + 2 * ((place[2] - place[0]) * (place[3] - place[1]) - inside)
@@ -311,7 +311,7 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def _inline(svg: str, title: str) -> str:
-    """What stands in a page: the element alone, its colour the page's, its ids only its own."""
+    """The element for a page: without the XML header, in the page's colour, with unique ids."""
     svg = svg[svg.index("<svg") :].strip()
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
@@ -324,6 +324,6 @@ def _inline(svg: str, title: str) -> str:
         text = re.sub(r' id="([^"]*)"', identity, text)
         return re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
 
-    svg = re.sub(r"<[^>]*>", tag, svg)  # and not what stands between them: names
+    svg = re.sub(r"<[^>]*>", tag, svg)  # only tags, not the text between them
     label = html.escape(printable(title))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -1,7 +1,7 @@
-"""Reports and charts as one HTML page that opens without the network; its tables can be sorted.
+"""Renders reports and charts as one HTML page that works offline; its tables can be sorted.
 
-Invariant: nothing that stands in a log or a model can become markup, and the page may load nothing,
-run no script but its own, and send nothing anywhere: its Content-Security-Policy forbids it.
+Invariant: text from a log or a model never becomes markup. The page loads nothing, runs only its
+own script, and sends nothing: its Content-Security-Policy enforces this.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from llamacpp_instr.terminal import printable
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart with its title; notes are whole sentences."""
+    """A chart with its title; notes are complete sentences."""
 
     title: str
     svg: str
-    """markup that stands in the page as it is: of `converters.report.charts`, never from a model"""
+    """markup for the page, unescaped: from `converters.report.charts`, never from a model"""
     notes: list[str] = field(default_factory=list)
 
 
 def render_page(title: str, sections: Sequence[Report | Picture]) -> str:
-    """The sections as one page of HTML that needs nothing else; numbers as shown. A click on a
-    column's heading sorts by the numbers as they are."""
+    """The sections as one self-contained HTML page. Cells show rounded numbers; a click on the
+    heading of a column sorts by the exact ones."""
     sortable = any(isinstance(section, Report) and section.headed for section in sections)
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = (
@@ -38,7 +38,7 @@ def render_page(title: str, sections: Sequence[Report | Picture]) -> str:
     heading = f"<h1>{_text(title)}</h1>\n"
     body = "".join(map(_section, sections))
     if sections and sections[0].title == title:
-        # one heading is enough
+        # do not repeat the heading
         heading, body = "", body.replace("<h2>", "<h1>", 1).replace("</h2>", "</h1>", 1)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

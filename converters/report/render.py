@@ -1,6 +1,6 @@
 """Reports in every form that a command writes: text, JSON, CSV, Markdown, HTML.
 
-Invariant: nothing that stands in a log or a model can become markup, or steer the terminal that a
+Invariant: text from a log or a model never becomes markup, and never controls the terminal that a
 report is printed to, whatever its form.
 """
 
@@ -47,7 +47,7 @@ def render(
     charts: Sequence[Chart] = (),
     title: str | None = None,
 ) -> str:
-    """The reports in a form. CSV holds one of them, `table`, the first unless given; charts stand
+    """The reports in a form. CSV contains only `table`, by default the first; charts are
     in a page only, after the first report, under `title` or that report's own."""
     if form == "json":
         return render_json([report.to_json() for report in reports])

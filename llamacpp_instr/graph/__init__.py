@@ -1,1 +1,1 @@
-"""What a node of a graph is, in which words people speak of it, and when it ran."""
+"""What a node of a graph is, how to describe it, and when it ran."""

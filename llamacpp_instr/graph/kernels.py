@@ -1,7 +1,7 @@
-"""The kernels of a plan: what each one is, where it belongs, how much it computes and moves.
+"""The kernels of a plan: what each is, where it belongs, how much it computes and moves.
 
-Invariant: a kernel that computes several nodes (fused) is one entry; what passes between its
-nodes is not moved.
+Invariant: a fused kernel, which computes several nodes, is one entry. Data that passes between its
+nodes does not count as moved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kernels:
 
 
 def graph_problem(graph: Graph) -> str | None:
-    """Why a graph cannot be followed, None when it can: its columns, sources and splits."""
+    """Why a graph is invalid (columns, sources, splits), or None."""
     nodes = graph.nodes
     for name in nodes.__struct_fields__ if nodes else ():
         column = getattr(nodes, name)
@@ -43,7 +43,7 @@ def graph_problem(graph: Graph) -> str | None:
                 return f"a node reads {source}, which the graph does not have"
     at = 0
     for split in graph.splits:
-        # else every node could be in every split
+        # otherwise every node could be in every split
         if split.start < at or split.end < split.start:
             return f"split {split.start}..{split.end} overlaps the one before it"
         at = split.end
@@ -53,7 +53,7 @@ def graph_problem(graph: Graph) -> str | None:
 
 
 def plan_problem(plan: Plan, graph: Graph) -> str | None:
-    """Why a plan cannot be followed, None when it can; `graph` is the one that it names."""
+    """Why a plan is invalid, or None; `graph` is the one that it names."""
     counts = plan.n or [1] * len(plan.node)
     if len(counts) != len(plan.node):
         return "columns `node` and `n` differ in length"
@@ -61,7 +61,7 @@ def plan_problem(plan: Plan, graph: Graph) -> str | None:
         return f"graph {plan.graph} was given without its nodes"
     free = 0
     for first, n in zip(plan.node, counts, strict=True):
-        # else a plan could hold every node in every kernel
+        # otherwise every kernel could contain every node
         if first < free:
             return f"node {first} is repeated or out of order"
         free = first + n
@@ -119,8 +119,8 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
 
 
 def weight_use(graph: Graph, nodes: Iterable[int]) -> tuple[str, str] | None:
-    """Name of the first weight that the nodes read themselves, and the op that reads it; None when
-    there is none. The graph must have its nodes."""
+    """Name of the first weight that the nodes read directly, and the op that reads it, or None. The
+    graph must have its nodes."""
     assert graph.nodes is not None
     for node in nodes:
         for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):
@@ -130,8 +130,8 @@ def weight_use(graph: Graph, nodes: Iterable[int]) -> tuple[str, str] | None:
 
 
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
-    """Name and type of the first weight that the nodes read themselves; None, None when there is
-    none. The graph must have its nodes."""
+    """Name and type of the first weight that the nodes read directly, or None, None. The graph must
+    have its nodes."""
     assert graph.nodes is not None
     for node in nodes:
         for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):

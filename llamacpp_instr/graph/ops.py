@@ -1,8 +1,8 @@
-"""What is known of ggml's ops and of llama.cpp's names: blocks, parameters, work, traffic.
+"""Knowledge of ggml's ops and llama.cpp's names: blocks, parameters, work, traffic.
 
-Invariant: pure; everything follows from an op, its names and its shapes as a log has them, and
-an op or a name that is not known here gives "other", no parameters or no count, never a guess.
-Shapes are ggml's: the row's length first, trailing ones may be left out.
+Invariant: pure functions of an op, its names and its shapes, as in a log. An unknown op or name
+gives "other", no parameters or no count, never a guess. Shapes are in ggml's order: the length of a
+row first, trailing ones may be missing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def blocks_of(
 ) -> list[Block]:
     """The block of every node of a graph, from its columns and the names of its leafs.
 
-    A node that says nothing itself (`node_21`, a CONT, a reshaped bias) goes with what it reads,
-    else with the node before it; outside of all layers, what stands before the first layer is
-    the embedding and what stands after the last the output.
+    A node without a meaningful name (`node_21`, a CONT, a reshaped bias) belongs to the block of
+    what it reads, else to that of the node before it. Outside all layers, nodes before the first
+    layer are the embedding, and nodes after the last are the output.
     """
     in_layers = [i for i, il in enumerate(layer) if il >= 0]
     first, last = (in_layers[0], in_layers[-1]) if in_layers else (len(op), len(op))
@@ -61,16 +61,15 @@ def blocks_of(
 
 
 def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Block:
-    """The block of a transformer that a node belongs to, as far as the node itself tells.
+    """The block of a transformer that a node belongs to, as far as the node itself shows.
 
-    `weight_names` are the leafs that it reads: weights, caches, inputs, or views of them. What
-    mixes positions counts as "attention" whatever it is made of: recurrent and convolutional
-    mixers (SSM, RWKV time mixing, linear attention, short convolutions) stand where attention
-    stands in other models and answer the same question, which share of the time goes into
-    looking back. What works on one position counts as "feed-forward": dense, experts and their
-    router, RWKV channel mixing. "kv" is writing and moving the cache or the recurrent state;
-    reading keys and values while attending is attention. A residual sum belongs to the block
-    whose result it adds.
+    `weight_names` are the leafs that it reads: weights, caches, inputs, or views of them.
+    Everything that mixes positions counts as "attention". Recurrent and convolutional mixers (SSM,
+    RWKV time mixing, linear attention, short convolutions) take the place of attention and answer
+    the same question: which share of the time goes into looking back? Everything that works on one
+    position counts as "feed-forward": dense layers, experts and their router, RWKV channel mixing.
+    "kv" is writing and moving the cache or the recurrent state. Reading keys and values for
+    attention is attention. A residual sum belongs to the block whose result it adds.
     """
     if _moves_cache(op, name, weight_names):
         return "kv"
@@ -95,8 +94,8 @@ def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Blo
 
 def op_params(op: str, words: Sequence[int]) -> dict[str, int | float | str]:
     """An op's parameters by name, decoded from the int32 words of `ggml_tensor::op_params`
-    (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be left out. Empty for ops whose
-    parameters are not known here."""
+    (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be missing. Empty for ops with
+    unknown parameters."""
     layout = _PARAMS.get(op)
     if layout is None:
         return {}
@@ -145,9 +144,9 @@ def bytes_moved(
 ) -> int:
     """Bytes that a node reads and writes at least once each: weights, activations, result.
 
-    GET_ROWS reads only the rows fetched, SET_ROWS writes only the rows given, CPY does not read
-    what it overwrites. MUL_MAT_ID reads the experts used: which ones a log does not tell, so no
-    more than one expert for each use and never more than there are. Views move nothing.
+    GET_ROWS reads only the rows it fetches, SET_ROWS writes only the given rows, and CPY does not
+    read what it overwrites. MUL_MAT_ID reads the experts that are used. A log does not record which
+    ones, so at most one expert per use counts, and never more than exist. Views move nothing.
     """
     if op in VIEW_OPS or not src_ne:
         return 0
@@ -166,7 +165,7 @@ def bytes_moved(
 
 
 def bytes_written(op: str, ne: Sequence[int], n_bytes: int, src_ne: Sequence[Sequence[int]]) -> int:
-    """Of `bytes_moved`, what a node writes: its result; of SET_ROWS the rows given."""
+    """The part of `bytes_moved` that a node writes: its result, or the given rows of SET_ROWS."""
     if op in VIEW_OPS or not src_ne:
         return 0
     if op == "SET_ROWS":
@@ -212,13 +211,13 @@ _CACHE = re.compile(r"^(cache_(\w+_)?[kvrs]_l\d+|dsv4_\w+_state_\w+_l\d+)")
 
 def _moves_cache(op: str, name: str, leafs: Sequence[str]) -> bool:
     if _CACHE.match(name) and op not in VIEW_OPS and not op.startswith("MUL_MAT"):
-        # also the K-shift's ROPE, which turns the cache's keys where they lie
+        # also the ROPE of the K-shift, which rotates the keys of the cache in place
         return True
     return op in _MOVES and any(_CACHE.match(leaf) for leaf in leafs)
 
 
 def _rules(rules: Sequence[tuple[str, Block]]) -> list[tuple[re.Pattern[str], Block]]:
-    """In order: the first pattern that is found decides."""
+    """The first pattern that matches decides."""
     return [(re.compile(pattern), block) for pattern, block in rules]
 
 
@@ -236,7 +235,7 @@ _WEIGHTS = _rules(
 
 
 def _block_of_weight(op: str, weight: str) -> Block | None:
-    """What a leaf tells of the node that reads it, None when nothing."""
+    """What a leaf says about the node that reads it, or None."""
     inside = _WEIGHT.match(weight)
     if inside:
         for pattern, block in _WEIGHTS:
@@ -268,7 +267,7 @@ def _plain_name(name: str) -> str:
 
 _NAMES = _rules(
     (
-        # the residual sums first: they are named after the block that comes next
+        # residual sums come first, because they are named after the next block
         (r"^(ffn|post_ffn|post_moe|moe|mlp)_?(inp|residual)$|^attn_(residual|add)", "attention"),
         (r"^ffn_moe_(?!norm)", "feed-forward"),
         (r"^(ffn|attn|inp|result|embd|post_attn|post_ffn|post_mlp|pre_ffn)_(\w+_)?norm", "norm"),

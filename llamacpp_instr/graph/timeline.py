@@ -1,7 +1,8 @@
-"""What the kernels of a plan look like on a timeline, whatever format it is written in.
+"""The kernels of a plan on a timeline, for every trace format.
 
-Invariant: pure, and the same for every compute of a plan: nothing here is a measurement. Ops nest
-in runs of one block, those in runs of one layer, each run of consecutive kernels.
+Invariant: pure functions that give the same for every compute of a plan; nothing here is a
+measurement. Ops nest in runs of one block, and these in runs of one layer. A run is a range of
+consecutive kernels.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class OpSlice:
     """One kernel."""
 
     name: str
-    """ops joined by +, few in number: `MUL_MAT`, `RMS_NORM+MUL`"""
+    """ops joined by +, one of a few names: `MUL_MAT`, `RMS_NORM+MUL`"""
     block: Block
     layer: int
     args: dict[str, Value]
-    """what is known of it, in the order in which it is shown"""
+    """its arguments, in the order of display"""
     flops: int
     bytes: int
     """read and written"""
@@ -65,14 +66,14 @@ class PlanTimeline:
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a session is converted; None is everything."""
+    """The part of a session to convert; None means everything."""
 
     steps: tuple[int, int] | None = None
     """first and last, both included"""
     layers: tuple[int, int] | None = None
     """first and last, both included"""
     ops: Collection[str] | None = None
-    """names of ggml's ops; a fused kernel counts when any of its ops is named"""
+    """names of ggml's ops; a fused kernel counts if any of its ops is named"""
 
     def has_step(self, step: int) -> bool:
         return self.steps is None or self.steps[0] <= step <= self.steps[1]
@@ -89,23 +90,23 @@ _LATE = 16
 
 
 class Lanes:
-    """Spans that overlap, each in a lane where it does not.
+    """Distributes overlapping spans over lanes, so that spans in one lane do not overlap.
 
-    Threads may tell of theirs later than they happened: a lane is free for what begins when the
-    last one in it ended, not for what is told then.
+    Threads may report a span late. So a lane is free for spans that begin after its last span
+    ended, not for spans that are reported after that.
     """
 
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, int]] = {}
         """lane and begin of those that have not ended"""
         self._free: list[int] = []
-        """lanes that nothing is open in, a heap"""
+        """lanes without an open span, a heap"""
         self._free_from: list[int] = []
         """of every lane"""
 
     def begin(self, key: int, t: int) -> int:
-        """The lane of the span `key` that begins at `t`: the first of the free ones that were free
-        then, of the first few, so that many told late take no longer; else a new one."""
+        """The lane of the span `key` that begins at `t`: the first that was free then, or a new
+        one. Only the first few free lanes are tried, so that many late spans take no longer."""
         late: list[int] = []
         lane = len(self._free_from)
         while self._free and len(late) < _LATE:
@@ -130,14 +131,14 @@ class Lanes:
 
 
 def remember(known: dict[K, V], key: K, value: V, most: int) -> None:
-    """Keeps a value, and of many the `most` latest: a log may be longer than memory."""
+    """Keeps the `most` latest values, because a log may be larger than memory."""
     known[key] = value
     if len(known) > most:
         del known[next(iter(known))]
 
 
 def layer_name(layer: int) -> str:
-    """`layer 3`, or `no layer` for what stands before the first and after the last."""
+    """`layer 3`, or `no layer` before the first layer and after the last."""
     return f"layer {layer}" if layer >= 0 else "no layer"
 
 
@@ -180,12 +181,12 @@ def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """A graph with what is worked out once for all of its nodes."""
+    """A graph with what is computed once for all its nodes."""
 
     graph: Graph
     nodes: Nodes
     real: list[int]
-    """of each node, the node or leaf that it is a view of; itself when it is none"""
+    """for each node, the node or leaf that it is a view of; itself if it is not a view"""
     backends: list[str | None]
 
 
@@ -211,7 +212,7 @@ def _args(
     }
     for node in inside:
         for name, value in op_params(nodes.op[node], nodes.params[node]).items():
-            # neither what was left to ggml nor what is switched off
+            # neither defaults of ggml nor disabled parameters
             if value not in ("UNDEFINED", "NONE") and (value or name not in _OFF_AT_ZERO):
                 args.setdefault(name, value)
     args["layer"] = nodes.layer[first]
@@ -267,11 +268,11 @@ def _leafs(facts: _Facts, node: int) -> list[str]:
 
 
 def _look_through(nodes: Nodes) -> list[int]:
-    """Of each node, the node or leaf that it is a view of."""
+    """For each node, the node or leaf that it is a view of."""
     real: list[int] = []
     for node, sources in enumerate(nodes.src):
         below = node if nodes.exec[node] or not sources else sources[0]
-        # where a view does not come after what it shows, it is no graph of ggml's
+        # in a graph of ggml, a view always comes after its source
         real.append(below if below < 0 else real[below] if below < node else node)
     return real
 

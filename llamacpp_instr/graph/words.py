@@ -1,6 +1,6 @@
-"""What a kernel does, in words that a learner of transformers knows.
+"""Describes what a kernel does, in words that a learner of transformers knows.
 
-Invariant: pure, and one table; what is not known here is called by its op, never guessed at.
+Invariant: pure functions and one table. An unknown kernel gets the name of its op, never a guess.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def describe(op: str, name: str, leafs: Sequence[str], layer: int) -> str:
 
 
 def _of_weight(weight: str) -> str | None:
-    """What a matrix is for, None when its name does not tell."""
+    """The purpose of a matrix, None if its name does not say."""
     inside = re.sub(r"^((enc|dec)\.)?(blk\.\d+\.)?", "", weight)
     cross = "cross-attention: " if inside.startswith("cross_") else ""
     for pattern, words in _MATRICES:
@@ -55,7 +55,7 @@ def _of_weight(weight: str) -> str | None:
 
 
 def _cached(leafs: Sequence[str]) -> str:
-    """What of the caches a node reads or writes, nothing when it touches none."""
+    """What a node reads from or writes to the caches, empty if nothing."""
     kinds = sorted(
         {m[1] for leaf in leafs if (m := re.match(r"cache_(?:\w+_)?([kvrs])_l\d", leaf))}
     )

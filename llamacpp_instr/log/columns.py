@@ -1,4 +1,4 @@
-"""Measurements as columns: those that grow event by event, and those of a whole table."""
+"""Measurements as columns: columns that grow with each event, and complete tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Int64 = NDArray[np.int64]
 
 
 class Table:
-    """Columns of equal length by name: int64, bool or float64 where that is what they hold,
-    objects otherwise (text, and numbers that may be absent)."""
+    """Columns of equal length by name: int64, bool or float64 if possible, else objects (text, and
+    numbers that may be absent)."""
 
     def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
         self.columns = columns
@@ -34,8 +34,8 @@ class Table:
 
 
 class Columns:
-    """Collects rows, 8 bytes a number; `kinds` says what a column holds: `q` integers, `b`
-    truth values, `O` the rest. The schema keeps their numbers within 64 bits."""
+    """Collects rows with 8 bytes per number. `kinds` is the kind of each column: `q` integers, `b`
+    booleans, `O` the rest. The schema limits numbers to 64 bits."""
 
     def __init__(self, kinds: dict[str, str]) -> None:
         self._kinds = kinds
@@ -66,7 +66,7 @@ class Columns:
 
 
 def kind(annotation: Any) -> str:
-    """What a column of a schema's type holds."""
+    """The kind of a column of a type of the schema."""
     plain = getattr(annotation, "__origin__", annotation)
     return {int: "q", bool: "b"}.get(plain, "O")
 
@@ -76,8 +76,8 @@ class WrongTimes(ValueError):
 
 
 def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:
-    """The `gap` (None when absent) and the `dur` of intervals. Raises WrongTimes when they are not
-    of one length, or so long together that times made of them would not be of 64 bits."""
+    """The `gap` (None if absent) and the `dur` of intervals. Raises WrongTimes if their lengths
+    differ or if their sum does not fit into 64 bits."""
     dur = np.array(event.dur, np.int64)
     longest = int(np.bitwise_or.reduce(dur))
     gap = None

@@ -1,13 +1,13 @@
-"""Converts the two flat dialects that an earlier fork wrote to the schema's events, on the fly.
+"""Converts the two flat dialects of an earlier fork to events of the schema while reading.
 
     flat-event   the key `event` names the event; durations are `metrics.execution_time_us`
-    flat-type    the key `type` names it, and names a tensor's type too: `tensor_log` lines have
-                 the key twice; durations are `duration_ms`
+    flat-type    the key `type` names the event and also the type of a tensor: `tensor_log` lines
+                 have the key twice; durations are `duration_ms`
 
-Invariant: nothing is invented and nothing is lost. An outermost step becomes a step, a step
-inside it (the layers) a mark, and what has no place in the schema is kept word for word in a
-note. The timestamps of a log may all be equal, so that only durations carry time: steps are laid
-end to end, and timestamps only ever push them apart.
+Invariant: nothing is invented and nothing is lost. An outermost step becomes a step. A step inside
+it (a layer) becomes a mark. What the schema cannot express is kept unchanged in a note. All
+timestamps of a log may be equal, so only durations are reliable: each step begins where the
+previous one ends, or later if its timestamp says so.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from llamacpp_instr.schema import (
 
 Name = Literal["flat-event", "flat-type"]
 MAX_LINE = 1 << 20
-"""bytes; theirs have some hundreds, and every object in one is decoded"""
+"""in bytes; lines of the fork have some hundreds, and all objects of a line are decoded"""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAME_KEYS: dict[str, Name] = {"event": "flat-event", "type": "flat-type"}
 
 
 def dialect_of(first: dict[str, Any]) -> Dialect | None:
-    """The dialect whose first line decodes to `first`, None when it is none of them."""
+    """The dialect whose first line decodes to `first`, or None."""
     for key, name in _NAME_KEYS.items():
         if first.get(key) == "session_start" and isinstance(first.get("timestamp"), str):
             return Dialect(name, key)
@@ -57,12 +57,12 @@ class _Step:
     name: str
     begin: int
     mark: int
-    """-1 for an outermost step, which is a step of the schema and no mark"""
+    """-1 for an outermost step, which becomes a step of the schema, not a mark"""
 
 
 @dataclass
 class Dialect:
-    """One log's conversion; give it every line in order."""
+    """The conversion of one log. Pass every line in order."""
 
     name: Name
     key: str
@@ -70,18 +70,18 @@ class Dialect:
     _start: int | None = None
     """the first timestamp, as nanoseconds since 1970"""
     _now: int = 0
-    """where the next step is laid"""
+    """the earliest begin of the next step"""
     _open: list[_Step] = field(default_factory=list)
     _steps: int = 0
     _marks: int = 0
 
     @property
     def closed(self) -> bool:
-        """Whether every step has ended: no line says that a session did."""
+        """Whether every step has ended. No line marks the end of a session."""
         return not self._open
 
     def convert(self, line: bytes) -> list[Event]:
-        """The events that `line` stands for. Raises ValueError for a line of no dialect."""
+        """The events of `line`. Raises ValueError if it belongs to no dialect."""
         if len(line) > MAX_LINE:
             raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
         if _SURROGATE.search(line):
@@ -96,7 +96,7 @@ class Dialect:
                 raise ValueError("the log does not begin with session_start")
             self._start = stamp
         elif what != "step_end":
-            # a step ends when its duration is over, whenever its line was written
+            # a step ends after its duration, whenever its line was written
             self._advance(stamp - self._start)
         if what == "session_start":
             return self._session_start(data, stamp)
@@ -246,7 +246,7 @@ _UNKNOWN_CONTEXT = Context(
 
 
 def _duration(data: dict[str, Any]) -> int | None:
-    """Nanoseconds, taken out of `data`."""
+    """Removes a duration from `data`; in nanoseconds."""
     for key, unit in (("execution_time_us", 1_000), ("duration_ms", 1_000_000)):
         number = data.get(key)
         if _is_number(number) and number * unit <= MOST:
@@ -270,16 +270,16 @@ def _nanoseconds(timestamp: object) -> int:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    # the bound keeps infinities out, and what is no parameter of a model
+    # the bound excludes infinities and values that are not parameters of a model
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as it stands in the line: a key may come twice."""
+    """An object with its pairs as in the line: a key may occur twice."""
 
 
 def _plain(value: Any) -> Any:
-    """A nested object back from its pairs."""
+    """A nested object as a dict."""
     if isinstance(value, _Pairs):
         return {key: _plain(inner) for key, inner in value}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value

@@ -1,9 +1,8 @@
 """Reads a log: a stream of (line number, event) from a file, `.gz`, `.zst` or standard input.
 
-Invariant: every line is either decoded whole and exactly as `schema` says, or reported with its
-number. Memory is bounded by one chunk and one line, and what a reader keeps of the lines by the
-size of the file (`log_file`).
-What the lines say together (references, order, counts) is `check`'s business.
+Invariant: every line is either decoded completely, as `schema` says, or reported with its number.
+Memory is bounded by one chunk and one line. The size of the file bounds what a reader keeps of the
+lines (`source`). `check` checks the lines against each other: references, order, counts.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from llamacpp_instr.schema import (
 
 @dataclass(frozen=True)
 class LogEnd:
-    """How a log ended, known once its last line was read."""
+    """How a log ended; known after its last line."""
 
     state: Literal["closed", "unclosed", "truncated"]
-    """closed by `session_end`; without it; or in the middle of a line"""
+    """closed by `session_end`; ends without it; or ends in the middle of a line"""
     lines: int
-    """whole lines, skipped ones included"""
+    """complete lines, including skipped ones"""
     skipped: int
     """lines that could not be decoded (lenient only)"""
     bytes_before_last: int
-    """uncompressed bytes before the last whole line"""
+    """uncompressed bytes before the last complete line"""
 
     def sentence(self) -> str:
-        """What a reader of the log should know of its end, empty when all is well."""
+        """What the user should know about the end of the log, empty if all is well."""
         parts = {
             "closed": [],
             "unclosed": ["the log was not closed"],
@@ -64,28 +63,28 @@ def read_events(
 ) -> LogReader:
     """The events of the log at `path` (`-` is standard input), as (line number, event) in order.
 
-    Files of gzip and zstd are known by their first bytes, whatever their name. A log that stops
-    in the middle of a line, as `kill -9` leaves it, is read up to its last whole line; the
-    reader's `end` then says so. Raises LogError at once for what is no log, and at its line for
-    a line that is not as the schema says; `lenient` counts and skips such lines instead.
-    `on_progress` is told the bytes of the file that were read and how many there are.
+    The first bytes identify gzip and zstd, whatever the name of the file. A log that stops in
+    the middle of a line, for example after `kill -9`, is read up to its last complete line; the
+    reader's `end` then says so. Raises LogError at once if the file is not a log, and later for a
+    line that violates the schema; `lenient` counts and skips such lines instead. `on_progress`
+    gets the number of bytes read and the size of the file.
     """
     return LogReader(path, "skip" if lenient else "raise", on_progress)
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """Stands for a line that cannot be decoded."""
+    """Replaces a line that cannot be decoded."""
 
     reason: str
 
 
 class LogReader:
-    """An iterable of (1-based line number, event), to be gone through once.
+    """An iterable of (1-based line number, event). It can be iterated once.
 
-    `end` is None until the last line was read. `dialect` names the earlier fork's dialect that
-    the log is converted from, and is None for a log of ours. A line that cannot be decoded is a
-    LogError, is counted and skipped, or is one of the `items`, as `bad_lines` says.
+    `end` is None until the last line was read. `dialect` names the dialect of an earlier fork that
+    the log is converted from, or is None. `bad_lines` says what happens with a line that cannot be
+    decoded: it raises LogError, is counted and skipped, or is one of the `items`.
     """
 
     def __init__(
@@ -113,8 +112,7 @@ class LogReader:
         return cast("Iterator[tuple[int, Event]]", self.items())
 
     def items(self) -> Iterator[Item]:
-        """The events, and in their places the lines that cannot be decoded if they are to be
-        given."""
+        """The events and, if `bad_lines` asks for them, the lines that cannot be decoded."""
         last = b""
         for lines in self._whole_lines():
             last = lines[-1]
@@ -138,7 +136,7 @@ class LogReader:
         numbers, rest = count(first), iter(lines)
         while True:
             try:
-                # the one hot loop: zip takes the number first, so it names the line that fails
+                # the only hot loop; zip takes the number first, so it names the line that fails
                 yield from zip(numbers, map(_decode, rest))  # noqa: B905
                 return
             except _BAD_LINE as error:
@@ -158,7 +156,7 @@ class LogReader:
                 yield number, event
 
     def _bad(self, number: int, explain: Callable[..., str], *why: Any) -> Iterable[Item]:
-        """What stands for a line that cannot be decoded; `explain(*why)` is the reason."""
+        """Replaces a line that cannot be decoded; `explain(*why)` is the reason."""
         self._skipped += 1
         if self._bad_lines == "skip":
             return ()
@@ -169,7 +167,7 @@ class LogReader:
     # --- bytes to lines ---
 
     def _whole_lines(self) -> Iterator[list[bytes]]:
-        """Lists of lines without their newlines, never empty; keeps the counts of `end`."""
+        """Non-empty lists of lines without their newlines; counts for `end`."""
         n_bytes = 0
         block = self._first
         while block:
@@ -177,7 +175,7 @@ class LogReader:
             fragment = lines.pop()
             newline = 1
             if fragment and _is_json(fragment):
-                # only the newline is missing: no proper prefix of an object is an object
+                # only the newline is missing, since no proper prefix of an object is an object
                 lines.append(fragment)
                 fragment, newline = b"", 0
             self._cut = self._cut or bool(fragment)
@@ -189,7 +187,7 @@ class LogReader:
             block = next(self._blocks, b"")
 
     def _line_blocks(self) -> Iterator[bytes]:
-        """Blocks of whole lines; only the last block may end without a newline."""
+        """Blocks of complete lines; only the last block may end without a newline."""
         pending: list[bytes] = []
         size = 0
         while chunk := self._next_chunk():
@@ -247,16 +245,16 @@ class LogReader:
 
 
 _BAD_LINE = (ValueError, RecursionError)
-"""what decoding a wrong line raises: the errors of msgspec and of UTF-8 are ValueErrors"""
+"""raised for a line that cannot be decoded; errors of msgspec and UTF-8 are ValueErrors"""
 
 _EVENT_NAMES = frozenset(event_name(event) for event in EVENTS)
 
 Item = tuple[int, Event | BadLine]
-"""the number of a line, and what it holds"""
+"""the number and the bytes of a line"""
 
 
 class _Head(msgspec.Struct):
-    """What a line says that it is; the rest of it is passed over and takes no memory."""
+    """The kind of a line. Decoding skips the rest of the line, which takes no memory."""
 
     event: str | None = None
     type: str | None = None
@@ -270,7 +268,7 @@ _skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def _attempt(decode: Callable[[bytes], Any], line: bytes) -> Any:
-    """What `line` decodes to, None when it does not."""
+    """The decoded `line`, None if it cannot be decoded."""
     try:
         return decode(line)
     except _BAD_LINE:
@@ -278,7 +276,7 @@ def _attempt(decode: Callable[[bytes], Any], line: bytes) -> Any:
 
 
 def _is_json(line: bytes) -> bool:
-    """Whether `line` is JSON; nothing is made of it, whatever it holds."""
+    """Whether `line` is JSON; builds no objects from it."""
     try:
         _skip(line)
         line.decode()
@@ -288,7 +286,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _explain(line: bytes, error: Exception) -> str:
-    """Why `line` is none of the schema's, in the schema's words."""
+    """Why `line` violates the schema, in the schema's words."""
     if not line.strip():
         return "an empty line"
     if isinstance(error, RecursionError):

@@ -1,8 +1,8 @@
 """A log as a whole: its facts as events, its measurements as columns.
 
-Invariant: what refers to something can be followed: a Session has no graph, plan, compute or
-context that is only a number, and the columns of `ops` are as long as their plan. Everything
-else that may be wrong with a log is `check`'s business. Times are absolute, in ns.
+Invariant: every reference is valid. A Session contains every graph, plan, compute and context that
+it refers to, and the columns of `ops` are as long as their plan. `check` finds all other errors of
+a log. Times are absolute, in ns.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Timed:
-    """What runs one after the other in one compute on one thread: kernels, layers or splits.
+    """The kernels, layers or splits of one compute on one thread, one after the other.
 
-    The columns have one length; `begin` and `end` are absolute.
+    The columns have equal lengths; `begin` and `end` are absolute.
     """
 
     compute: int
@@ -72,7 +72,7 @@ class Timed:
     wait: Int64 | None = None
     """of `dur`, inside barriers; kernels at `verbose` only"""
     label: Int64 | None = None
-    """layer or split; None for kernels, whose labels stand in the plan"""
+    """layer or split; None for kernels, whose labels are in the plan"""
 
     @property
     def end(self) -> Int64:
@@ -99,7 +99,7 @@ class Session:
     graphs: dict[int, Graph]
     plans: dict[int, Plan]
     steps: Table
-    """ended ones: step, ctx, kind, phase, n_tokens, n_outputs, n_seqs, pos, thread, begin, end,
+    """ended steps: step, ctx, kind, phase, n_tokens, n_outputs, n_seqs, pos, thread, begin, end,
     and the measurements of `step_end`"""
     computes: Table
     """the keys of `compute`"""
@@ -120,14 +120,14 @@ class Session:
 
     @cached_property
     def tensors_of(self) -> dict[int, list[Tensor]]:
-        """The tensors of each model that has some."""
+        """The tensors of each model that has any."""
         found: dict[int, list[Tensor]] = {}
         for tensor in self.tensors:
             found.setdefault(tensor.model, []).append(tensor)
         return found
 
     def kernels(self, plan: int) -> Kernels:
-        """What the kernels of `plan` are, worked out when it is first asked for."""
+        """The kernels of `plan`, computed on first use."""
         if plan not in self._kernels:
             of = self.plans[plan]
             try:
@@ -138,10 +138,10 @@ class Session:
 
 
 def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Session:
-    """The session of the log at `path` (`-` is standard input), unclosed ones included.
+    """The session of the log at `path` (`-` is standard input), also if it was not closed.
 
-    `on_progress` is told the bytes read and all bytes. Raises LogError, with the line, for a line
-    that is not as the schema says or that refers to something that the log does not have.
+    `on_progress` gets the number of bytes read and the size of the file. Raises LogError with the
+    line number for a line that violates the schema or refers to something unknown.
     """
     (session,) = load_parts(path, on_progress, part_rows=sys.maxsize)
     return session
@@ -150,12 +150,12 @@ def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Ses
 def load_parts(
     path: str | Path, on_progress: OnProgress | None = None, part_rows: int = 1 << 17
 ) -> Iterator[Session]:
-    """The session of a log in parts, one after the other, for logs larger than memory.
+    """The session of a log in successive parts, for logs larger than memory.
 
-    Each part has all facts by number so far (models, contexts, graphs, plans), and of everything
-    else only what came since the part before. A part ends once it has `part_rows` ops and layer
-    runs and no step is open, so a step, its computes and their ops are in one part; all parts but
-    the last look like logs that was not closed. Raises as `load_session` does, at its line.
+    Each part has all numbered facts so far (models, contexts, graphs, plans), and of everything
+    else only what came after the previous part. A part ends once it has `part_rows` ops and layer
+    runs and no step is open, so a step, its computes and their ops are in the same part. All parts
+    except the last look like logs that were not closed. Raises like `load_session`.
     """
     reader = read_events(path, on_progress=on_progress)
     loader = _Loader()
@@ -173,7 +173,7 @@ def load_parts(
 
 
 class _Unfollowable(Exception):
-    """An event refers to what the log does not have."""
+    """An event refers to something that the log does not contain."""
 
 
 _STEP_BEGIN = tuple(name for name in StepBegin.__struct_fields__ if name != "t")
@@ -240,7 +240,7 @@ class _Loader:
         self._takers[type(event)](event)
 
     def forget(self) -> None:
-        """Begin a new part: lists are new ones, those of the part before belong to it."""
+        """Begin a new part with new lists; the previous part keeps its own."""
         for columns in (self.steps, self.marks, self.computes, self.syncs, self.kv, self.tokens):
             columns.clear()
         for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):

@@ -1,7 +1,7 @@
 """The bytes of a log from a file or standard input, plain, `.gz` or `.zst`, in chunks.
 
-Invariant: no chunk is larger than CHUNK, and a compressed file gives at most MAX_EXPANSION bytes
-for each of its own, so what a reader keeps of a log is bounded by the size of the file.
+Invariant: no chunk is larger than CHUNK, and a compressed file expands to at most MAX_EXPANSION
+times its size. So the size of the file bounds the memory of a reader.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from llamacpp_instr.errors import LogError
 
 CHUNK = 1 << 18
 MAX_EXPANSION = 100
-"""bytes of a log for each byte of the compressed file; gzip makes 4 to 20 of real logs, zstd -19
-up to 40, of zeros 1,000 and 30,000"""
+"""the largest compression ratio; real logs have 4 to 20 with gzip and up to 40 with zstd -19, zeros
+have 1,000 and 30,000"""
 
 
 def open_log(path: str | Path, shown: str) -> BinaryIO:
@@ -37,7 +37,7 @@ def open_log(path: str | Path, shown: str) -> BinaryIO:
 
 
 def file_size(file: BinaryIO) -> int:
-    """Bytes of a regular file, 0 for what has no size."""
+    """The size of a regular file in bytes, 0 for other files."""
     try:
         return os.fstat(file.fileno()).st_size if file.seekable() else 0
     except OSError:
@@ -87,7 +87,7 @@ def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
 
 def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
     try:
-        import zstandard  # 20 ms that a plain log need not wait for
+        import zstandard  # takes 20 ms, which a plain log does not need
     except ImportError:
         reason = "compressed with zstd, which needs zstandard: pip install zstandard"
         raise LogError(reason, shown) from None
@@ -104,7 +104,7 @@ def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
 
 
 class _Replay(io.RawIOBase):
-    """A file whose first bytes were already read, made whole again; works for pipes."""
+    """Puts back the first bytes of a file, which were already read. Works for pipes."""
 
     def __init__(self, head: bytes, file: BinaryIO) -> None:
         self.n_read = 0

@@ -1,6 +1,6 @@
-"""Which steps of a session count in figures: successful ones outside of warm-up runs.
+"""Selects the steps of a session that figures count: successful ones outside warm-up runs.
 
-Invariant: what is left out is said, in whole sentences, and nothing else is left out.
+Invariant: the notes name everything that is excluded, in complete sentences.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PHASES = ("prefill", "decode", "encode")
 """the labels of steps, in the order in which they are shown"""
 
 WARM_UP = "warm-up"
-"""the mark around a run that only warms up"""
+"""the mark around a warm-up run"""
 
 
 def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[str]]:
-    """The steps that count, with a column `label` (prefill, decode, encode), and notes on what
-    was left out; `warm_up` counts warm-up runs as well."""
+    """The steps that count, with a column `label` (prefill, decode, encode), and notes on the
+    excluded ones. `warm_up` includes warm-up runs."""
     steps = session.steps
     counted = steps["status"] == 0
     notes = []
@@ -41,7 +41,7 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
 
 
 def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
-    """The label of every compute that lies in one of `steps`."""
+    """The label of every compute in one of `steps`."""
     label = dict(zip(steps["step"].tolist(), steps["label"].tolist(), strict=True))
     pairs = zip(
         session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
@@ -53,7 +53,7 @@ def _in_warm_up(session: Session) -> NDArray[np.bool_]:
     steps, marks = session.steps, session.marks
     order = np.argsort(steps["begin"], kind="stable")
     first, end = steps_inside(marks.rows(marks["name"] == WARM_UP), steps["begin"][order])
-    # +1 where a mark's steps begin, -1 behind them: how many marks a step is in
+    # +1 where the steps of a mark begin, -1 after them: the sum is the number of marks of a step
     marked = np.zeros(len(steps) + 1, np.int64)
     np.add.at(marked, first, 1)
     np.add.at(marked, end, -1)
@@ -63,8 +63,8 @@ def _in_warm_up(session: Session) -> NDArray[np.bool_]:
 
 
 def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
-    """Of each mark, the first of the steps that begin in it and the one behind the last, as places
-    in `begins`, which is sorted."""
+    """The steps that begin in each mark: the first, and the one after the last, as indices into
+    `begins`, which is sorted."""
     first = np.searchsorted(begins, marks["begin"])
     end = np.searchsorted(begins, marks["end"])
     end[marks["end"] < 0] = len(begins)  # an open one

@@ -152,7 +152,7 @@ def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> Mem
 
 def _breakdowns(log: bytes) -> list[MemoryBreakdown]:
     """Of each context in the log, in order."""
-    # not the model's own: hyper-parameters that are no numbers are no JSON
+    # not those of the model, because NaN is not valid JSON
     lines = [line for line in log.splitlines() if line.startswith(_NEEDED)]
     events = [_DECODER.decode(line) for line in lines]
     contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}

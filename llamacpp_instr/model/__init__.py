@@ -1,1 +1,1 @@
-"""Model files: their headers, types and parts, and what a user calls them."""
+"""Model files: headers, types, parts, and how to find them by name."""

@@ -1,11 +1,11 @@
-"""Which weights have another type than their file type asks for, because its blocks do not divide
-their rows.
+"""Finds weights that have another type than their file type asks for, because its blocks do not
+divide their rows.
 
-Invariant: only what the file itself shows. llama-quantize demands a type for a tensor, and takes
-another in its place when the row is no whole number of blocks (`tensor_type_fallback` in
-src/llama-quant.cpp); a weight is named here when it has such a second type, its row's length is the
-reason, and the file type's own mixture asks for the first. Types chosen by hand leave no trace in a
-file and cannot be told apart.
+Invariant: the result follows from the file alone. llama-quantize chooses a type for a tensor, and
+replaces it if a row is not a whole number of blocks (`tensor_type_fallback`, src/llama-quant.cpp).
+A weight counts as fallback if it has such a replacement type, its row length is the reason, and the
+mixture of the file type asks for the original type. Types chosen by hand leave no trace in a file
+and cannot be recognized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECOND: dict[str, str] = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-"""What takes a type's place; a type of blocks of 32, and F16 when they do not fit either."""
+"""The replacement of each type: a type with blocks of 32, and F16 if these do not fit either."""
 
 _MIXTURES: dict[str, tuple[str, ...]] = {
     "Q1_0": ("Q1_0", "Q6_K"),
@@ -60,8 +60,8 @@ _MIXTURES: dict[str, tuple[str, ...]] = {
     "IQ4_NL": ("IQ4_NL", "Q5_K", "Q6_K"),
     "IQ4_XS": ("IQ4_XS", "Q5_K", "Q6_K"),
 }
-"""The types that a file type's mixture asks for, its default first (`llama_tensor_get_type_impl`).
-File types that are missing have no mixture."""
+"""The types in the mixture of a file type, its default first (`llama_tensor_get_type_impl`). Other
+file types have no mixture."""
 
 # parts of the names of tensors that llama-quantize leaves alone (`tensor_allows_quantization`)
 _LEFT_AS_IT_IS = (
@@ -110,27 +110,27 @@ _GLM5_NEXT = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 
 @dataclass(frozen=True)
 class Fallback:
-    """A weight whose type stands in for another."""
+    """A weight whose type replaces another one."""
 
     weight: Weight
     wanted: tuple[GgmlType, ...]
-    """the type that its rows did not allow; several, when the file does not tell which of them"""
+    """the type that its rows did not allow; several if the file does not show which"""
 
     @property
     def more_bytes(self) -> int:
-        """Bytes that it has more than the smallest type that may have been wanted would need."""
+        """Additional bytes compared with the smallest type that may have been wanted."""
         bits = min(type_.bits_per_weight for type_ in self.wanted)
         return round(self.weight.n_bytes - self.weight.n_elements * bits / 8)
 
 
 def has_mixture(model: ModelFile) -> bool:
-    """Whether the file says which types were asked for, so that `find_fallbacks` can tell."""
+    """Whether the file type defines a mixture, which `find_fallbacks` needs."""
     return model.file_type in _MIXTURES
 
 
 def find_fallbacks(model: ModelFile) -> list[Fallback]:
-    """The weights that fell back to another type, in the order of the file; none where the file
-    type is unknown or no mixture of llama-quantize's."""
+    """The weights that fell back to another type, in the order of the file. Empty if the file type
+    is unknown or has no mixture."""
     mixture = [BY_NAME[name] for name in _MIXTURES.get(model.file_type or "", ())]
     if not mixture:
         return []
@@ -147,7 +147,7 @@ def find_fallbacks(model: ModelFile) -> list[Fallback]:
 
 
 def _second(wanted: GgmlType, row: int) -> str | None:
-    """The type that a row of that length gets in place of `wanted`; None when that fits."""
+    """The type that replaces `wanted` for a row of this length; None if `wanted` fits."""
     if row % wanted.block == 0:
         return None
     second = _SECOND.get(wanted.name)
@@ -156,8 +156,8 @@ def _second(wanted: GgmlType, row: int) -> str | None:
 
 
 def _wanted_of_head(weight: Weight, mixture: list[GgmlType]) -> tuple[GgmlType, ...]:
-    """What the output matrix, or the embeddings in its place, was to be: it goes to Q8_0 without a
-    word when the default type's blocks do not divide its rows."""
+    """The type meant for the output matrix, or for the embeddings in its place. It silently becomes
+    Q8_0 if the blocks of the default type do not divide its rows."""
     default = mixture[0]
     if weight.ne[0] % default.block == 0 or default.name in ("Q8_0", "MXFP4"):
         return ()
@@ -167,7 +167,7 @@ def _wanted_of_head(weight: Weight, mixture: list[GgmlType]) -> tuple[GgmlType, 
 
 
 def _is_quantized(weight: Weight) -> bool:
-    """Whether llama-quantize would touch it."""
+    """Whether llama-quantize would change it."""
     return (
         sum(n > 1 for n in weight.ne[1:]) > 0
         and weight.name.endswith("weight")
@@ -177,7 +177,7 @@ def _is_quantized(weight: Weight) -> bool:
 
 
 def _is_chosen(model: ModelFile, weight: Weight, head: str) -> bool:
-    """Whether the mixture gives it Q8_0 whatever its rows are."""
+    """Whether the mixture gives it Q8_0 regardless of its rows."""
     if weight.type.name != "Q8_0":
         return False
     if model.hyper_parameter("expert_count") == 8 and weight.name.endswith(_ATTENTION):

@@ -1,7 +1,7 @@
-"""A GGUF model as a file: its weights with their sizes and places, and what it says of itself.
+"""A GGUF model as a file: its weights with their sizes and offsets, and its metadata.
 
-Invariant: read from the headers alone, and believed only after `models.checked_headers` has held
-every weight against the file that it lies in.
+Invariant: everything comes from the headers, after `find` has checked that the data of every weight
+is inside its file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Weight:
     name: str
     type: GgmlType
     ne: tuple[int, ...]
-    """ggml's order: the row's length first"""
+    """in ggml's order: the length of a row first"""
     path: Path
-    """the file that it lies in: a part, when the model is split"""
+    """the file that contains it; of a split model, a part"""
     offset: int
     """bytes from the start of that file"""
 
@@ -50,12 +50,12 @@ class Weight:
 
     @property
     def layer(self) -> int:
-        """The number in its name; -1 when it belongs to no layer."""
+        """The number in its name; -1 if it belongs to no layer."""
         return layer_of(self.name)
 
     @property
     def role(self) -> str:
-        """What it is in every layer: its name without the layer's number and without `.weight`."""
+        """Its role in every layer: its name without the number of the layer and `.weight`."""
         return role_of(self.name)
 
 
@@ -72,12 +72,12 @@ class ModelFile:
 
     @property
     def metadata(self) -> Mapping[str, Scalar]:
-        """Scalars and strings of the first part, which has those of the model."""
+        """Scalars and strings of the first part, which has the metadata of the model."""
         return self.headers[self.path].metadata
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
-        """Where the arrays of the first part's metadata lie, and how long they are."""
+        """Offsets and lengths of the arrays in the metadata of the first part."""
         return self.headers[self.path].arrays
 
     @property
@@ -86,7 +86,7 @@ class ModelFile:
 
     @property
     def file_type(self) -> str | None:
-        """llama-quantize's name of `general.file_type`; None when it says none that is known."""
+        """llama-quantize's name of `general.file_type`; None if it is missing or unknown."""
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number & ~_GUESSED) if isinstance(number, int) else None
 
@@ -109,7 +109,7 @@ class ModelFile:
         return sum(header.file_size for header in self.headers.values())
 
     def check_has_weights(self) -> None:
-        """Raise `UsageError` for a vocabulary alone."""
+        """Raise `UsageError` for a file with only a vocabulary."""
         if not self.weights:
             raise UsageError(
                 f"{self.path} holds only a vocabulary, no weights; nothing can be run with it"
@@ -121,10 +121,10 @@ class ModelFile:
 
 
 def load_model_file(name: str | Path) -> ModelFile:
-    """The model that `name` stands for: a path or `demo`; of a split model its first part.
+    """The model with this `name`: a path or `demo`; of a split model, the path of its first part.
 
-    Raises `UsageError` for everything that is wrong with a header. Files with a vocabulary only
-    pass; they have no weights.
+    Raises `UsageError` for any error in a header. Accepts files with only a vocabulary, which have
+    no weights.
     """
     path, headers = checked_headers(str(name))
     weights = [
@@ -136,11 +136,11 @@ def load_model_file(name: str | Path) -> ModelFile:
 
 
 def layer_of(name: str) -> int:
-    """The layer that a tensor of this name belongs to; -1 when it is none."""
+    """The layer of a tensor with this name; -1 if it belongs to none."""
     match = _LAYER.search(name)
     return int(match[1]) if match else -1
 
 
 def role_of(name: str) -> str:
-    """What a tensor of this name is in every layer: `attn_q`, `attn_q.bias`, `enc.ffn_up`."""
+    """The role of a tensor with this name: `attn_q`, `attn_q.bias`, `enc.ffn_up`."""
     return _LAYER.sub("", name).removesuffix(".weight")

@@ -1,6 +1,7 @@
-"""Finds the model that a user names and refuses, with the reason, what llama.cpp could not load.
+"""Finds the model that a user names, and refuses files that llama.cpp cannot load.
 
-What passes is a regular GGUF file, all its parts there, every tensor with bytes of its own in it.
+A model that passes is a regular GGUF file with all its parts, and every tensor has its own bytes in
+it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.output import file_mode
 
 DEMO = "demo"
-"""The name that stands for the demo model."""
+"""The name of the demo model."""
 
 _MAX_PARTS = 0xFFFF  # split.count has 16 bits
 _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
 def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
-    """The file that `name` stands for and the header of each of its parts, in order.
+    """The file with this `name` and the headers of its parts, in order.
 
-    Raises `UsageError` for what llama.cpp would refuse, but for a file without weights.
+    Raises `UsageError` for files that llama.cpp would refuse, except those without weights.
     """
     if not name:
         raise UsageError("no model is named: the path is empty")
@@ -82,7 +83,7 @@ def _check_is_model(path: Path, header: Header) -> None:
 
 
 def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
-    """The first part and the others, all there; the names are those of `llama_split_path`."""
+    """The first part and the others, which must exist; named as in `llama_split_path`."""
     count = header.metadata.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
         raise UsageError(f"{path} is damaged: its split.count is {quoted(count)}; fetch it again")
@@ -106,7 +107,7 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
 
 
 def _check_tensors(path: Path, header: Header) -> None:
-    """Every tensor has a type that is known, whole blocks, and bytes of its own in the file."""
+    """Check that every tensor has a known type, whole blocks, and its own bytes in the file."""
     end_before, before = 0, ""
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
         what = f"{path} is damaged: tensor {tensor.name!r}"
@@ -132,7 +133,7 @@ def _check_tensors(path: Path, header: Header) -> None:
             raise UsageError(f"{what} overlaps {before!r}; fetch it again")
         if end > tensor.offset:
             end_before, before = end, tensor.name
-    # llama.cpp demands more: in the order of the header, without a gap but the alignment's
+    # llama.cpp also requires the order of the header, without gaps except for alignment
     expected = 0
     for tensor in header.tensors:
         if tensor.offset != expected:

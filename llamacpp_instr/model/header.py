@@ -1,7 +1,7 @@
-"""Reads a GGUF file's header: its metadata and where its tensors lie, without their data.
+"""Reads the header of a GGUF file: its metadata and the offsets of its tensors, without their data.
 
-Nothing that the file claims is believed before it has been held against the file's size, so the
-memory used is bounded by the bytes that are really there, whatever the counts say. Layout:
+Every count is checked against the size of the file before it is used. So the memory is bounded by
+the bytes that really exist, whatever the counts claim. Layout:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -44,8 +44,8 @@ _TENSOR = [struct.Struct(f"<{n_dims}qIQ") for n_dims in range(_MAX_DIMS + 1)]
 
 _WINDOW = 1 << 18
 _MAX_TEXT = 1 << 24
-"""Bytes of all names and texts outside of arrays, which are held in memory; of a real model they
-are a hundredth of it."""
+"""Bytes of all names and texts outside arrays, which are kept in memory. Real models have a
+hundredth of this."""
 
 Scalar = int | float | bool | str
 
@@ -56,9 +56,9 @@ class TensorInfo:
 
     name: str
     type: int
-    """ggml's number of the storage type"""
+    """the storage type, as ggml's number"""
     ne: tuple[int, ...]
-    """ggml's order: the row's length first"""
+    """in ggml's order: the length of a row first"""
     offset: int
     """bytes from the start of the file's data section"""
 
@@ -68,7 +68,7 @@ class ArrayInfo:
     """An array of the metadata; `read_array` reads it."""
 
     type: int
-    """GGUF's number of the items' type"""
+    """the type of the items, as GGUF's number"""
     count: int
     start: int
     """bytes from the start of the file"""
@@ -82,10 +82,10 @@ class Header:
     metadata: dict[str, Scalar]
     """scalars and strings"""
     arrays: dict[str, ArrayInfo]
-    """where the metadata's arrays lie: a vocabulary may be larger than all the rest"""
+    """offsets of the metadata's arrays; a vocabulary may be larger than all the rest"""
     tensors: list[TensorInfo]
     alignment: int
-    """of the tensors' places, in bytes"""
+    """alignment of the tensors, in bytes"""
     infos_start: int
     """bytes from the start of the file to the tensors' entries: where the metadata ends"""
     data_start: int

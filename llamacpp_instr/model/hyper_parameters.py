@@ -1,8 +1,8 @@
-"""Refuses hyper-parameters on which llama.cpp would end the process, or take any memory or time.
+"""Refuses hyper-parameters that make llama.cpp abort or take unlimited memory or time.
 
-The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which hold
-for every architecture, and the bounds of `MOST`. What an architecture asserts besides is not known
-here: `memory_plan` loads a model in a process of its own.
+The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which apply
+to every architecture, and the bounds of `MOST`. Architectures have further assertions. For these,
+`memory.plan` loads the model in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = {
     # the state of each layer has so many vectors; no RWKV has more than two
     "token_shift_count": 2,
 }
-"""Numbers that llama.cpp takes memory or time for, and that no tensor's shape bounds."""
+"""Numbers that cost llama.cpp memory or time, and that no tensor's shape limits."""
 
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # these have multi-head latent attention: src/models/*.cpp with LLM_KV_ATTENTION_KEY_LENGTH_MLA
@@ -34,13 +34,13 @@ _LATENT = {
     "bailingmoe3", "deepseek2", "deepseek2-ocr", "deepseek32", "dots3note", "glm-dsa", "glm5-next",
     "hy_v4", "kimi-k3", "kimi-linear", "mistral4",
 }  # fmt: skip
-# these take one expert for none
+# these treat one expert as none
 _DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
 
 
 def check_hyper_parameters(path: Path, header: Header) -> None:
-    """Raise `UsageError`, naming key and value, for what llama.cpp asserts not to be in the first
-    part of a model; a missing key is its own error, which it tells."""
+    """Raise `UsageError`, with key and value, for values in the first part of a model that violate
+    an assertion of llama.cpp. llama.cpp itself reports a missing key."""
     arch = str(header.metadata.get("general.architecture", ""))
 
     def number(key: str) -> int:
@@ -77,10 +77,10 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
         check("expert_group_count", experts % groups == 0, f"which does not divide {experts}")
         check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")
 
-    # with multi-head latent attention a part of a head is rotated, and it may have none
+    # with multi-head latent attention only a part of a head is rotated, possibly none
     if arch not in _LATENT or not number("attention.key_length_mla"):
         for key in ("rope.dimension_count", "rope.dimension_count_swa"):
-            # some architectures assert it; in others the kernel never ends
+            # some architectures assert this; in others the kernel never ends
             if f"{arch}.{key}" in header.metadata:
                 check(key, number(key) > 0, "not more than 0")
 
@@ -95,7 +95,7 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
 
 
 def _experts_used(path: Path, header: Header, arch: str) -> int:
-    """The most of any layer."""
+    """The maximum over all layers."""
     key = f"{arch}.expert_used_count"
     if key in header.arrays:
         each = read_array(path, header.arrays[key], MAX_LAYERS)

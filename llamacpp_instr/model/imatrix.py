@@ -1,7 +1,7 @@
-"""Reads an importance matrix: how much each column of a tensor matters, by activations seen.
+"""Reads an importance matrix: how much each column of a tensor matters, from observed activations.
 
-Both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Invariant: the values
-are finite and are those that llama-quantize would pass to the quantizer, to the bit.
+Reads both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Invariant: the
+values are finite and equal, to the bit, those that llama-quantize passes to the quantizer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ImportanceMatrix:
 
     path: Path
     entries: dict[str, npt.NDArray[np.float32]]
-    """by tensor: a value per column, for each expert in turn"""
+    """by tensor: a value per column, one expert after the other"""
     dataset: str | None
-    """the first text that it was computed on"""
+    """the first text that it was computed from"""
     n_chunks: int
-    """of that text; 0 when it is not said"""
+    """of that text; 0 if unknown"""
 
     def metadata(self) -> dict[str, str | int]:
-        """What llama-quantize writes about it into a quantized model's metadata."""
+        """The metadata that llama-quantize writes about it into a quantized model."""
         found: dict[str, str | int] = {"quantize.imatrix.file": _cut(str(self.path))}
         if self.dataset is not None:
             found["quantize.imatrix.dataset"] = _cut(self.dataset)
@@ -49,8 +49,8 @@ class ImportanceMatrix:
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
-    """The importance matrix in the file at `path`; raises `UsageError` when it is none, or not
-    whole."""
+    """The importance matrix in the file at `path`. Raises `UsageError` if the file is another one
+    or incomplete."""
     import numpy as np
 
     mode = file_mode(path)
@@ -139,7 +139,7 @@ def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
         return size - file.tell()
 
     def take(n_bytes: int) -> bytes:
-        # held against the file before memory is taken
+        # checked against the size of the file before memory is allocated
         if not 0 <= n_bytes <= left():
             at = f"after {file.tell():,} of {size:,} bytes"
             raise UsageError(f"{path} is not an importance matrix, or it is truncated ({at})")

@@ -67,7 +67,7 @@ def read_dry_run(
 def _silently_replaced(
     weight: Weight, type_: GgmlType, file_type: str, options: QuantizeOptions
 ) -> GgmlType | None:
-    """The type that the output, or the embeddings that stand for it, would have if their rows
+    """The type that the output, or the embeddings in its place, would have if their rows
     divided: for them alone llama.cpp takes Q8_0 without a word (llama_tensor_get_type_impl)."""
     chosen = options.pure or options.output_type or options.embedding_type
     if (

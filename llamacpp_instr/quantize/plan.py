@@ -192,7 +192,7 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
             raise UsageError(f"{output} is one file, for {len(names)} types; give a directory")
         return {names[0]: place}
     if mode is not None and not is_directory:
-        raise UsageError(f"{output} is no directory; name one, or a file that ends in .gguf")
+        raise UsageError(f"{output} is not a directory; name one, or a file that ends in .gguf")
     return {name: place / quantized_name(source, name) for name in names}
 
 

@@ -224,7 +224,7 @@ class Quantizer:
         errors = [line.strip(" =") for level, line in log if level == _ERROR]
         reason = errors[-1] if errors else "llama.cpp gave no reason"
         if "failed to load model" in reason:
-            reason = errors[0].partition(": ")[2]  # why it did; before it stands a function's name
+            reason = errors[0].partition(": ")[2]  # the reason, after the name of a function
         reason = printable(reason.partition("failed to quantize: ")[2] or reason)
         if "iostream error" in reason:
             return InstrError(f"the {file_type} file could not be written: is the disk full?")

@@ -20,7 +20,7 @@ CHUNK = 1 << 19
 
 
 _PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""Types of a reference that are numbers as they stand: numpy's codes."""
+"""Types of a reference that store plain numbers, with numpy's codes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,7 +93,7 @@ _ToFloat = Callable[[int, int, int], None]
 
 class GgmlDequantizer(Dequantizer):
     """ggml's `to_float` of every type. Only Q8_1 and Q8_K have none: they hold activations during
-    a matrix product and never stand in a file."""
+    a matrix product and never occur in a file."""
 
     name = "ggml"
 
@@ -178,7 +178,7 @@ class GgufDequantizer(Dequantizer):
         for at in range(0, n_elements, room.size or 1):
             n = min(room.size, n_elements - at)
             begin = type_.row_bytes(at)
-            # scales that are no number warn, but what comes of them is for the caller to see
+            # scales that are NaN cause warnings; the caller sees the result
             with np.errstate(all="ignore"):
                 part = stored[begin : begin + type_.row_bytes(n)]
                 room[:n] = self._dequantize(part, self._types[type_.name])

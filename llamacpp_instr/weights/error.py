@@ -1,6 +1,6 @@
 """The error of a tensor's numbers against those of a reference: what is measured, and how.
 
-Invariant: elements that are no finite number on either side are counted and left out of
+Invariant: elements that are not finite on either side are counted and excluded from
 everything else. Sums are of float64, over pieces of float32 that stay in the processor's cache.
 """
 
@@ -167,7 +167,7 @@ class ErrorSum:
         numbers, errors = self._numbers[:, :size], self._errors[:size]
         numbers[:, n:] = 0
         x, y = numbers
-        # what is no number is found in the sums
+        # the sums show values that are not finite
         with np.errstate(all="ignore"):
             rows = np.matmul(numbers.reshape(2, -1, 1, _ROW), numbers.reshape(2, -1, _ROW, 1))
             x2, y2 = map(float, rows.sum(axis=(1, 2, 3), dtype=np.float64))

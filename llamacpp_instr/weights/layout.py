@@ -1,4 +1,4 @@
-"""What stands in a block of a quantized tensor: its fields, taken apart into scales and quants.
+"""The layout of a block of a quantized tensor: its fields, split into scales and quants.
 
 Invariant: `Blocks.values()` is to the bit what ggml's own `to_float` makes of the same bytes: the
 numbers are float32 and are multiplied and added in ggml's order. The layouts are the structs
@@ -33,7 +33,7 @@ class Field:
 
 @dataclass(frozen=True)
 class CodeRange:
-    """The integers that a field may store, and the number that each stands for."""
+    """The integers that a field can store, and the number that each one means."""
 
     low: int
     high: int
@@ -51,7 +51,7 @@ class CodeRange:
         return table
 
     def levels_of(self, codes: Codes) -> Floats:
-        """What each code stands for."""
+        """The number that each code means."""
         return self.table[codes.view(np.uint8)]
 
 
@@ -147,7 +147,7 @@ def can_decode(type_: GgmlType) -> bool:
 
 
 def _quiet() -> np.errstate:
-    """Scales that are no numbers are to be shown, not warned of."""
+    """Show scales that are NaN, without a warning."""
     return np.errstate(invalid="ignore", over="ignore")
 
 
@@ -280,7 +280,7 @@ def _nvfp4(at: Mapping[str, Bytes]) -> Parts:
 
 
 def _integers(low: int, high: int, zero: int = 0) -> CodeRange:
-    """Codes that stand for themselves, less the code that means `zero`."""
+    """Codes whose number is the code minus the code of zero, `zero`."""
     levels = tuple(float(code - zero) for code in range(low, high + 1))
     return CodeRange(low, high, levels, (levels[0], levels[-1]))
 

@@ -42,17 +42,17 @@ class CodeCounts:
 
     @property
     def n_lowest(self) -> int:
-        """Those that stand for the least level, or for less."""
+        """Codes of the lowest level or below."""
         return self._n([level <= self.codes.ends[0] for level in self.codes.levels])
 
     @property
     def n_highest(self) -> int:
-        """Those that stand for the largest level, or for more."""
+        """Codes of the highest level or above."""
         return self._n([level >= self.codes.ends[1] for level in self.codes.levels])
 
     @property
     def n_zero(self) -> int:
-        """Those that stand for zero."""
+        """Codes of zero."""
         return self._n([level == 0 for level in self.codes.levels])
 
     def _n(self, chosen: Sequence[bool]) -> int:
@@ -144,7 +144,7 @@ def compute_block_stats(
     d, dmin = _Patterns(), _Patterns()
     steps = _Cells(weight, layout.sub_block or type_.block)
     errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
-    # scales that are no numbers are to be counted, not warned of
+    # count scales that are NaN, without a warning
     with np.errstate(invalid="ignore", over="ignore"):
         for begin, blocks in read_blocks(weight):
             parts, n = blocks.parts, len(blocks.parts.quants)

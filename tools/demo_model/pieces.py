@@ -54,7 +54,7 @@ def _merge_everywhere(words: Counter[Word], pair: Pair) -> Counter[Word]:
 
 
 def _merge(word: Word, pair: Pair) -> Word:
-    """Return the word with the pair made one piece wherever it stands, from left to right."""
+    """Return the word with the pair merged at every occurrence, from left to right."""
     parts: list[str] = []
     at = 0
     while at < len(word):

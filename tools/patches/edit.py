@@ -119,7 +119,7 @@ def carry(
 def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:
     """The sdist of any release, by its version alone, unless `cache` has it.
 
-    It is what the index has: nothing vouches for it before its sha256 stands in the pin. Raises
+    It is what the index has: nothing verifies it before its sha256 is in the pin. Raises
     BuildError when pip cannot fetch it.
     """
     kept = cache / "sdist" / f"llama_cpp_python-{version}.tar.gz"

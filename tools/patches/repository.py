@@ -23,7 +23,7 @@ PRISTINE = "pristine"
 """Tag of the commit that the patches come after."""
 
 AUTHOR = ("llamacpp-instr", "llamacpp-instr@example.org")
-"""Name and address that new commits in the tree get, so that nobody's own stands in a patch."""
+"""Name and address of new commits in the tree, so that a patch never contains the user's."""
 
 # Files are taken as bytes, and a hunk's heading is found in the same way in every language.
 _ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !diff !merge !whitespace\n"

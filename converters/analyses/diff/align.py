@@ -25,7 +25,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Role:
-    """What a node is in its model, whatever graph it stands in."""
+    """The identity of a node in its model, independent of the graph."""
 
     layer: int
     block: Block

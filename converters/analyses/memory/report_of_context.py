@@ -28,7 +28,7 @@ class Held:
     rss: int = 0
     """bytes that the whole process had resident at most; 0 when nobody looked"""
     notes: list[str] = field(default_factory=list)
-    """what stands in the way of more"""
+    """why there is not more"""
 
 
 def memory_report(model: StoredModel, held: Held) -> Report:

@@ -75,5 +75,5 @@ def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
 
 
 def process_of(tid: int) -> int:
-    """The number that stands for a track's context."""
+    """The number of a track's context."""
     return tid // PER_CONTEXT

@@ -1,6 +1,6 @@
 """A log as a trace in Chrome's JSON format, for the many tools that read it.
 
-Invariant: events of one track nest or stand apart, they never overlap; times are microseconds
+Invariant: events of one track nest or are disjoint; times are microseconds
 since the session's start with all three decimals, so no nanosecond is lost in a double. What the
 kernels of a plan have in common is encoded once; per compute only numbers are put into it.
 """

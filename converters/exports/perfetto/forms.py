@@ -35,7 +35,7 @@ class Blank(NamedTuple):
     size: int
     """bytes in the packet"""
     at: int
-    """where the value stands in the bytes of one event's values"""
+    """offset of the value in the bytes of one event's values"""
     wire: int
     """protobuf's wire type: 0 varint, 1 eight bytes, 2 text"""
     arg: int
@@ -185,7 +185,7 @@ class Forms:
 
     def row(self, make: Callable[..., Form], shape: tuple[object, ...], *values: Any) -> Row:
         """An event that is to be added later. `make(*shape)` gives the form for all events of
-        that shape; it is asked once. Raises OverflowError for what is no number of 64 bits."""
+        that shape; it is asked once. Raises OverflowError for numbers beyond 64 bits."""
         key = (make, shape)
         form = self._forms.get(key)
         if form is None:
@@ -240,7 +240,7 @@ def _message(number_of: int, parts: Sequence[Part]) -> list[Part]:
 
 
 def _columns(places: list[tuple[int, int, int]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where blanks stand in the packets, and where their values do."""
+    """Offsets of the blanks in the packets, and of their values."""
     return (
         np.array([at for at, _, _ in places], np.intp),
         np.array([of for _, of, _ in places], np.intp),
@@ -252,4 +252,4 @@ _EMPTY: tuple[Callable[[int], bytes], ...] = (
     bytes,
     bytes,
 )
-"""a blank as it stands in the form, by its wire type"""
+"""a blank in the form, by its wire type"""

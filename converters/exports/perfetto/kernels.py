@@ -64,7 +64,7 @@ class KernelSlices:
         self.layers_seen: set[int] = set()
         self.ops_seen: set[str] = set()
         self.matched = False
-        """whether any op, or any layer where there are no ops, was of the selection"""
+        """whether the selection contained any op, or any layer of a log without ops"""
 
     def add_layers(self, event: Layers, track: int) -> None:
         """The layers of a compute of which no ops are known."""

@@ -139,7 +139,7 @@ def event(t: int, body: bytes) -> bytes:
 
 
 def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
-    """The same with a time to be overwritten: the packet, where the time's padded varint stands,
+    """The same with a time to be overwritten: the packet, the offset of the time's padded varint,
     and where the body does."""
     time = padded(8)
     inner = data(11, body)
@@ -170,7 +170,7 @@ def _int64(value: int) -> int:
 def track(
     uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: str | None = None
 ) -> bytes:
-    """A track's description. Its children stand in the order of their ranks; tracks of one name
+    """A track's description. Its children are in the order of their ranks; tracks of one name
     and one parent are shown as one. With `unit` it is a counter of bytes, or of what that says."""
     body = number(1, uuid) + text(2, name)
     if parent:

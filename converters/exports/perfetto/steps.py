@@ -361,7 +361,7 @@ def _positions(begin: StepBegin) -> bytes:
 
 
 def _utf8(text: str) -> bytes:
-    """Lone surrogates, which are no UTF-8, are replaced."""
+    """Replaces lone surrogates, which are not valid UTF-8."""
     return text.encode("utf-8", "replace")
 
 

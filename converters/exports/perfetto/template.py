@@ -202,7 +202,7 @@ def _add_op(
     """`edges` are those that begin (True) or end at the op, by their numbers."""
     body = packets.opening(track, op.name, op.block, colour=op.block)
     body += packets.args(op.args, keep=True)
-    # what is to be filled stands at the end, each value the last bytes of its field
+    # the fields to fill are at the end; each value is the last bytes of its field
     flows, rates = list[tuple[int, int]](), list[tuple[int, int]]()
     for edge, begins in edges:
         body += flow_from(0) if begins else flow_to(0)

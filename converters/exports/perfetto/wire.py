@@ -45,7 +45,7 @@ def data(field: int, value: bytes) -> bytes:
 
 
 def text(field: int, value: str) -> bytes:
-    """A field of type string; lone surrogates, which are no UTF-8, are replaced."""
+    """A field of type string. Replaces lone surrogates, which are not valid UTF-8."""
     return data(field, value.encode("utf-8", "replace"))
 
 

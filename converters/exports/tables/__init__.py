@@ -1,6 +1,6 @@
 """A session as pandas DataFrames: `load_tables(path).ops` has a row for each kernel that ran.
 
-Invariant: rows stand in the log's order, times are ns of CLOCK_MONOTONIC and sizes bytes, as in
+Invariant: rows are in the order of the log, times are ns of CLOCK_MONOTONIC and sizes bytes, as in
 the log; what an op is (its name, shape, weight, work) is worked out once for each plan and
 repeated by number, so a row costs no Python.
 """

@@ -1,10 +1,10 @@
-"""Checks a log strictly: every line by itself, then what the lines say of each other.
+"""Checks a log strictly: every line by itself, then the lines against each other.
 
-Invariant: streaming, one finding for one thing that is wrong, each with its line; what is kept
-of the log is one small entry per context, graph, plan, and open step or mark, and of the
-numbers that count up (steps, computes) only which were given.
+Invariant: the check streams, and each error gives one finding with its line. It keeps one small
+entry per context, graph, plan, and open step or mark. Of ids that count up (steps, computes) it
+keeps only which ones were used.
 
-    event      what one event must fulfil by itself
+    event      one event by itself
     facts      the session and its static facts: references, ids, counts
     measures   steps, computes and all that is measured: spans inside spans, order, equal sums
 """
@@ -24,11 +24,11 @@ from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
 from llamacpp_instr.schema import Event, Model, SessionEnd, SessionStart, event_name
 
 MAX_FINDINGS = 10_000
-"""of one log; a file of which more is wrong is none"""
+"""in one log; a file with more errors is not a log"""
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a log."""
+    """One error of a log."""
 
     path: str
     line: int
@@ -40,8 +40,8 @@ class Finding(NamedTuple):
 
 def check_log(path: str | Path) -> Iterator[Finding]:
     """The findings of the log at `path` (`-` is standard input) in the order of its lines; none
-    when it is clean. After MAX_FINDINGS one more says that the rest was not checked. Raises
-    LogError for what cannot be read as a log at all."""
+    if it is clean. After MAX_FINDINGS one more says that the rest was not checked. Raises LogError
+    for a file that is not a log."""
     found = _findings(path)
     for finding in islice(found, MAX_FINDINGS):
         latest = finding
@@ -81,7 +81,7 @@ class _Checker:
         self._end: tuple[int, SessionEnd] | None = None
 
     def findings(self, line: int, event: Event) -> Iterator[str]:
-        """What is wrong with the event of `line`, in itself and after those before it."""
+        """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
         # loading a model begins before the library can open a session by itself
@@ -99,7 +99,7 @@ class _Checker:
         self._latest = max(self._latest, event.t)
 
     def end_findings(self, end: LogEnd) -> Iterator[tuple[int, str]]:
-        """What only the end of the log tells, each with its line."""
+        """Findings that are known only at the end of the log, each with its line."""
         if end.state == "truncated":
             yield end.lines + 1, "was not closed and ends in the middle of this line"
         if end.state == "unclosed" and self._end is None:

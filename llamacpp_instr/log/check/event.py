@@ -1,7 +1,7 @@
-"""What one event must fulfil by itself beyond the schema: equal columns, order, sums.
+"""Checks one event by itself, beyond the schema: equal columns, order, sums.
 
-Invariant: a function here sees one event and nothing else; what events say of each other is
-`check`'s business. Messages have no place in front: the caller knows file and line.
+Invariant: a function here sees a single event; `check` compares events with each other. Messages
+do not begin with file and line, because the caller adds them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llamacpp_instr.schema import (
 
 
 def event_findings(event: Event) -> Iterator[str]:
-    """What is wrong with `event` alone, one message each."""
+    """The errors of `event` itself, one message each."""
     rule = _RULES.get(type(event))
     return rule(event) if rule else iter(())
 
@@ -159,7 +159,7 @@ def _token(event: Token) -> Iterator[str]:
         except ValueError:
             yield "`hex` is not a hexadecimal number"
         else:
-            # how many replacement characters stand for wrong bytes is each decoder's own
+            # decoders differ in how many replacement characters they write for wrong bytes
             if text.replace("\ufffd", "") != event.text.replace("\ufffd", ""):
                 yield "`hex` and `text` are not the same bytes"
 

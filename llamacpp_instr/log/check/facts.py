@@ -1,6 +1,6 @@
-"""The session and its static facts: ids are given once and before they are referred to.
+"""Checks the session and its static facts: every id is defined once, and before its first use.
 
-Invariant: of a graph only the columns are kept that later events are compared with.
+Invariant: of a graph, only the columns are kept that later events are compared with.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from llamacpp_instr.schema import (
 
 
 class Numbers:
-    """Which numbers were given. They count up, so one run of them and a few others suffice."""
+    """The ids that were defined. They count up, so one range and a few others suffice."""
 
     def __init__(self) -> None:
         self._first = self._next = 0
         self._others: set[int] = set()
 
     def give(self, number: int) -> bool:
-        """Take note of `number`; False when it was given before."""
+        """Add `number`; False if it was already defined."""
         if number in self:
             return False
         if self._first == self._next:
@@ -57,7 +57,7 @@ class GraphFacts:
     """of each node; None at `minimal`"""
     exec: list[int] | None
     on_cpu: bool
-    """one split, on the CPU: every node's kernel is in the plan"""
+    """one split, on the CPU: the plan has the kernels of all nodes"""
     computed: bool = False
 
 
@@ -70,7 +70,7 @@ class PlanFacts:
     runs: list[tuple[int, int, int]] | None
     """(layer, first kernel, one past the last) of each run of kernels of one layer"""
     missing: str = ""
-    """what a compute that went through would have computed more"""
+    """what a complete compute would also have computed"""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class _Model:
 
 
 class Facts:
-    """The static facts that a log has given so far."""
+    """The static facts so far."""
 
     def __init__(self) -> None:
         self.level = ""
@@ -105,17 +105,17 @@ class Facts:
         }
 
     def findings(self, line: int, event: Event) -> Iterator[str]:
-        """What is wrong with a static event after those before it."""
+        """The errors of a static event, given the events before it."""
         rule = self._rules.get(type(event))
         return rule(line, event) if rule else iter(())
 
     def unknown_context(self, ctx: int) -> Iterator[str]:
-        """A finding when context `ctx` was never given."""
+        """A finding if context `ctx` was never defined."""
         if ctx not in self._contexts:
             yield f"context {ctx} was never given"
 
     def open_findings(self) -> Iterator[tuple[int, str]]:
-        """What a closed log has left open, with the line where it began."""
+        """What is still open in a closed log, with the line where it began."""
         for line, mark in self._open_marks.values():
             yield line, f"mark: mark {mark.mark} (`{mark.name}`) is never ended"
 
@@ -218,7 +218,7 @@ class Facts:
 
 
 def _missing(node: list[int], ends: list[int], exec_: list[int]) -> str:
-    """Says it when the kernels do not compute all that there is to compute."""
+    """A finding if the kernels do not compute all nodes."""
     n_planned = sum(sum(exec_[first:end]) for first, end in zip(node, ends, strict=False))
     n_exec = sum(exec_)
     return "" if n_planned == n_exec else f"{n_planned} nodes of {n_exec} to compute"

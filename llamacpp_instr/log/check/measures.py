@@ -1,6 +1,6 @@
-"""Steps, computes and all that is measured: spans lie inside spans, columns say the same.
+"""Checks steps, computes and measurements: spans nest, and columns agree.
 
-Invariant: of the computes only the latest of each context is kept; `layers`, `ops` and `splits`
+Invariant: only the latest compute of each context is kept, because `layers`, `ops` and `splits`
 follow the compute that they measure.
 """
 
@@ -27,7 +27,7 @@ from llamacpp_instr.schema import (
 )
 
 COUNTER_SLACK = 1_000
-"""ns by which a span timed with a cycle counter may stick out of one timed with the clock"""
+"""ns by which a span of the cycle counter may exceed a span of the clock"""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Compute:
 
 
 class Measures:
-    """What a log has measured so far, as far as later events are compared with it."""
+    """The measurements so far that later events are compared with."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -81,12 +81,12 @@ class Measures:
         }
 
     def findings(self, line: int, event: Event) -> Iterator[str]:
-        """What is wrong with a measurement after what was said before."""
+        """The errors of a measurement, given the events before it."""
         rule = self._rules.get(type(event))
         return rule(line, event) if rule else iter(())
 
     def open_findings(self) -> Iterator[tuple[int, str]]:
-        """What a closed log has left open, with the line where it began."""
+        """What is still open in a closed log, with the line where it began."""
         for step in self._open.values():
             yield step.line, f"step_begin: step {step.event.step} is never ended"
 
@@ -169,7 +169,7 @@ class Measures:
     def _measured(
         self, compute: int, t: int, gap: list[int] | None, dur: list[int]
     ) -> tuple[_Compute | None, list[str]]:
-        """The latest compute that columns belong to, and whether they lie inside it."""
+        """The latest compute that columns belong to, and whether they are inside it."""
         latest = self._by_number.get(compute)
         if latest is None:
             over = compute in self._computes
