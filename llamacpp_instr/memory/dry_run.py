@@ -39,8 +39,8 @@ from llamacpp_instr.memory.breakdown import (
     read_breakdown,
 )
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.record.pipe import LogPipe
-from llamacpp_instr.record.recording import record
+from llamacpp_instr.recording.pipe import LogPipe
+from llamacpp_instr.recording.session import record
 from llamacpp_instr.schema import Context as ContextEvent
 from llamacpp_instr.schema import Memory as MemoryEvent
 from llamacpp_instr.schema import Tensor as TensorEvent

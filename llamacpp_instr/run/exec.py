@@ -16,8 +16,8 @@ from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.patterns import check_pattern
-from llamacpp_instr.record.files import check_replaceable, later_parts, logs_of, shortcoming
-from llamacpp_instr.record.recording import OnLogError, check_log_path
+from llamacpp_instr.recording.files import check_replaceable, later_parts, logs_of, shortcoming
+from llamacpp_instr.recording.session import OnLogError, check_log_path
 from llamacpp_instr.run.program import check_library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,

@@ -27,9 +27,9 @@ from llamacpp_instr.llama.sampling import Sampler, Sampling
 from llamacpp_instr.memory.plan import check_memory
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.output import check_not_input
-from llamacpp_instr.record.files import fresh_log
-from llamacpp_instr.record.pipe import LogPipe
-from llamacpp_instr.record.recording import OnLogError, Session, begin_session
+from llamacpp_instr.recording.files import fresh_log
+from llamacpp_instr.recording.pipe import LogPipe
+from llamacpp_instr.recording.session import OnLogError, Session, begin_session
 from llamacpp_instr.terminal import abandon_standard_output, write_text
 
 DEFAULT_LOG = Path("session.log")

@@ -19,7 +19,7 @@ from llamacpp_instr import schema
 from llamacpp_instr.llama.engine import Context, ContextOptions, Model
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.record.recording import record
+from llamacpp_instr.recording.session import record
 from tests.conftest import ROOT, Instr, assert_refused, read_events
 from tests.kit.made_log import encode
 from tests.kit.native_kit import random_models

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.record.test_faults import in_namespace
+from tests.recording.test_faults import in_namespace
 
 TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"

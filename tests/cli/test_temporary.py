@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Instr
 from tests.kit.native_kit import DEMO
 from tests.llama.test_crashes import damaged
-from tests.record.test_faults import in_namespace
+from tests.recording.test_faults import in_namespace
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"

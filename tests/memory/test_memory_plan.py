@@ -19,7 +19,7 @@ from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
 from llamacpp_instr.memory.plan import plan_memory, plan_memory_again
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.record.recording import record
+from llamacpp_instr.recording.session import record
 from llamacpp_instr.schema import BufferUse
 from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events

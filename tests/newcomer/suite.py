@@ -60,7 +60,7 @@ COMPILE = take(UPSTREAM, "cmake --build ")
 RECORD = take(UPSTREAM, "PYTHONPATH=/tmp/edit ")
 CHECK_LOG = take(UPSTREAM, "instr check /tmp/edit.log")
 
-SMALL = "tests/record/test_recording.py"
+SMALL = "tests/recording/test_recording.py"
 """a file of tests for the lines that would run them all; it records"""
 
 

@@ -11,7 +11,7 @@ from tests.exports import test_perfetto_sql, test_view
 from tests.image import engine_lines
 from tests.kit.native_kit import ROOT, random_models
 from tests.memory import test_memory_plan
-from tests.record import test_accounting, test_faults, test_identity
+from tests.recording import test_accounting, test_faults, test_identity
 
 PAGE = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")

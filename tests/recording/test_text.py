@@ -19,8 +19,8 @@ import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.record.recording import Session
-from llamacpp_instr.record.text import MAX_DATA, MAX_DEPTH, MAX_NAME
+from llamacpp_instr.recording.session import Session
+from llamacpp_instr.recording.text import MAX_DATA, MAX_DEPTH, MAX_NAME
 from llamacpp_instr.schema import MAX_LINE, Mark, Note, SessionStart
 
 

@@ -21,8 +21,8 @@ from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.output import file_mode
 from llamacpp_instr.patterns import check_pattern
-from llamacpp_instr.record.files import check_replaceable
-from llamacpp_instr.record.text import log_json, log_name
+from llamacpp_instr.recording.files import check_replaceable
+from llamacpp_instr.recording.text import log_json, log_name
 from llamacpp_instr.schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
