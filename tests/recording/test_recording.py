@@ -212,7 +212,8 @@ def run_python(code: str, path: Path, environment: dict[str, str]) -> str:
 
 
 LOAD = """
-    from llamacpp_instr import errors, native
+    from llamacpp_instr import errors
+    from llamacpp_instr.llama import native
     try:
         native.load()
     except errors.NativeError as error:
@@ -263,7 +264,7 @@ def test_the_package_is_light(environment: dict[str, str], tmp_path: Path) -> No
         import sys
         import llamacpp_instr
         heavy = {"llama_cpp", "numpy", "gguf", "msgspec"} & set(sys.modules)
-        import llamacpp_instr.recording
+        import llamacpp_instr.recording.session
         print(heavy or "light", callable(llamacpp_instr.record))
     """
     assert run_python(code, tmp_path, environment) == "light True"
