@@ -150,7 +150,7 @@ def test_logits_as_large_as_floats_get() -> None:
 def test_logits_that_are_no_numbers_are_named(row: list[float]) -> None:
     good, bad = np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32)
     bad[1] = row
-    with pytest.raises(InstrError, match=r"candidate: .* no finite numbers"):
+    with pytest.raises(InstrError, match=r"candidate: .* not finite numbers"):
         diverge(good, bad, [0] * 3)
     with pytest.raises(InstrError, match=r"reference: "):
         diverge(bad, good, [0] * 3)
