@@ -168,7 +168,7 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
     steps = steps[steps.step.isin(counted)]
     seen = (steps.dur - steps.recorder).groupby(steps.phase.astype(str)).median()
     assert medians == seen.to_dict()
-    assert "time that the recorder itself took is left out" in told.instr(
+    assert "exclude the time that the recorder itself took" in told.instr(
         "diff", told.log, told.log
     )
     (blocks,) = told.tables("stats", told.log, "--by", "block", "--phase", "decode").values()
