@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,11 @@ from tests.kit import sdist_kit, tiny_models
 from tests.kit.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
+
+# A suite that runs in the background, or under nohup, is started with these ignored. The commands
+# that it tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
