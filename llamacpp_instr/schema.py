@@ -146,8 +146,8 @@ class SessionEnd(Event, kw_only=True):
     decode_ns: TotalNs
     """time in decode and encode, the sum over all contexts"""
     overhead_ns: TotalNs
-    """time that the recorder spent on formatting and writing, in steps and in sampling. It does not
-    include reading the clock once per op"""
+    """time that the recorder spent inside steps and sampling, and in its own thread, which formats
+    and writes. It does not include reading the clock once per op"""
 
 
 class Mark(Event, kw_only=True):

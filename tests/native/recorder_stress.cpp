@@ -168,7 +168,7 @@ int main(int argc, char ** argv) {
 
     if (rotates) {
         generate_in_two_contexts(model, 80);
-        usleep(300 * 1000);  // what is still in memory is written by the idle thread
+        usleep(300 * 1000);  // what is still in memory is written by the recorder's thread
     } else {
         record_every_level(model, argv[2]);
         record_while_decoding(model, argv[2]);

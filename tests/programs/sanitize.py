@@ -2,11 +2,10 @@
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
 ThreadSanitizer, and runs `native/recorder_stress.cpp` with each: contexts that decode at once,
-every level, sessions that come and go, a full disk, a closed pipe; `native/log_team.cpp`, since
-ThreadSanitizer has to do without the threads of OpenMP; and `native/models_come_and_go.cpp` for
-`--seconds`. AddressSanitizer ends the program at a finding. ThreadSanitizer also sees races inside
-ggml's own kernels, whose barriers it does not understand; those are counted, every other one is a
-failure.
+every level, sessions that come and go, a full disk, a closed pipe; `native/log_threads.cpp`; and
+`native/models_come_and_go.cpp` for `--seconds`. AddressSanitizer ends the program at a finding.
+ThreadSanitizer also sees races inside ggml's own kernels, whose barriers it does not understand;
+those are counted, every other one is a failure.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def run(sanitizer: str, seconds: int) -> None:
     loaded and freed while the log rotates."""
     library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
-        program, team, come_and_go = (
+        program, log_threads, come_and_go = (
             compile_program(NATIVE / name, library, Path(folder), SANITIZERS[sanitizer])
-            for name in ("recorder_stress.cpp", "log_team.cpp", "models_come_and_go.cpp")
+            for name in ("recorder_stress.cpp", "log_threads.cpp", "models_come_and_go.cpp")
         )
         logs = Path(folder) / "logs"
         logs.mkdir()
@@ -48,7 +47,8 @@ def run(sanitizer: str, seconds: int) -> None:
             "TSAN_OPTIONS": f"halt_on_error=0:exitcode=0:log_path={folder}/races",
         }
         subprocess.run([program, DEMO, logs], env=env, check=True)
-        subprocess.run([team, f"{folder}/team.log", "3", "20000"], env=env, check=True)
+        log_of_threads = f"{folder}/threads.log"
+        subprocess.run([log_threads, log_of_threads, "3", "20000", "97"], env=env, check=True)
         rotating = {
             "LLAMA_INSTR_LOG": str(logs / "rotated.log"),
             "LLAMA_INSTR_LEVEL": "verbose",

@@ -51,7 +51,7 @@ FORKED_AFTER_A_COMPUTE = f"""
 def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
     tmp_path: Path,
 ) -> None:
-    """They helped the parent to format; waiting for them would never end."""
+    """The recorder's thread writes for the parent; waiting for it in the child would never end."""
     logs = [tmp_path / "parent.log", tmp_path / "child.log"]
     command = [sys.executable, "-c", textwrap.dedent(FORKED_AFTER_A_COMPUTE), *map(str, logs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

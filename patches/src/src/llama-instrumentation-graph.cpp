@@ -235,7 +235,6 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
         state.graphs_known = true;
     }
     if (graphs.size() >= graphs_kept) {
-        s.log.flush();  // its records point at the graph's plans
         graphs.erase(graphs.begin());
     }
     graphs.push_back(std::move(graph));

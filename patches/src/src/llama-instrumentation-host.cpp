@@ -217,7 +217,7 @@ int session::close(const char * reason) {
         line.object(LLAMA_INSTR_K_EVENTS);
         for (const auto & count : totals.events) {
             if (count.lines > 0) {
-                line.kv_dynamic(count.event, count.lines);
+                line.kv(count.event, count.lines);
             }
         }
         line.close_object();
@@ -225,7 +225,7 @@ int session::close(const char * reason) {
         line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
         line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
-        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks));
+        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
         return std::string(line.end());
     });
 }

@@ -5,70 +5,16 @@
 
 #pragma once
 
-#include "llama-instrumentation-digits.h"
-
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
-
-// bytes that grow at the end; a std::string would check and terminate at every append
-class text_buffer {
-  public:
-    text_buffer() = default;
-    text_buffer(const text_buffer &) = delete;
-    text_buffer & operator=(const text_buffer &) = delete;
-    ~text_buffer() { free(bytes); }
-
-    // where at most `n` bytes may be written, until advance() says how many were
-    char * room(size_t n) {
-        if (capacity - used < n) {
-            grow(n);
-        }
-        return bytes + used;
-    }
-
-    void advance(size_t n) { used += n; }
-    void clear()           { used = 0; }
-
-    void append(const void * data, size_t n) {
-        if (n > 0) {
-            memcpy(room(n), data, n);
-            used += n;
-        }
-    }
-
-    void append(char c) {
-        *room(1) = c;
-        used++;
-    }
-
-    char * data() { return bytes; }
-    size_t size() const { return used; }
-    std::string_view view() const { return { bytes ? bytes : "", used }; }
-
-  private:
-    char * bytes    = nullptr;
-    size_t used     = 0;
-    size_t capacity = 0;
-
-    void grow(size_t n) {
-        const size_t wanted = used + n > 2 * capacity ? used + n : 2 * capacity;
-        char * larger = (char *) realloc(bytes, wanted);
-        if (!larger) {
-            throw std::bad_alloc();
-        }
-        bytes    = larger;
-        capacity = wanted;
-    }
-};
 
 class json_line {
   public:
@@ -91,64 +37,48 @@ class json_line {
     // closes the line; returns all lines, valid until the next begin()
     std::string_view end() {
         raw("}\n");
-        return buf.view();
+        return buf;
     }
 
-    void append(std::string_view whole_lines) { buf.append(whole_lines.data(), whole_lines.size()); }
+    void append(std::string_view whole_lines) { buf.append(whole_lines); }
     void clear() { buf.clear(); }
-    std::string_view lines() const { return buf.view(); }
+    std::string_view lines() const { return buf; }
 
     // a bare array instead of a line
     json_line & begin_array() {
         buf.clear();
-        buf.append('[');
+        buf.push_back('[');
         need_comma = false;
         return *this;
     }
 
     std::string end_array() {
-        buf.append(']');
-        return std::string(buf.view());
+        buf.push_back(']');
+        return buf;
     }
 
-    // keys are literals
-    template <size_t N, typename T> json_line & kv(const char (&name)[N], const T & v) {
-        literal_key(name);
-        value(v);
-        return *this;
-    }
-
-    // a column of numbers, taken from `n` items by `get`
-    template <size_t N, typename F> json_line & column(const char (&name)[N], size_t n, F get) {
-        literal_key(name);
-        buf.append('[');
-        if constexpr (std::is_integral_v<decltype(get((size_t) 0))>) {
-            integers(n, get);
-        } else {
-            for (size_t i = 0; i < n; i++) {
-                if (i > 0) {
-                    buf.append(',');
-                }
-                value(get(i));
-            }
-        }
-        buf.append(']');
-        return *this;
-    }
-
-    json_line & object(const char * name) { return open(name, '{'); }
-    json_line & object()                  { separator(); buf.append('{'); need_comma = false; return *this; }
-    json_line & close_object()            { buf.append('}'); need_comma = true; return *this; }
-
-    json_line & array(const char * name)  { return open(name, '['); }
-    json_line & inner_array()             { separator(); buf.append('['); need_comma = false; return *this; }
-    json_line & close_array()             { buf.append(']'); need_comma = true; return *this; }
-
-    template <typename T> json_line & kv_dynamic(const char * name, const T & v) {
+    template <typename T> json_line & kv(const char * name, const T & v) {
         key(name);
         value(v);
         return *this;
     }
+
+    // a column taken from `n` items by `get`
+    template <typename F> json_line & column(const char * name, size_t n, F get) {
+        array(name);
+        for (size_t i = 0; i < n; i++) {
+            item(get(i));
+        }
+        return close_array();
+    }
+
+    json_line & object(const char * name) { return open(name, '{'); }
+    json_line & object()                  { separator(); buf.push_back('{'); need_comma = false; return *this; }
+    json_line & close_object()            { buf.push_back('}'); need_comma = true; return *this; }
+
+    json_line & array(const char * name)  { return open(name, '['); }
+    json_line & inner_array()             { separator(); buf.push_back('['); need_comma = false; return *this; }
+    json_line & close_array()             { buf.push_back(']'); need_comma = true; return *this; }
 
     // an array's next element
     template <typename T> json_line & item(const T & v) {
@@ -162,48 +92,34 @@ class json_line {
         key(name);
         // a line is a line: white space between tokens may be anything, so a space will do
         for (const char * c = json; *c; c++) {
-            buf.append(*c == '\n' || *c == '\r' ? ' ' : *c);
+            buf.push_back(*c == '\n' || *c == '\r' ? ' ' : *c);
         }
         return *this;
     }
 
   private:
-    text_buffer buf;
+    std::string buf;
     bool        need_comma = false;
 
-    void raw(const char * s) { buf.append(s, strlen(s)); }
+    void raw(const char * s) { buf.append(s); }
 
     void separator() {
         if (need_comma) {
-            buf.append(',');
+            buf.push_back(',');
         }
         need_comma = true;
     }
 
-    // of known length: the copy is a move or two
-    template <size_t N> void literal_key(const char (&name)[N]) {
-        char * const begin = buf.room(N + 3);
-        char * out = begin;
-        *out = ',';
-        out += need_comma;
-        need_comma = true;
-        *out++ = '"';
-        memcpy(out, name, N - 1);
-        out[N - 1] = '"';
-        out[N]     = ':';
-        buf.advance((size_t) (out + N + 1 - begin));
-    }
-
     void key(const char * name) {
         separator();
-        buf.append('"');
+        buf.push_back('"');
         raw(name);
-        buf.append("\":", 2);
+        raw("\":");
     }
 
     json_line & open(const char * name, char bracket) {
         key(name);
-        buf.append(bracket);
+        buf.push_back(bracket);
         need_comma = false;
         return *this;
     }
@@ -220,46 +136,9 @@ class json_line {
         }
     }
 
-    static constexpr size_t integer_chars = 21;  // of the longest 64-bit number and its sign
-
-    // writes `v` at `out`, returns the end
-    template <typename T> static char * format_integer(char * out, T v) {
-        uint64_t u = (uint64_t) v;
-        if constexpr (std::is_signed_v<T>) {
-            if (v < 0) {
-                *out++ = '-';
-                u = 0 - u;
-            }
-        }
-        return format_digits(out, u);
-    }
-
     template <typename T> void integer(T v) {
-        if (std::is_signed_v<T> && v < 0) {
-            buf.append('-');
-            digits(0 - (uint64_t) v);
-        } else {
-            digits((uint64_t) v);
-        }
-    }
-
-    // one copy for all the fields of all the events: formatting a decode has to stay in the instruction cache
-    __attribute__((noinline)) void digits(uint64_t u) {
-        char * const begin = buf.room(integer_chars + 8);
-        buf.advance((size_t) (format_digits(begin, u) - begin));
-    }
-
-    // the hot one: two columns for every kernel
-    template <typename F> void integers(size_t n, F get) {
-        char * const begin = buf.room(n * (integer_chars + 1) + 8);
-        char * out = begin;
-        for (size_t i = 0; i < n; i++) {
-            if (i > 0) {
-                *out++ = ',';
-            }
-            out = format_integer(out, get(i));
-        }
-        buf.advance((size_t) (out - begin));
+        char digits[20];  // of the longest 64-bit number, or its sign
+        buf.append(digits, std::to_chars(digits, digits + sizeof(digits), v).ptr);
     }
 
     void number(double v) {
@@ -282,7 +161,7 @@ class json_line {
     void text(const char * s)        { text(s ? s : "", s ? strlen(s) : 0); }
 
     void text(const char * s, size_t n) {
-        buf.append('"');
+        buf.push_back('"');
         for (size_t i = 0; i < n;) {
             size_t plain = i;
             while (plain < n && is_plain((unsigned char) s[plain])) {
@@ -308,7 +187,7 @@ class json_line {
                 }
             }
         }
-        buf.append('"');
+        buf.push_back('"');
     }
 
     static bool is_plain(unsigned char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; }

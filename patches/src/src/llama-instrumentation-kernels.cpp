@@ -1,13 +1,13 @@
 // llama-instrumentation-kernels.cpp - what a compute left in the sink: layers, ops, splits
 //
 // The order in which the kernels of a graph run is written once per distinct order; after that a compute
-// costs a number or two per kernel. What most computes do without is kept out of the others' way: code that runs
-// once a decode comes from memory, line by line.
+// costs a number or two per kernel.
 
 #include "llama-instrumentation-session.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace llama_instr {
 
@@ -17,20 +17,21 @@ int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
 int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
 
 // the order in which the sink says that the kernels ran: one written before, nullptr when there is none
-[[gnu::noinline]] const plan_state * known_plan(const graph_state & graph, const ggml_instr_thread & th) {
+shared_plan known_plan(const graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
-        if (plan.nodes.size() == n && memcmp(plan.nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
-            return &plan;
+        if (plan->nodes.size() == n && memcmp(plan->nodes.data(), th.nodes, n * sizeof(th.nodes[0])) == 0) {
+            return plan;
         }
     }
     return nullptr;
 }
 
-[[gnu::cold, gnu::noinline]] const plan_state & new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
+shared_plan new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
-    graph.plans.emplace_back();
-    plan_state & plan = graph.plans.back();
+    const auto made = std::make_shared<plan_state>();
+    graph.plans.push_back(made);
+    plan_state & plan = *made;
     plan.nodes.assign(th.nodes, th.nodes + n);
     bool fused = false;
     for (int32_t i = 0; i < th.n; i++) {
@@ -42,7 +43,7 @@ int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
         fused = fused || n_nodes(plan.nodes[(size_t) i]) != 1;
     }
     if (s.detail == level::minimal) {
-        return plan;
+        return made;
     }
     plan.id = s.next_plan++;
     json_line & line = line_buffer();
@@ -53,19 +54,19 @@ int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
         line.column(LLAMA_INSTR_K_N, n, [&](size_t i) { return n_nodes(plan.nodes[i]); });
     }
     s.write(LLAMA_INSTR_EV_PLAN, line);
-    return plan;
+    return made;
 }
 
-const plan_state & plan_of(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
+const shared_plan & plan_of(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
     if (graph.last.size() <= (size_t) thread) {
         graph.last.resize((size_t) thread + 1);
     }
     last_plan & last = graph.last[(size_t) thread];
     if (!last.plan || last.version != th.version || last.plan->nodes.size() != (size_t) th.n) {
-        const plan_state * known = known_plan(graph, th);
-        last = { known ? known : &new_plan(s, graph, th), th.version };
+        shared_plan known = known_plan(graph, th);
+        last = { known ? std::move(known) : new_plan(s, graph, th), th.version };
     }
-    return *last.plan;
+    return last.plan;
 }
 
 // intervals as a begin and two columns: the gap before each (none before the first), and its duration
@@ -126,7 +127,7 @@ void to_intervals(const tick_scale & scale, F ticks, size_t n, const uint32_t * 
 
 // the kernels of one thread in one compute; the tail holds their times, as in the sink
 struct alignas(8) kernels_record {
-    const plan_state * plan;
+    const plan_state * plan;  // the log owns it with the record
     compute_times      times;
     uint64_t           begin;  // of the first
     uint64_t           next;   // when one more could have begun
@@ -192,8 +193,9 @@ struct alignas(8) kernels_record {
 };
 
 void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, const compute_times & times) {
+    const shared_plan & plan = plan_of(s, graph, thread, th);
     kernels_record record = {};
-    record.plan      = &plan_of(s, graph, thread, th);
+    record.plan      = plan.get();
     record.times     = times;
     record.begin     = th.begin;
     record.next      = th.next;
@@ -201,7 +203,7 @@ void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_ins
     record.with_ops  = s.detail != level::minimal;
     record.with_wait = th.record_wait;
     const size_t n_times = (size_t) th.n * (size_t) ggml_instr_n_times(th.record_wait);
-    s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)));
+    s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)), plan);
 }
 
 // the tail holds the splits, as in the sink
@@ -227,7 +229,7 @@ struct alignas(8) splits_record {
 
 }  // namespace
 
-[[gnu::hot]] void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
+void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;
     for (int32_t i = 0; i < sink.n_threads; i++) {
         const ggml_instr_thread & th = sink.threads[i];

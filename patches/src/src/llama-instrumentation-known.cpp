@@ -46,13 +46,13 @@ context_types types_of(const llama_context * ctx) {
     return it == f.types.end() ? context_types() : it->second;
 }
 
-[[gnu::hot]] context_state * session::find(const llama_context * ctx) {
+context_state * session::find(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it == contexts.end() ? nullptr : it->second.get();
 }
 
-[[gnu::hot]] context_state * session::find_by_memory(llama_memory_t mem) {
+context_state * session::find_by_memory(llama_memory_t mem) {
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto & entry : contexts) {
         if (entry.first->get_memory() == mem) {
@@ -80,7 +80,7 @@ void session::follow(session & previous) {
     }
 }
 
-[[gnu::hot]] context_state & session::of(const llama_context * ctx) {
+context_state & session::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it != contexts.end() ? *it->second : context_locked(ctx);
@@ -171,7 +171,7 @@ void write_hparams(json_line & line, const llama_model & model) {
     line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
     const auto number = [&line](const char * key, float v) {
         if (std::isfinite(v)) {  // a file may claim anything; JSON has no infinity
-            line.kv_dynamic(key, v);
+            line.kv(key, v);
         }
     };
     number("rope_freq_base", hp.rope_freq_base_train);

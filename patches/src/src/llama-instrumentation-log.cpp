@@ -4,13 +4,10 @@
 
 #include "llama-instrumentation-schema.h"
 
-#include "ggml-instrumentation.h"
-
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <sys/uio.h>
 #include <unistd.h>
 #include <utility>
 
@@ -64,21 +61,23 @@ class sigpipe_guard {
 }  // namespace
 
 int log_file::open(const char * path, const held_file::existing & found) {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(writing);
     const int status = file.create(path, found);
-    if (status == 0) {
-        name = path;
-        read_clock();
-        pending.room(most_bytes);
-    } else {
+    if (status != 0) {
         file.close();
+        return status;
     }
-    return status;
+    name = path;
+    lines.clock = &clock;
+    clock.add(moment::now());
+    take(true);
+    return 0;
 }
 
 int log_file::begin() {
-    std::lock_guard<std::mutex> lock(mutex);
-    flush_locked();
+    std::lock_guard<std::mutex> lock(writing);
+    take(true);
+    write_taken();
     const int status = is_regular() && error != 0 ? -error : file.commit();
     if (status != 0) {
         file.discard();
@@ -102,177 +101,108 @@ struct alignas(8) whole_line {
 
 void log_file::write(const char * event, std::string_view line) {
     if (line.size() > LLAMA_INSTR_MAX_LINE) {
-        std::lock_guard<std::mutex> lock(mutex);
         n_dropped++;
         return;
     }
     add(whole_line { event }, line);
 }
 
-[[gnu::hot]] void log_file::add_entry(format_fn format, const void * record, size_t size, std::string_view tail) {
-    std::lock_guard<std::mutex> lock(mutex);
+void log_file::add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned) {
+    {
+        std::lock_guard<std::mutex> lock(adding);
+        if (!accepts) {
+            return;
+        }
+        const entry head = { format, record.size() + tail.size() };
+        added.entries.append((const char *) &head, sizeof(head)).append(record).append(tail);
+        added.entries.resize(aligned(added.entries.size()));
+        if (owned && (added.owned.empty() || added.owned.back() != owned)) {
+            added.owned.push_back(owned);
+        }
+        if (added.entries.size() < most_bytes) {
+            return;
+        }
+    }
+    flush();
+}
+
+void log_file::flush() {
+    std::lock_guard<std::mutex> lock(writing);
     if (!file.is_open()) {
         return;
     }
-    if (chunks.empty() || pending.size() - chunks.back() >= chunk_bytes) {
-        chunks.push_back(pending.size());
+    take(true);
+    if (!taken.entries.empty()) {
+        write_taken();
     }
-    char * const at = pending.room(sizeof(entry) + size + aligned(tail.size()));
-    const entry head = { format, size + tail.size() };
-    memcpy(at, &head, sizeof(entry));
-    memcpy(at + sizeof(entry), record, size);
-    tail.copy(at + sizeof(entry) + size, tail.size());
-    pending.advance(sizeof(entry) + aligned(head.size));
-    added++;
-    if (pending.size() >= most_bytes) {
-        flush_locked();
-    }
-}
-
-[[gnu::hot]] void log_file::flush_if_due(uint64_t now, const ggml_instr_team & team) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (file.is_open() && (is_due(last_flush, now) || pending.size() >= flush_bytes)) {
-        flush_locked(team);
-    }
-}
-
-void log_file::flush_if_idle() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (file.is_open() && pending.size() > 0 && added == added_seen) {
-        flush_locked();
-    }
-    added_seen = added;
-}
-
-void log_file::flush(const ggml_instr_team & team) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (file.is_open()) {
-        flush_locked(team);
-    }
-}
-
-uint64_t log_file::dropped() {
-    std::lock_guard<std::mutex> lock(mutex);
-    return n_dropped;
 }
 
 void log_file::abandon() {
-    // the other threads of the parent do not exist here and may have held the mutex: do not take it
+    // the other threads of the parent do not exist here and may have held the locks: do not take them
+    accepts = false;
     file.close();
 }
 
-void log_file::read_clock() {
+void log_file::take(bool accepts_more) {
+    std::lock_guard<std::mutex> lock(adding);
+    std::swap(added, taken);
+    accepts = accepts_more;
+}
+
+void log_file::write_taken() {
+    // not before the records were taken: none of them is later
     const moment now = moment::now();
     clock.add(now);
-    last_flush = now.ticks;
-    flush_interval = clock.whole().ticks(flush_interval_ns);
-}
-
-void log_file::flush_locked(const ggml_instr_team & team) {
-    read_clock();
-    // one thread for what one does as fast
-    const int32_t n = team.run && chunks.size() > 1 ? team.n_threads : 1;
-    while (parts.size() < (size_t) n) {
-        parts.emplace_back();
-        parts.back().clock = &clock;
-    }
-    struct work {
-        log_file * self;
-        size_t     n;
-    } work { this, (size_t) n };
-    const auto format_part = [](int32_t i, void * data) {
-        const struct work & w = *(const struct work *) data;
-        const size_t n_chunks = w.self->chunks.size(), part = (size_t) i;
-        w.self->format_chunks(n_chunks * part / w.n, n_chunks * (part + 1) / w.n, w.self->parts[part]);
-    };
-    if (n > 1) {
-        team.run(n, format_part, &work);
-    } else {
-        format_part(0, &work);
-    }
-    pending.clear();
-    chunks.clear();
-    write_parts();
-}
-
-// the entries of the chunks from `first` to before `last`
-void log_file::format_chunks(size_t first, size_t last, log_lines & lines) {
-    const auto entry_at = [this](size_t chunk) {
-        return pending.data() + (chunk < chunks.size() ? chunks[chunk] : pending.size());
-    };
-    const char * at = entry_at(first);
-    const char * const end = entry_at(last);
-    while (at < end) {
+    for (size_t at = 0; at < taken.entries.size();) {
         entry head;
-        memcpy(&head, at, sizeof(head));
-        head.format(at + sizeof(head), head.size, lines);
+        memcpy(&head, &taken.entries[at], sizeof(head));
+        head.format(&taken.entries[at + sizeof(head)], head.size, lines);
         at += sizeof(head) + aligned(head.size);
+        if (lines.line.lines().size() >= write_bytes) {
+            write_lines();
+        }
     }
+    write_lines();
+    taken.entries.clear();
+    taken.owned.clear();
+    spent += ticks_now() - now.ticks;
 }
 
-// all of them at once, in large pieces
-void log_file::write_parts() {
-    size_t size = 0;
-    pieces.clear();
-    for (const auto & part : parts) {
-        const std::string_view text = part.line.lines();
-        pieces.push_back({ const_cast<char *>(text.data()), text.size() });
-        size += text.size();
-    }
-    if (size == 0) {
-        return;
-    }
-    size_t kept = error == 0 ? write_some(pieces.data(), pieces.size()) : 0;
-    if (kept < size) {
-        kept = give_up(kept);
+void log_file::write_lines() {
+    const std::string_view text = lines.line.lines();
+    const size_t written = error == 0 ? write_some(text) : 0;
+    if (written < text.size()) {
+        bytes += give_up(text, written);
         fail(error);
+    } else {
+        bytes += written;
     }
-    offset += kept;
-    bytes  += kept;
-    for (auto & part : parts) {
-        part.line.clear();
-    }
+    lines.line.clear();
 }
 
 // returns the bytes written; when fewer than asked for, `error` says why
-size_t log_file::write_some(iovec * piece, size_t n_pieces) {
+size_t log_file::write_some(std::string_view text) {
     sigpipe_guard guard(!is_regular());
-    const iovec * const end = piece + n_pieces;
     size_t written = 0;
-    while (piece < end) {
-        const auto n = ::writev(file.get(), piece, (int) (end - piece));
+    while (written < text.size()) {
+        const auto n = ::write(file.get(), text.data() + written, text.size() - written);
         if (n < 0 && errno != EINTR) {
             error = errno;
             break;
         }
-        size_t done = n > 0 ? (size_t) n : 0;
-        written += done;
-        while (piece < end && done >= piece->iov_len) {
-            done -= piece++->iov_len;
-        }
-        if (done > 0) {
-            piece->iov_base = (char *) piece->iov_base + done;
-            piece->iov_len -= done;
-        }
+        written += n > 0 ? (size_t) n : 0;
     }
     return written;
 }
 
 // The disk is full, or the reader went away: cuts the file back to whole lines and drops the rest. Returns how
 // many of the bytes that were written stay.
-size_t log_file::give_up(size_t written) {
-    size_t left = !is_regular() ? written : written > last_line_room ? written - last_line_room : 0;
-    size_t kept = 0;
-    for (auto & part : parts) {
-        const std::string_view text = part.line.lines();
-        const std::string_view head = text.substr(0, left);
-        const size_t lines = head.rfind('\n') + 1;  // npos + 1 is 0
-        drop_lines(part, text.data() + lines, text.size() - lines);
-        kept += lines;
-        left -= head.size();
-    }
+size_t log_file::give_up(std::string_view text, size_t written) {
+    const size_t left = !is_regular() ? written : written > last_line_room ? written - last_line_room : 0;
+    const size_t kept = text.substr(0, left).rfind('\n') + 1;  // npos + 1 is 0
+    drop_lines(text.substr(kept));
     if (is_regular() && kept < written) {
-        (void) !ftruncate(file.get(), (off_t) (offset + kept));
+        (void) !ftruncate(file.get(), (off_t) (bytes + kept));
     }
     return kept;
 }
@@ -283,39 +213,24 @@ void log_file::fail(int reason) {
     }
 }
 
-void log_file::drop_lines(log_lines & lines, const char * data, size_t size) {
+void log_file::drop_lines(std::string_view text) {
     static const char prefix[] = "{\"event\":\"";
-    const char * const end = data + size;
-    while (data < end) {
-        const char * newline = (const char *) memchr(data, '\n', (size_t) (end - data));
-        const char * name    = data + sizeof(prefix) - 1;
-        const char * quote   = (const char *) memchr(name, '"', (size_t) (newline - name));
-        lines.count_of(name, (size_t) (quote - name)).lines--;
+    while (!text.empty()) {
+        const std::string_view name = text.substr(sizeof(prefix) - 1);
+        lines.count_of(name.data(), name.find('"')).lines--;
         n_dropped++;
-        data = newline + 1;
+        text.remove_prefix(text.find('\n') + 1);
     }
 }
 
-std::vector<log_lines::event_count> log_file::count_events() {
-    log_lines all;
-    for (const auto & part : parts) {
-        for (const auto & count : part.counts) {
-            all.count_of(count.event).lines += count.lines;
-        }
-    }
-    return all.counts;
-}
-
-int log_file::close_locked(const std::string & last_line) {
+int log_file::close_file(const std::string & last_line) {
     const int  first_error = error;
     const bool reader_gone = first_error != 0 && !is_regular();
     if (!reader_gone) {
         error = 0;
-        iovec piece = { const_cast<char *>(last_line.data()), last_line.size() };
-        const size_t written = write_some(&piece, 1);
-        if (written != last_line.size() && is_regular()) {
+        if (write_some(last_line) != last_line.size() && is_regular()) {
             // a session_end that is cut off would look like a kill; without one it is merely unclosed
-            (void) !ftruncate(file.get(), (off_t) offset);
+            (void) !ftruncate(file.get(), (off_t) bytes);
         }
     }
     const int status = file.close();

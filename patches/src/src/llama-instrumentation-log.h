@@ -3,9 +3,8 @@
 // Invariant: whatever happens to the disk or to the process, the file on disk is a sequence of whole
 // lines, followed at most by one that a kill cut off. A line that cannot be written is counted.
 //
-// What comes with every decode is taken as a record and becomes lines only when the file is written to,
-// many decodes at once: between two decodes of a model the caches hold the model's weights, so that code
-// and tables that run once a decode run cold.
+// A thread that decodes only copies a record, under a lock that is held for a copy. The recorder's thread takes
+// all records at once, formats them and writes the lines.
 
 #pragma once
 
@@ -13,16 +12,13 @@
 #include "llama-instrumentation-json.h"
 #include "llama-instrumentation-ticks.h"
 
-#include "ggml-instrumentation.h"
-
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <sys/uio.h>
 #include <type_traits>
 #include <vector>
 
@@ -42,8 +38,7 @@ class log_lines {
         return line.begin_next(event, t);
     }
 
-    // Room for `n` numbers, until the next call. Not a thread's own: at the end of the process its thread-locals
-    // are gone before the last lines are formatted.
+    // room for `n` numbers, until the next call
     uint64_t * scratch(size_t n) {
         if (numbers.size() < n) {
             numbers.resize(n);
@@ -70,47 +65,44 @@ class log_file {
     // Writes what was added so far and gives the file its name. Returns 0 or -errno: then there is no new file.
     int begin();
 
-    // is called once, with the lock held, when something cannot be written
+    // is called once, by the thread that writes, when something cannot be written
     std::function<void(int error)> on_failure;
 
     // adds a line of the event `event`, a literal; one that is too long for a reader is dropped
     void write(const char * event, std::string_view line);
 
-    // Adds a record, which `record.format(tail, lines)` turns into lines later, and in any thread: what it
-    // points to must live until the next flush(). The tail is kept aligned like the record.
-    template <typename R> void add(const R & record, std::string_view tail = {}) {
+    // Adds a record, which `record.format(tail, lines)` turns into lines later, in another thread. The log owns
+    // what `owned` is until then: a record may point at that, and at literals. The tail is aligned like the record.
+    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
         static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
         static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
         static_assert(sizeof(entry) % alignment == 0, "so that what stands behind it is aligned");
         const format_fn format = [](const char * data, size_t size, log_lines & lines) {
             ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
         };
-        add_entry(format, &record, sizeof(R), tail);
+        add_entry(format, std::string_view((const char *) &record, sizeof(R)), tail, owned);
     }
 
-    // Hands to the kernel what is older than `flush_interval_ns`, or more than `flush_bytes`; `now` in ticks. The
-    // team, which would only wait for the next compute, shares the work.
-    void flush_if_due(uint64_t now, const ggml_instr_team & team);
-    bool is_due(uint64_t since, uint64_t now) const { return now > since && now - since >= flush_interval; }
-    // what was there already when it was asked for the last time
-    void flush_if_idle();
-    void flush(const ggml_instr_team & team = {});
+    // writes what was added so far
+    void flush();
 
     // writes the last line, which `make` builds from the totals, and closes; returns 0 or -errno
     struct totals {
         std::vector<log_lines::event_count> events;
         uint64_t bytes;
         uint64_t dropped;
+        uint64_t spent;  // formatting and writing, in ticks
         tick_scale scale;
     };
     template <typename F> int close(F make) {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::lock_guard<std::mutex> lock(writing);
         if (!file.is_open()) {
             return 0;
         }
-        flush_locked();
-        const std::string line = make(totals { count_events(), bytes, n_dropped, clock.whole() });
-        return close_locked(line);
+        take(false);
+        write_taken();
+        const std::string line = make(totals { lines.counts, bytes, n_dropped, spent, clock.whole() });
+        return close_file(line);
     }
 
     // forgets the file without writing: for a child that inherited it through fork()
@@ -120,7 +112,7 @@ class log_file {
 
     // errno of the first write that failed, 0 when none did
     int      failed() const { return error; }
-    uint64_t dropped();
+    uint64_t dropped() const { return n_dropped; }
 
     uint64_t size() const { return bytes; }  // written
     bool is_regular() const { return file.is_regular(); }
@@ -128,7 +120,13 @@ class log_file {
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
 
-    // in front of every entry of `pending`
+    // what was added and is not yet written
+    struct batch {
+        std::string entries;
+        std::vector<std::shared_ptr<const void>> owned;
+    };
+
+    // in front of every record
     struct entry {
         format_fn format;
         size_t    size;
@@ -137,46 +135,39 @@ class log_file {
     static constexpr size_t alignment = 8;
     static constexpr size_t aligned(size_t n) { return (n + alignment - 1) / alignment * alignment; }
 
-    // in large pieces: a file's pages cost the kernel less in larger folios
-    static constexpr size_t   flush_bytes       = 1024 * 1024;
-    // the same inside of a step, which may be long
-    static constexpr size_t   most_bytes        = 2 * flush_bytes;
-    // a team's threads get whole chunks
-    static constexpr size_t   chunk_bytes       = 16 * 1024;
-    static constexpr uint64_t flush_interval_ns = 100 * 1000 * 1000;
+    // so many bytes of lines are written at once: in large pieces, a file costs the kernel less
+    static constexpr size_t write_bytes = 1024 * 1024;
+    // when so many bytes wait for the recorder's thread, the thread that adds one more writes them
+    static constexpr size_t most_bytes  = 8 * 1024 * 1024;
     // bytes given back when the disk is full, so that the last line still finds room
-    static constexpr size_t   last_line_room    = 4096;
+    static constexpr size_t last_line_room = 4096;
 
-    std::mutex  mutex;
-    std::string name;
-    held_file   file;
+    std::string      name;
     std::atomic<int> error { 0 };
-    text_buffer pending;  // entries
-    std::vector<size_t>   chunks;  // of `pending`: where every `chunk_bytes` of entries begin
-    std::deque<log_lines> parts;   // what they were formatted to, one for each thread of a team
-    std::vector<iovec>    pieces;
-    tick_clock  clock;
-    uint64_t    last_flush     = 0;  // ticks
-    std::atomic<uint64_t> flush_interval { 0 };
-    uint64_t    added      = 0;  // entries so far
-    uint64_t    added_seen = 0;  // by flush_if_idle()
-    uint64_t    offset     = 0;  // of the next line in the file
     std::atomic<uint64_t> bytes { 0 };  // written
-    uint64_t    n_dropped  = 0;
+    std::atomic<uint64_t> n_dropped { 0 };
 
-    std::vector<log_lines::event_count> count_events();
+    std::mutex adding;  // of the thread that adds a record or takes them all; nothing waits while it is held
+    batch      added;
+    bool       accepts = false;
 
-    // one copy for all kinds of records: the first to be added in a decode brings the code into the cache
-    void   add_entry(format_fn format, const void * record, size_t size, std::string_view tail);
-    void   read_clock();
-    void   flush_locked(const ggml_instr_team & team = {});
-    void   format_chunks(size_t first, size_t last, log_lines & lines);
-    void   write_parts();
-    size_t write_some(iovec * piece, size_t n_pieces);
-    size_t give_up(size_t written);
+    std::mutex writing;  // of the thread that formats and writes; taken before `adding`
+    batch      taken;
+    held_file  file;
+    log_lines  lines;
+    tick_clock clock;
+    uint64_t   spent = 0;
+
+    // one copy for all kinds of records
+    void   add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned);
+    void   take(bool accepts_more);
+    void   write_taken();
+    void   write_lines();
+    size_t write_some(std::string_view text);
+    size_t give_up(std::string_view text, size_t written);
     void   fail(int reason);
-    int    close_locked(const std::string & last_line);
-    void   drop_lines(log_lines & lines, const char * data, size_t size);
+    int    close_file(const std::string & last_line);
+    void   drop_lines(std::string_view text);
 };
 
 }  // namespace llama_instr

@@ -67,7 +67,7 @@ kv_record make_record(const context_state & state, int step, size_t index, const
 
 }  // namespace
 
-[[gnu::hot]] void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
+void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
     auto & t = tl();
     if (t.step.depth == 0) {
         return;
@@ -89,7 +89,7 @@ kv_record make_record(const context_state & state, int step, size_t index, const
     s.add(record, std::string_view((const char *) t.cells.data(), t.cells.size() * sizeof(t.cells[0])));
 }
 
-[[gnu::hot]] void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
+void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
     auto & t = tl();
     if (t.step.depth == 0) {
         return;
@@ -101,7 +101,7 @@ kv_record make_record(const context_state & state, int step, size_t index, const
     t.step.s->add(record);
 }
 
-[[gnu::hot]] void llama_instr_memory_op::begin() {
+void llama_instr_memory_op::begin() {
     const auto s = current_session();
     context_state * state = s ? s->find_by_memory(mem) : nullptr;
     if (!state) {
@@ -113,7 +113,7 @@ kv_record make_record(const context_state & state, int step, size_t index, const
     }
 }
 
-[[gnu::hot]] void llama_instr_memory_op::finish() {
+void llama_instr_memory_op::finish() {
     const auto s = current_session();
     context_state * state = s ? s->find_by_memory(mem) : nullptr;
     if (!state) {

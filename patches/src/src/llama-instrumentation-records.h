@@ -27,13 +27,13 @@ struct alignas(8) step_begin_record {
 };
 
 struct alignas(8) step_end_record {
-    uint64_t end, prepare, readback, recorder;
+    uint64_t begin, end, prepare, readback, recorder;
     int64_t  minflt, majflt;               // -1: not asked for
     int32_t  step, status, n_ubatch, n_reused;
 
     void format(std::string_view, log_lines & lines) const {
-        const tick_scale & scale = lines.clock->line_at(end);
-        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, scale.ns(end));
+        const tick_scale scale(lines.clock->at(begin), lines.clock->at(end));
+        json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_END, lines.clock->ns(end));
         line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_STATUS, status);
         line.kv(LLAMA_INSTR_K_N_UBATCH, n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, n_reused);
         line.kv(LLAMA_INSTR_K_PREPARE, scale.duration(prepare)).kv(LLAMA_INSTR_K_READBACK, scale.duration(readback));
@@ -52,9 +52,10 @@ struct alignas(8) compute_record {
     bool     is_update, encoder, reused;
 
     void format(std::string_view, log_lines & lines) const {
-        const tick_scale & scale = lines.clock->line_at(begin);
-        const uint64_t begin_ns = scale.ns(begin);
-        const uint64_t t = is_update ? begin_ns : lines.clock->ns(ubatch);
+        // the line through both, so that what passes between them is not longer than that: it may span a write
+        const tick_scale scale(lines.clock->at(is_update ? begin : ubatch), lines.clock->at(begin));
+        const uint64_t begin_ns = lines.clock->ns(begin);
+        const uint64_t t = scale.begin.ns;
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
@@ -115,7 +116,7 @@ struct alignas(8) kv_record {
         }
         const auto argument = [&line](const char * key, int32_t value) {
             if (value != none) {
-                line.kv_dynamic(key, value);
+                line.kv(key, value);
             }
         };
         argument(LLAMA_INSTR_K_SEQ, seq);

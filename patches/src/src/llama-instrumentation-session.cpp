@@ -30,7 +30,7 @@ struct global_state {
     // and sessions that are being closed
     std::vector<std::weak_ptr<session>> sessions;
     std::mutex marks;
-    bool idle_thread = false;  // there is one
+    bool recorder_runs = false;
     std::mutex telling;
     held_file  standard_error;  // as it was before a library redirected it, as llama-cpp-python does
 
@@ -52,40 +52,6 @@ int fail(int code, const std::string & text) {
 
 const char * level_names[] = { "minimal", "detailed", "verbose" };
 
-// A program that waits for its next request may wait for hours, or be killed: what is left in memory when it
-// stops decoding is written by a thread that has nothing else to do. It takes none of the program's signals.
-void start_idle_thread() {
-    auto & g = global();
-    if (g.idle_thread) {
-        return;
-    }
-    const auto run = [](void *) -> void * {
-        for (;;) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            std::shared_ptr<session> s;
-            {
-                auto & g = global();
-                std::lock_guard<std::mutex> lock(g.mutex);
-                s = g.open;
-                g.idle_thread = s != nullptr;
-            }
-            if (!s) {
-                return nullptr;
-            }
-            s->log.flush_if_idle();
-        }
-    };
-    sigset_t all, previous;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &previous);
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, run, nullptr) == 0) {
-        pthread_detach(thread);
-        g.idle_thread = true;
-    }
-    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-}
-
 // the sessions that somebody holds; with the mutex held
 std::vector<std::shared_ptr<session>> held_sessions() {
     std::vector<std::shared_ptr<session>> held;
@@ -95,6 +61,48 @@ std::vector<std::shared_ptr<session>> held_sessions() {
         }
     }
     return held;
+}
+
+// The recorder's thread: ten times a second, it formats and writes what the threads that decode have recorded.
+void run_recorder() {
+    for (;;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        std::vector<std::shared_ptr<session>> held;
+        {
+            auto & g = global();
+            std::lock_guard<std::mutex> lock(g.mutex);
+            held = held_sessions();
+            g.recorder_runs = !held.empty();
+        }
+        if (held.empty()) {
+            return;
+        }
+        for (const auto & s : held) {
+            s->log.flush();
+            s->faults_due = true;
+        }
+    }
+}
+
+// It takes none of the program's signals. With the mutex held.
+void start_recorder() {
+    auto & g = global();
+    if (g.recorder_runs) {
+        return;
+    }
+    const auto run = [](void *) -> void * {
+        run_recorder();
+        return nullptr;
+    };
+    sigset_t all, previous;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &previous);
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, run, nullptr) == 0) {
+        pthread_detach(thread);
+        g.recorder_runs = true;
+    }
+    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
 }
 
 // with the mutex held
@@ -136,7 +144,7 @@ int open_session(const request & asked) {
     }
     s->all->rotate_bytes = s->log.is_regular() ? asked.rotate_bytes : 0;
     make_current(s);
-    start_idle_thread();
+    start_recorder();
     return 0;
 }
 
@@ -189,9 +197,6 @@ int close_session(const char * reason, bool wait) {
     }
     int status = 0;
     for (const auto & part : parts) {
-        if (wait) {
-            part->log.flush(team_of_thread());
-        }
         const int of_part = part->close(part == parts.back() ? reason : "rotated");
         status = status == 0 ? of_part : status;
     }
@@ -219,14 +224,13 @@ void in_child() {
     new (&g.marks) std::mutex;
     new (&g.telling) std::mutex;
     forget_facts_lock();
-    team_of_thread() = {};  // its threads do not exist here
     for (auto & part : held_sessions()) {
         part->log.abandon();
         new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
     }
     g.sessions.clear();
-    g.open        = nullptr;
-    g.idle_thread = false;  // a fork has but the thread that made it
+    g.open          = nullptr;
+    g.recorder_runs = false;  // a fork has but the thread that made it
     g.closing = 0;
     g.environment_asks = !request_of_environment().path.empty();
     g.update_flag();
@@ -262,7 +266,7 @@ bool parse_level(const char * text, level & out) {
     return false;
 }
 
-[[gnu::hot]] std::shared_ptr<session> current_session() {
+std::shared_ptr<session> current_session() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
     if (!g.open && g.environment_asks) {
@@ -312,8 +316,8 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
     return next;
 }
 
-// Records in a log point at what a context keeps, so they are written first; none comes after them. The lock is
-// that of a rotation, which copies what the last part knows.
+// What it did is written first: a worker process may leave by _exit() when it has freed its models. The lock is that of
+// a rotation, which copies what the last part knows.
 template <typename T> static void forget_in_all(const T * what) {
     auto & g = global();
     std::vector<std::shared_ptr<session>> held;

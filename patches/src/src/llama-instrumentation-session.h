@@ -14,7 +14,6 @@
 #include "llama.h"
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <map>
@@ -40,9 +39,12 @@ struct plan_state {
     std::vector<layer_run> runs;
 };
 
+// of a graph, and of the records that refer to it
+using shared_plan = std::shared_ptr<const plan_state>;
+
 // the plan that a thread's sink held, as long as its nodes have not changed
 struct last_plan {
-    const plan_state * plan = nullptr;
+    shared_plan plan;
     uint64_t version = 0;
 };
 
@@ -50,7 +52,7 @@ struct graph_state {
     uint64_t uid = 0;
     int      id  = -1;
     std::vector<int32_t>    layers;  // of every node
-    std::deque<plan_state>  plans;   // records in the log point at them
+    std::vector<shared_plan> plans;
     std::vector<last_plan>  last;    // of every thread
     int      n_splits = 0;
     bool     splits_matter = false;  // more than one, or a device
@@ -133,10 +135,10 @@ class session {
     std::atomic<uint64_t> overhead_ticks { 0 };
     std::atomic<uint64_t> dropped_ops { 0 };
 
-    // page faults of the process when they were last asked for
-    std::atomic<uint64_t> faults_asked { 0 };
-    std::atomic<long>     minflt { 0 };
-    std::atomic<long>     majflt { 0 };
+    // page faults of the process when they were last asked for; the recorder's thread says when they are due again
+    std::atomic<bool> faults_due { true };
+    std::atomic<long> minflt { 0 };
+    std::atomic<long> majflt { 0 };
 
     bool reads_values() const { return !stats_pattern.empty(); }
 
@@ -167,7 +169,9 @@ class session {
     void write(const char * event, json_line & line) { log.write(event, line.end()); }
 
     // as in the log
-    template <typename R> void add(const R & record, std::string_view tail = {}) { log.add(record, tail); }
+    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
+        log.add(record, tail, owned);
+    }
 
     // steps under way keep the session open
     void step_begins() { steps++; }
@@ -229,9 +233,6 @@ void write_mark(session & s, int64_t id, const char * name, const char * phase, 
 
 // the calling thread's line; only one is built at a time
 json_line & line_buffer();
-
-// of the calling thread's last compute
-ggml_instr_team & team_of_thread();
 
 // process-wide facts about a model that a session opened later still needs
 struct model_load {

@@ -82,7 +82,6 @@ struct thread_state {
     compute_state compute;
     build_state   build;
     std::vector<uint32_t> cells;  // that a ubatch takes
-    ggml_instr_team team = {};    // of the last compute
     // what a wait for a device and a sampler will be told to
     std::shared_ptr<session> waiting;
     std::shared_ptr<session> sampling;

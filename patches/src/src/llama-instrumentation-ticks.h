@@ -64,10 +64,6 @@ struct tick_scale {
 
     uint64_t duration(uint64_t ticks) const { return (uint64_t) (((wide) ticks * ns_per_tick + half) >> fraction_bits); }
 
-    uint64_t ticks(uint64_t duration_ns) const {
-        return ns_per_tick > 0 ? (uint64_t) ((double) duration_ns * one / (double) ns_per_tick) : 0;
-    }
-
     // so many ticks can be multiplied in 64 bits
     bool is_short(uint64_t ticks) const { return ((wide) ticks * ns_per_tick) >> 63 == 0; }
 };

@@ -1,6 +1,4 @@
 // llama-instrumentation.cpp - the hooks: steps, ubatches, computes, samplers
-//
-// What runs in every decode is marked hot, here and elsewhere: so the linker keeps it together.
 
 #include "llama-instrumentation.h"
 
@@ -19,7 +17,7 @@ using namespace llama_instr;
 
 namespace llama_instr {
 
-[[gnu::hot]] thread_state & tl() {
+thread_state & tl() {
     thread_local thread_state state;
     return state;
 }
@@ -28,17 +26,13 @@ json_line & line_buffer() {
     return tl().line;
 }
 
-ggml_instr_team & team_of_thread() {
-    return tl().team;
-}
-
 }  // namespace llama_instr
 
 //
 // steps
 //
 
-[[gnu::hot]] void llama_instr_step::begin(const llama_context * ctx) {
+void llama_instr_step::begin(const llama_context * ctx) {
     auto & t    = tl();
     auto & step = t.step;
     if (step.depth > 0) {
@@ -66,7 +60,7 @@ ggml_instr_team & team_of_thread() {
     step.s->step_begins();
 }
 
-[[gnu::hot]] void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
+void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
     auto & t    = tl();
     auto & step = t.step;
     if (step.depth == 0 || step.id >= 0 || step.state->ctx != ctx) {
@@ -114,25 +108,25 @@ static long faults_since(std::atomic<long> & last, long now) {
 }
 
 // several times what all the hooks of a decode take: the kernel asks every thread
-[[gnu::cold, gnu::noinline]] static void ask_for_faults(session & s, uint64_t now, step_end_record & record) {
+static void ask_for_faults(session & s, step_end_record & record) {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     record.minflt = faults_since(s.minflt, usage.ru_minflt);
     record.majflt = faults_since(s.majflt, usage.ru_majflt);
-    s.faults_asked = now;
 }
 
-[[gnu::hot]] void llama_instr_step::finish() {
+void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
     const uint64_t entry = ticks_now();
     (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(entry, t.spent);
     const uint64_t spent = t.spent - step.spent_at_begin;
     step_end_record record = {};
+    record.begin  = step.begin;
     record.end    = entry;
     record.minflt = record.majflt = -1;
-    if (step.s->log.is_due(step.s->faults_asked, entry)) {
-        ask_for_faults(*step.s, entry, record);
+    if (step.s->faults_due && step.s->faults_due.exchange(false)) {
+        ask_for_faults(*step.s, record);
         record.end = ticks_now();
     }
     if (step.id >= 0) {
@@ -145,8 +139,6 @@ static long faults_since(std::atomic<long> & last, long now) {
         record.n_reused = step.n_reused;
         step.s->add(record);
     }
-    step.s->log.flush_if_due(entry, t.team);
-    // the totals, unlike the line, know what the writing took
     const uint64_t exit = ticks_now();
     step.s->decode_ticks   += exit - step.begin;
     step.s->overhead_ticks += spent + (exit - entry);
@@ -159,7 +151,7 @@ static long faults_since(std::atomic<long> & last, long now) {
 // ubatches
 //
 
-[[gnu::hot]] void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
+void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, bool encoder) {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -178,16 +170,16 @@ static long faults_since(std::atomic<long> & last, long now) {
     step.n_ubatch++;
 }
 
-[[gnu::hot]] void llama_instr_ubatch::lap_impl(phase p) {
+void llama_instr_ubatch::lap_impl(phase p) {
     auto & t = tl();
     t.ubatch.laps[p] += t.ubatch.clock.lap(ticks_now(), t.spent);
 }
 
-[[gnu::hot]] bool llama_instr_ubatch::may_reuse_impl() const {
+bool llama_instr_ubatch::may_reuse_impl() const {
     return tl().step.state->graphs_known;  // NOLINT(clang-analyzer-core.NullDereference): set by begin()
 }
 
-[[gnu::hot]] void llama_instr_ubatch::reused_impl() {
+void llama_instr_ubatch::reused_impl() {
     auto & t = tl();
     t.ubatch.reused = true;
     t.step.n_reused++;
@@ -209,7 +201,7 @@ void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_ca
     }
 }
 
-[[gnu::hot]] void llama_instr_ubatch::finish() {
+void llama_instr_ubatch::finish() {
     auto & t = tl();
     t.ubatch.open = false;
     t.build.open  = false;
@@ -233,13 +225,13 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
 // computes
 //
 
-[[gnu::cold, gnu::noinline]] static graph_state & other_graph(thread_state & t, ggml_cgraph * gf) {
+static graph_state & other_graph(thread_state & t, ggml_cgraph * gf) {
     auto & c = t.compute;
     const char * source = c.is_update ? "memory_update" : t.ubatch.encoder ? "encode" : "decode";
     return graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? &t.build.layers : nullptr);
 }
 
-[[gnu::hot]] void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
+void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -277,7 +269,7 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     recorder.stop(c.times.begin);
 }
 
-[[gnu::hot]] void llama_instr_compute::finish() {
+void llama_instr_compute::finish() {
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
@@ -285,7 +277,6 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     c.times.end = ticks_now();
     recorder_clock recorder(t, c.times.end);
     ggml_instr_set_sink(nullptr);
-    t.team = c.state->sink.team;
     active = false;
     if (c.stopped && status == GGML_STATUS_SUCCESS) {
         status = GGML_STATUS_ABORTED;
@@ -349,7 +340,7 @@ void write_after_compute(const char * event, std::string line) {
 
 }  // namespace llama_instr
 
-[[gnu::hot]] void llama_instr_sync::begin(const llama_context * ctx) {
+void llama_instr_sync::begin(const llama_context * ctx) {
     auto s = current_session();
     context_state * state = s ? s->find(ctx) : nullptr;
     if (state && state->has_device) {
@@ -372,13 +363,13 @@ void llama_instr_sync::finish() {
 // sampling
 //
 
-[[gnu::hot]] void llama_instr_sample::begin() {
+void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // what is still computing is not the sampler's time
     tl().sampling = current_session();
     t_begin = ticks_now();
 }
 
-[[gnu::hot]] void llama_instr_sample::finish(llama_token token, float p) {
+void llama_instr_sample::finish(llama_token token, float p) {
     const uint64_t now = ticks_now();
     const auto s = std::move(tl().sampling);
     if (!s) {

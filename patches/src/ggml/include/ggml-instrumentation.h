@@ -67,13 +67,6 @@ struct ggml_instr_split {
     uint64_t end;
 };
 
-// The threads of a compute, which stay awake for a while: run(n_threads, f, data) calls f(i, data) for every i
-// below `n_threads`, each on one of them, and returns when all of these have. NULL when that cannot be.
-struct ggml_instr_team {
-    void (*run)(int32_t n_threads, void (*f)(int32_t i, void * data), void * data);
-    int32_t n_threads;
-};
-
 struct ggml_instr_sink {
     struct ggml_instr_thread * threads;
     int32_t n_threads;     // threads that are recorded: 1 or all
@@ -85,8 +78,6 @@ struct ggml_instr_sink {
     struct ggml_instr_split * splits;
     int32_t n_splits;
     int32_t n_splits_capacity;
-
-    struct ggml_instr_team team;  // of the last compute, NULL when that had one thread
 };
 
 // CLOCK_MONOTONIC in nanoseconds
@@ -123,13 +114,6 @@ static inline uint32_t ggml_instr_pack(uint64_t ticks) {
 
 static inline uint64_t ggml_instr_unpack(uint32_t packed) {
     return packed >> 31 ? (uint64_t) (packed & 0x7fffffff) << 12 : packed;
-}
-
-// called by a compute of more than one thread
-static inline void ggml_instr_set_team(struct ggml_instr_sink * sink, struct ggml_instr_team team) {
-    if (sink != NULL) {
-        sink->team = team;
-    }
 }
 
 // ---- in the compute loop

@@ -134,7 +134,6 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
     }
     sink->n_splits    = 0;
     sink->node_offset = 0;
-    sink->team.run    = NULL;
     return true;
 }
 
