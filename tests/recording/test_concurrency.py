@@ -61,6 +61,42 @@ def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
     assert (told[schema.Note], told[schema.SessionEnd]) == (1000, 1)
 
 
+FORKED_WHILE_A_THREAD_RECORDS = """
+    import os, signal, sys, threading, llamacpp_instr
+    stop = threading.Event()
+    def note(session):
+        while not stop.is_set(): session.note("parent", 1)
+    with llamacpp_instr.record(sys.argv[1] + "/parent.log") as session:
+        noting = threading.Thread(target=note, args=(session,))
+        noting.start()
+        for number in range(30):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                with llamacpp_instr.record(f"{sys.argv[1]}/{number}.log") as own:
+                    own.note("child", number)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, number
+        stop.set()
+        noting.join()
+"""
+
+
+def test_a_fork_may_come_while_another_thread_records(tmp_path: Path) -> None:
+    """Whatever lock that thread holds, the child can record, into a log of its own."""
+    program = textwrap.dedent(FORKED_WHILE_A_THREAD_RECORDS)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(check_log(tmp_path / "parent.log")) == []
+    for number in range(30):
+        log = tmp_path / f"{number}.log"
+        assert list(check_log(log)) == []
+        notes = [event for _, event in read_events(log) if isinstance(event, schema.Note)]
+        assert [(note.name, note.data) for note in notes] == [("child", number)]
+
+
 def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
     for level in schema.LEVELS:
         log = tmp_path / f"{level}.log"

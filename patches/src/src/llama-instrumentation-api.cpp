@@ -3,7 +3,10 @@
 #include "llama-instrumentation.h"
 
 #include "llama-instrumentation-build.h"
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-host.h"
+#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-schema.h"
+#include "llama-instrumentation-thread.h"
 
 #include <cstdio>
 
@@ -45,16 +48,8 @@ int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
     if (phase == 0) {
         all.marks[id] = { name, thread_id() };
     }
-    write_mark(*s, id, name, phases[phase], thread_id());
+    s->write_mark(id, name, phases[phase], thread_id());
     return id;
-}
-
-void llama_instr::write_mark(session & s, int64_t id, const char * name, const char * phase, int thread) {
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phase);
-    line.kv(LLAMA_INSTR_K_THREAD, thread);
-    s.write(LLAMA_INSTR_EV_MARK, line);
 }
 
 int32_t llama_instr_note(const char * name, const char * json) {

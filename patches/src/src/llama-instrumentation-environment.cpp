@@ -1,6 +1,6 @@
 // llama-instrumentation-environment.cpp - what `instr exec` asks for in the environment, and the names of its logs
 
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-environment.h"
 
 #include "llama-instrumentation.h"
 

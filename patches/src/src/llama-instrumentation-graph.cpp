@@ -1,6 +1,10 @@
 // llama-instrumentation-graph.cpp - a graph as columns, written once, with the layer of every node
 
+#include "llama-instrumentation-graph.h"
+
+#include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
+#include "llama-instrumentation-thread.h"
 
 #include "ggml-backend.h"
 
@@ -200,7 +204,7 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
     if (s.detail != level::minimal) {
         graph_index index(gf);
         line.column(LLAMA_INSTR_K_BUFFERS, index.buffers.size(), [&](size_t i) { return index.buffers[i]; });
-        write_leafs(line, index, s.of(&state.ctx->get_model()));
+        write_leafs(line, index, s.known.of(&state.ctx->get_model()));
         write_nodes(line, gf, index, graph.layers, s.detail == level::verbose);
     }
     s.write(LLAMA_INSTR_EV_GRAPH, line);

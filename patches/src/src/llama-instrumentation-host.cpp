@@ -1,9 +1,11 @@
-// llama-instrumentation-host.cpp - the first and the last line of a log: who records, on what machine; the totals
+// llama-instrumentation-host.cpp - the first line of a log: who records, on what machine
 
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-host.h"
 
 #include "llama-instrumentation.h"
+#include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-secrets.h"
+#include "llama-instrumentation-thread.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -180,54 +182,6 @@ void write_session_start(session & s) {
         line.kv_json(LLAMA_INSTR_K_ARGS, s.all->args.c_str());
     }
     s.write(LLAMA_INSTR_EV_SESSION_START, line);
-}
-
-int session::start(const std::string & path, const held_file::existing & found) {
-    int status = log.open(path.c_str(), found);
-    if (status != 0) {
-        return status;
-    }
-    write_session_start(*this);
-    status = log.begin();
-    if (status != 0) {
-        return status;
-    }
-    // a full disk is told once, and ends the program where that was asked for
-    const auto on_failure = [this](int error) {
-        const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
-        tell(log.path() + " cannot be written (" + strerror(error) + "): " +
-             (stop ? "stopping, as asked" : "inference goes on, events are dropped and counted"));
-        if (stop) {
-            _exit(74);
-        }
-    };
-    if (log.failed()) {
-        on_failure(log.failed());
-    } else {
-        log.on_failure = on_failure;
-    }
-    return 0;
-}
-
-int session::close(const char * reason) {
-    return log.close([&](const log_file::totals & totals) {
-        json_line line;
-        line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
-        line.kv(LLAMA_INSTR_K_REASON, reason);
-        line.object(LLAMA_INSTR_K_EVENTS);
-        for (const auto & count : totals.events) {
-            if (count.lines > 0) {
-                line.kv(count.event, count.lines);
-            }
-        }
-        line.close_object();
-        line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
-        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
-        line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
-        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
-        return std::string(line.end());
-    });
 }
 
 }  // namespace llama_instr

@@ -3,7 +3,11 @@
 // The order in which the kernels of a graph run is written once per distinct order; after that a compute
 // costs a number or two per kernel.
 
+#include "llama-instrumentation-kernels.h"
+
+#include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
+#include "llama-instrumentation-thread.h"
 
 #include <algorithm>
 #include <cstring>

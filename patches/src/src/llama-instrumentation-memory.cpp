@@ -1,6 +1,7 @@
 // llama-instrumentation-memory.cpp - the hooks of KV caches and recurrent memory: cells in use
 
 #include "llama-instrumentation-records.h"
+#include "llama-instrumentation-recorder.h"
 #include "llama-instrumentation-thread.h"
 
 #include "llama-instrumentation.h"
@@ -44,7 +45,7 @@ size_t cache_index(session & s, context_state & state, const void * cache, bool 
     for (const auto & entry : mem->memory_breakdown()) {
         bytes += entry.second;
     }
-    s.add_cache(state, { cache, recurrent, bytes });
+    s.known.add_cache(state, { cache, recurrent, bytes });
     return state.caches.size() - 1;
 }
 
@@ -103,7 +104,7 @@ void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
 
 void llama_instr_memory_op::begin() {
     const auto s = current_session();
-    context_state * state = s ? s->find_by_memory(mem) : nullptr;
+    context_state * state = s ? s->known.find_by_memory(mem) : nullptr;
     if (!state) {
         mem = nullptr;
         return;
@@ -115,7 +116,7 @@ void llama_instr_memory_op::begin() {
 
 void llama_instr_memory_op::finish() {
     const auto s = current_session();
-    context_state * state = s ? s->find_by_memory(mem) : nullptr;
+    context_state * state = s ? s->known.find_by_memory(mem) : nullptr;
     if (!state) {
         return;
     }

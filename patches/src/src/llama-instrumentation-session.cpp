@@ -1,262 +1,24 @@
-// llama-instrumentation-session.cpp - opens and closes the session, also where the environment asks for it
+// llama-instrumentation-session.cpp - a session from its first line to its last
 
 #include "llama-instrumentation-session.h"
 
+#include "llama-instrumentation-host.h"
+#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-schema.h"
+#include "llama-instrumentation-thread.h"
+
 #include "llama-instrumentation.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <dlfcn.h>
-#include <pthread.h>
+#include <cstring>
 #include <thread>
 #include <unistd.h>
 
-std::atomic<bool> llama_instr_on { false };
-
 namespace llama_instr {
 
-namespace {
-
-// Never destroyed: threads of the application may still decode while the process ends.
-struct global_state {
-    std::mutex mutex;
-    std::shared_ptr<session> open;
-    bool environment_asks = false;
-    int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
-    // every session that somebody may still hold: the open one is the last, before it are parts that it followed
-    // and sessions that are being closed
-    std::vector<std::weak_ptr<session>> sessions;
-    std::mutex marks;
-    bool recorder_runs = false;
-    std::mutex telling;
-    held_file  standard_error;  // as it was before a library redirected it, as llama-cpp-python does
-
-    // the hooks' flag; with the mutex held
-    void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
-};
-
-global_state & global() {
-    static global_state * state = new global_state;
-    return *state;
-}
-
-thread_local char last_error[1024];  // not a string: it outlives the thread-locals that have to be destroyed
-
-int fail(int code, const std::string & text) {
-    snprintf(last_error, sizeof(last_error), "%s", text.c_str());
-    return -code;
-}
-
-const char * level_names[] = { "minimal", "detailed", "verbose" };
-
-// the sessions that somebody holds; with the mutex held
-std::vector<std::shared_ptr<session>> held_sessions() {
-    std::vector<std::shared_ptr<session>> held;
-    for (const auto & weak : global().sessions) {
-        if (auto s = weak.lock()) {
-            held.push_back(std::move(s));
-        }
-    }
-    return held;
-}
-
-// The recorder's thread: ten times a second, it formats and writes what the threads that decode have recorded.
-void run_recorder() {
-    for (;;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        std::vector<std::shared_ptr<session>> held;
-        {
-            auto & g = global();
-            std::lock_guard<std::mutex> lock(g.mutex);
-            held = held_sessions();
-            g.recorder_runs = !held.empty();
-        }
-        if (held.empty()) {
-            return;
-        }
-        for (const auto & s : held) {
-            s->log.flush();
-            s->faults_due = true;
-        }
-    }
-}
-
-// It takes none of the program's signals. With the mutex held.
-void start_recorder() {
-    auto & g = global();
-    if (g.recorder_runs) {
-        return;
-    }
-    const auto run = [](void *) -> void * {
-        run_recorder();
-        return nullptr;
-    };
-    sigset_t all, previous;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &previous);
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, run, nullptr) == 0) {
-        pthread_detach(thread);
-        g.recorder_runs = true;
-    }
-    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-}
-
-// with the mutex held
-void make_current(const std::shared_ptr<session> & s) {
-    auto & g = global();
-    const auto gone = [](const std::weak_ptr<session> & weak) { return weak.expired(); };
-    g.sessions.erase(std::remove_if(g.sessions.begin(), g.sessions.end(), gone), g.sessions.end());
-    g.sessions.push_back(s);
-    g.open = s;
-    g.update_flag();
-}
-
-std::string reason_of(int status) {
-    return status == -EBADMSG ? "exists and is not a log, so it is not overwritten" : strerror(-status);
-}
-
-int open_session(const request & asked) {
-    if (global().open) {
-        return fail(EBUSY, "a session is open already; a process records one at a time");
-    }
-    auto s = std::make_shared<session>();
-    if (!parse_level(asked.level.c_str(), s->detail)) {
-        return fail(EINVAL, "unknown level '" + asked.level + "'; it is minimal, detailed or verbose");
-    }
-    s->all           = std::make_shared<recording>();
-    s->all->id       = random_id();
-    s->all->path     = asked.path;
-    s->all->args     = asked.args;
-    s->flags         = asked.flags;
-    s->stats_pattern = asked.stats;
-    try {
-        s->stats = std::regex(asked.stats);
-    } catch (const std::regex_error & err) {
-        return fail(EINVAL, "not a regular expression: '" + asked.stats + "': " + err.what());
-    }
-    const int status = s->start(asked.path, asked.found);
-    if (status != 0) {
-        return fail(-status, asked.path + ": " + reason_of(status));
-    }
-    s->all->rotate_bytes = s->log.is_regular() ? asked.rotate_bytes : 0;
-    make_current(s);
-    start_recorder();
-    return 0;
-}
-
-void open_from_environment() {
-    auto & g = global();
-    g.environment_asks = false;
-    g.update_flag();
-
-    request asked = request_of_environment();
-    int status = open_session(asked);
-    if (status == 0 && asked.removes_parts) {
-        remove_parts(asked.path);
-    }
-    if (status == -EEXIST) {
-        const std::string other = before_suffix(asked.path, std::to_string(getpid()));
-        tell(asked.path + " exists; recording to " + other);
-        asked.path  = other;
-        asked.found = {};
-        status = open_session(asked);
-    }
-    if (status != 0) {
-        tell(std::string("nothing is recorded: ") + last_error);
-        if (asked.flags & LLAMA_INSTR_STOP_ON_ERROR) {
-            _exit(74);  // EX_IOERR of sysexits.h
-        }
-    }
-}
-
-int close_session(const char * reason, bool wait) {
-    auto & g = global();
-    std::vector<std::shared_ptr<session>> parts;  // the last one is still to be followed
-    {
-        std::lock_guard<std::mutex> lock(g.mutex);
-        if (!g.open) {
-            return fail(ENOENT, "no session is open");
-        }
-        parts  = held_sessions();
-        g.open = nullptr;
-        g.closing++;
-    }
-    if (wait) {
-        for (const auto & part : parts) {
-            part->wait_for_steps();
-        }
-    }
-    {
-        std::lock_guard<std::mutex> lock(g.mutex);
-        g.closing--;
-        g.update_flag();
-    }
-    int status = 0;
-    for (const auto & part : parts) {
-        const int of_part = part->close(part == parts.back() ? reason : "rotated");
-        status = status == 0 ? of_part : status;
-    }
-    return status == 0 ? 0 : fail(-status, std::string("the log is not complete: ") + strerror(-status));
-}
-
-void keep_standard_error() {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.telling);
-    g.standard_error.duplicate(STDERR_FILENO);
-}
-
-void at_exit() {
-    if (llama_instr_enabled()) {
-        fflush(stdout);  // closing may end the program at once
-        close_session("exit", false);
-    }
-}
-
-// The child of a fork has its parent's file: it must not write there. It opens a log of its own when the
-// environment asks for one.
-void in_child() {
-    auto & g = global();
-    new (&g.mutex) std::mutex;  // another thread of the parent may have held them
-    new (&g.marks) std::mutex;
-    new (&g.telling) std::mutex;
-    forget_facts_lock();
-    for (auto & part : held_sessions()) {
-        part->log.abandon();
-        new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
-    }
-    g.sessions.clear();
-    g.open          = nullptr;
-    g.recorder_runs = false;  // a fork has but the thread that made it
-    g.closing = 0;
-    g.environment_asks = !request_of_environment().path.empty();
-    g.update_flag();
-}
-
-// runs when the library is loaded
-struct startup {
-    startup() noexcept {
-        auto & g = global();
-        pthread_atfork(nullptr, nullptr, in_child);
-        atexit(at_exit);
-        // Python ends itself by SIGINT after a KeyboardInterrupt, when it has cleaned up; exit() never runs then
-        if (const auto py_at_exit = (int (*)(void (*)())) dlsym(RTLD_DEFAULT, "Py_AtExit")) {
-            py_at_exit(at_exit);
-        }
-        g.environment_asks = !request_of_environment().path.empty();
-        g.update_flag();
-        if (g.environment_asks) {
-            keep_standard_error();
-        }
-    }
-} startup_instance;
-
-}  // namespace
-
 bool parse_level(const char * text, level & out) {
+    static const char * const level_names[] = { "minimal", "detailed", "verbose" };
     for (int i = 0; i < 3; i++) {
         if (strcmp(text, level_names[i]) == 0) {
             out = (level) i;
@@ -266,89 +28,60 @@ bool parse_level(const char * text, level & out) {
     return false;
 }
 
-std::shared_ptr<session> current_session() {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.mutex);
-    if (!g.open && g.environment_asks) {
-        open_from_environment();
-    }
-    return g.open;
-}
-
-std::shared_ptr<session> open_session_or_null() {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.mutex);
-    return g.open;
-}
-
-std::unique_lock<std::mutex> marks_lock() {
-    return std::unique_lock<std::mutex>(global().marks);
-}
-
-std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
-    auto & g = global();
-    const auto marks = marks_lock();
-    std::lock_guard<std::mutex> lock(g.mutex);
-    if (g.open != full) {
-        return g.open;  // another thread was faster
-    }
-    auto & all = *full->all;
-    auto next = std::make_shared<session>();
-    next->all           = full->all;
-    next->part          = full->part + 1;
-    next->detail        = full->detail;
-    next->flags         = full->flags;
-    next->stats_pattern = full->stats_pattern;
-    next->stats         = full->stats;
-    const std::string path = before_suffix(all.path, "part" + std::to_string(next->part));
-    const int status = next->start(path, {});
+int session::start(const std::string & path, const held_file::existing & found) {
+    int status = log.open(path.c_str(), found);
     if (status != 0) {
-        all.rotate_bytes = 0;
-        tell(path + ": " + reason_of(status) + "; recording continues in " + full->log.path());
-        return full;
+        return status;
     }
-    for (const auto & mark : all.marks) {
-        write_mark(*full, mark.first, mark.second.name.c_str(), "end", mark.second.thread);
-        write_mark(*next, mark.first, mark.second.name.c_str(), "begin", mark.second.thread);
+    write_session_start(*this);
+    status = log.begin();
+    if (status != 0) {
+        return status;
     }
-    next->follow(*full);
-    make_current(next);
-    return next;
+    // a full disk is told once, and ends the program where that was asked for
+    const auto on_failure = [this](int error) {
+        const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
+        tell(log.path() + " cannot be written (" + strerror(error) + "): " +
+             (stop ? "stopping, as asked" : "inference goes on, events are dropped and counted"));
+        if (stop) {
+            _exit(74);
+        }
+    };
+    if (log.failed()) {
+        on_failure(log.failed());
+    } else {
+        log.on_failure = on_failure;
+    }
+    return 0;
 }
 
-// What it did is written first: a worker process may leave by _exit() when it has freed its models. The lock is that of
-// a rotation, which copies what the last part knows.
-template <typename T> static void forget_in_all(const T * what) {
-    auto & g = global();
-    std::vector<std::shared_ptr<session>> held;
-    {
-        std::lock_guard<std::mutex> lock(g.mutex);
-        held = held_sessions();
-    }
-    for (const auto & s : held) {
-        s->log.flush();
-    }
-    std::lock_guard<std::mutex> lock(g.mutex);
-    held = held_sessions();
-    for (const auto & s : held) {
-        s->forget(what);
-    }
+int session::close(const char * reason) {
+    return log.close([&](const log_file::totals & totals) {
+        json_line line;
+        line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
+        line.kv(LLAMA_INSTR_K_REASON, reason);
+        line.object(LLAMA_INSTR_K_EVENTS);
+        for (const auto & count : totals.events) {
+            if (count.lines > 0) {
+                line.kv(count.event, count.lines);
+            }
+        }
+        line.close_object();
+        line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
+        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
+        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
+        line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
+        line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
+        return std::string(line.end());
+    });
 }
 
-void forget_everywhere(const llama_context * ctx) {
-    forget_in_all(ctx);
-}
-
-void forget_everywhere(const llama_model * model) {
-    forget_in_all(model);
-}
-
-void tell(const std::string & text) {
-    auto & g = global();
-    const std::string line = "llama-instr: " + text + "\n";
-    std::lock_guard<std::mutex> lock(g.telling);
-    const int kept = g.standard_error.get();
-    (void) !::write(kept >= 0 ? kept : STDERR_FILENO, line.data(), line.size());
+void session::write_mark(int64_t id, const char * name, const char * phase, int thread) {
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phase);
+    line.kv(LLAMA_INSTR_K_THREAD, thread);
+    write(LLAMA_INSTR_EV_MARK, line);
 }
 
 void session::wait_for_steps() {
@@ -360,35 +93,3 @@ void session::wait_for_steps() {
 }
 
 }  // namespace llama_instr
-
-using namespace llama_instr;
-
-const char * llama_instr_error(void) {
-    return last_error;
-}
-
-int32_t llama_instr_begin(const char * path, const char * level, const char * args, const char * stats, int32_t flags) {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.mutex);
-    // the program's own word goes before the environment's
-    const bool environment_asks = g.environment_asks;
-    g.environment_asks = false;
-    request asked;
-    asked.path  = path ? path : "";
-    asked.level = level ? level : "detailed";
-    asked.args  = args ? args : "";
-    asked.stats = stats ? stats : "";
-    asked.flags = flags;
-    asked.found.replace = (flags & LLAMA_INSTR_OVERWRITE) != 0;
-    const int status = open_session(asked);
-    if (status == 0) {
-        keep_standard_error();
-    } else {
-        g.environment_asks = environment_asks;
-    }
-    return status;
-}
-
-int32_t llama_instr_end(void) {
-    return close_session("closed", true);
-}

@@ -3,6 +3,9 @@
 // Reading values goes through the scheduler's eval callback, which computes up to each such node and
 // stops there: the log says that it is perturbed.
 
+#include "llama-instrumentation-stats.h"
+
+#include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-thread.h"
 
 #include "llama-instrumentation.h"

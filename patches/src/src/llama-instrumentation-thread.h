@@ -90,6 +90,20 @@ struct thread_state {
 // looked up once a hook: the lookup is a call
 thread_state & tl();
 
+// the calling thread's line; only one is built at a time
+json_line & line_buffer();
+
+// where a node stands in the compute that is under way in this thread
+struct node_reference {
+    int compute, graph, node, layer;
+};
+session * computing_session();  // nullptr when none records it
+void stop_compute();           // it will be told as aborted
+bool find_computed_node(const ggml_tensor * t, node_reference & out);
+
+// written right behind the `compute` event, which the line refers to
+void write_after_compute(const char * event, std::string line);
+
 // counts the time until its end as the recorder's own
 struct recorder_clock {
     thread_state & thread;

@@ -2,7 +2,10 @@
 
 #include "llama-instrumentation.h"
 
+#include "llama-instrumentation-host.h"
 #include "llama-instrumentation-records.h"
+#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-stats.h"
 #include "llama-instrumentation-thread.h"
 
 #include "llama-batch.h"
@@ -14,19 +17,6 @@
 #include <sys/resource.h>
 
 using namespace llama_instr;
-
-namespace llama_instr {
-
-thread_state & tl() {
-    thread_local thread_state state;
-    return state;
-}
-
-json_line & line_buffer() {
-    return tl().line;
-}
-
-}  // namespace llama_instr
 
 //
 // steps
@@ -55,7 +45,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     step.begin          = now;
     step.spent_at_begin = spent;
     step.clock.start(now, spent);
-    step.state = &s->of(ctx);
+    step.state = &s->known.of(ctx);
     step.s     = std::move(s);
     step.s->step_begins();
 }
@@ -245,7 +235,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     if (ub.open) {
         ub.laps[llama_instr_ubatch::INPUTS] += ub.clock.lap(recorder.begin, t.spent);
     }
-    c.state     = step.depth > 0 && step.state->ctx == ctx ? step.state : &c.s->of(ctx);
+    c.state     = step.depth > 0 && step.state->ctx == ctx ? step.state : &c.s->known.of(ctx);
     c.is_update = !ub.open;
     c.n_threads = n_threads;
     c.gf        = gf;
@@ -313,36 +303,9 @@ void llama_instr_compute::finish() {
     recorder.stop(ub.computed);
 }
 
-namespace llama_instr {
-
-void stop_compute() {
-    tl().compute.stopped = true;
-}
-
-session * computing_session() {
-    return tl().compute.s.get();
-}
-
-bool find_computed_node(const ggml_tensor * t, node_reference & out) {
-    const auto & c = tl().compute;
-    for (int i = 0; c.s && i < ggml_graph_n_nodes(c.gf); i++) {
-        if (ggml_graph_node(c.gf, i) == t) {
-            out = { c.times.compute, c.graph->id, i, c.graph->layers[(size_t) i] };
-            return true;
-        }
-    }
-    return false;
-}
-
-void write_after_compute(const char * event, std::string line) {
-    tl().compute.lines_after.emplace_back(event, std::move(line));
-}
-
-}  // namespace llama_instr
-
 void llama_instr_sync::begin(const llama_context * ctx) {
     auto s = current_session();
-    context_state * state = s ? s->find(ctx) : nullptr;
+    context_state * state = s ? s->known.find(ctx) : nullptr;
     if (state && state->has_device) {
         tl().waiting = std::move(s);
         ctx_id  = state->id;
@@ -375,7 +338,7 @@ void llama_instr_sample::finish(llama_token token, float p) {
     if (!s) {
         return;
     }
-    context_state & state = s->of(ctx);
+    context_state & state = s->known.of(ctx);
     const auto & vocab = ctx->get_model().vocab;
     const std::string piece = token >= 0 && vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? vocab.token_to_piece(token) : "";
     token_record record = {};

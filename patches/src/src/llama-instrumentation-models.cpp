@@ -1,8 +1,12 @@
-// llama-instrumentation-known.cpp - models and contexts: what they are, written when a session meets them
+// llama-instrumentation-models.cpp - models and contexts: what they are, written when a session meets them
 
-#include "llama-instrumentation-session.h"
+#include "llama-instrumentation-models.h"
 
 #include "llama-instrumentation.h"
+#include "llama-instrumentation-host.h"
+#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-schema.h"
+#include "llama-instrumentation-thread.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -28,8 +32,8 @@ fact_table & facts() {
 
 }  // namespace
 
-void forget_facts_lock() {
-    new (&facts().mutex) std::mutex;
+std::mutex & facts_mutex() {
+    return facts().mutex;
 }
 
 model_load load_of(const llama_model * model) {
@@ -46,13 +50,13 @@ context_types types_of(const llama_context * ctx) {
     return it == f.types.end() ? context_types() : it->second;
 }
 
-context_state * session::find(const llama_context * ctx) {
+context_state * model_table::find(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it == contexts.end() ? nullptr : it->second.get();
 }
 
-context_state * session::find_by_memory(llama_memory_t mem) {
+context_state * model_table::find_by_memory(llama_memory_t mem) {
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto & entry : contexts) {
         if (entry.first->get_memory() == mem) {
@@ -67,12 +71,12 @@ context_state * session::find_by_memory(llama_memory_t mem) {
     return nullptr;
 }
 
-void session::add_cache(context_state & state, const cache_state & cache) {
+void model_table::add_cache(context_state & state, const cache_state & cache) {
     std::lock_guard<std::mutex> lock(mutex);
     state.caches.push_back(cache);
 }
 
-void session::follow(session & previous) {
+void model_table::follow(model_table & previous) {
     std::lock_guard<std::mutex> lock(previous.mutex);
     followed = previous.followed;
     for (const auto & entry : previous.contexts) {
@@ -80,13 +84,13 @@ void session::follow(session & previous) {
     }
 }
 
-context_state & session::of(const llama_context * ctx) {
+context_state & model_table::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);
     return it != contexts.end() ? *it->second : context_locked(ctx);
 }
 
-context_state & session::context_locked(const llama_context * ctx) {
+context_state & model_table::context_locked(const llama_context * ctx) {
     auto & slot = contexts[ctx];
     if (!slot) {
         const int model_id = model_locked(&ctx->get_model()).id;
@@ -99,7 +103,7 @@ context_state & session::context_locked(const llama_context * ctx) {
         slot->ctx = ctx;
         slot->id  = next_ctx++;
         slot->sink.use_counter = ggml_instr_has_counter();
-        slot->sink.record_wait = detail == level::verbose;
+        slot->sink.record_wait = s.detail == level::verbose;
         ggml_backend_sched_t sched = ctx->get_sched();
         for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
             ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
@@ -107,23 +111,23 @@ context_state & session::context_locked(const llama_context * ctx) {
                                                    ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU;
         }
         write_context(*slot, model_id);
-        write_memory_if_changed(*this, *slot);
+        write_memory_if_changed(s, *slot);
     }
     return *slot;
 }
 
-model_state & session::of(const llama_model * model) {
+model_state & model_table::of(const llama_model * model) {
     std::lock_guard<std::mutex> lock(mutex);
     return model_locked(model);
 }
 
-void session::forget(const llama_context * ctx) {
+void model_table::forget(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
     followed.erase(ctx);
 }
 
-void session::forget(const llama_model * model) {
+void model_table::forget(const llama_model * model) {
     std::lock_guard<std::mutex> lock(mutex);
     models.erase(model);
 }
@@ -181,7 +185,7 @@ void write_hparams(json_line & line, const llama_model & model) {
 
 }  // namespace
 
-model_state & session::model_locked(const llama_model * model) {
+model_state & model_table::model_locked(const llama_model * model) {
     auto & slot = models[model];
     if (slot) {
         return *slot;
@@ -199,19 +203,19 @@ model_state & session::model_locked(const llama_model * model) {
     line.kv(LLAMA_INSTR_K_FTYPE, llama_ftype_name(model->ftype()));
     write_hparams(line, *model);
     line.kv(LLAMA_INSTR_K_DUR, load.dur).kv(LLAMA_INSTR_K_N_TENSORS, model->tensors_by_name.size());
-    write(LLAMA_INSTR_EV_MODEL, line);
+    s.write(LLAMA_INSTR_EV_MODEL, line);
 
     for (const auto & entry : model->tensors_by_name) {
         const int id = (int) slot->weights.size();
         // a tensor that two names share is one weight
         if (slot->weights.emplace(entry.second, id).second) {
-            write_weight(*this, slot->id, id, entry.first, entry.second);
+            write_weight(s, slot->id, id, entry.first, entry.second);
         }
     }
     return *slot;
 }
 
-void session::write_context(const context_state & state, int model_id) {
+void model_table::write_context(const context_state & state, int model_id) {
     const llama_context * ctx = state.ctx;
     const llama_cparams & cp  = ctx->get_cparams();
     json_line & line = line_buffer();
@@ -232,7 +236,7 @@ void session::write_context(const context_state & state, int model_id) {
         line.item(ggml_backend_name(ggml_backend_sched_get_backend(sched, i)));
     }
     line.close_array();
-    write(LLAMA_INSTR_EV_CONTEXT, line);
+    s.write(LLAMA_INSTR_EV_CONTEXT, line);
 }
 
 std::string memory_json(const llama_context * ctx) {
@@ -284,7 +288,7 @@ void llama_instr_model_load::done(const llama_model * model) {
     }
     if (llama_instr_enabled()) {
         if (auto s = current_session()) {
-            s->of(model);
+            s->known.of(model);
         }
     }
 }
@@ -306,7 +310,7 @@ void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, 
     }
     if (llama_instr_enabled()) {
         if (auto s = current_session()) {
-            s->of(ctx);
+            s->known.of(ctx);
         }
     }
 }

@@ -1,0 +1,30 @@
+// llama-instrumentation-graph.h - the graphs of a context, as they were written
+
+#pragma once
+
+#include "llama-instrumentation-kernels.h"
+
+#include "ggml.h"
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace [[gnu::visibility("hidden")]] llama_instr {
+
+struct graph_state {
+    uint64_t uid = 0;
+    int      id  = -1;
+    std::vector<int32_t>    layers;  // of every node
+    std::vector<shared_plan> plans;
+    std::vector<last_plan>  last;    // of every thread
+    int      n_splits = 0;
+    bool     splits_matter = false;  // more than one, or a device
+};
+
+// A graph that is about to be computed and was not the last one: known, or written now. `built_layers` is of the
+// graph that was just built, if it was.
+graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
+
+}  // namespace llama_instr

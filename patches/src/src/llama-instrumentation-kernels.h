@@ -1,0 +1,43 @@
+// llama-instrumentation-kernels.h - what a compute left in the sink: layers, ops, splits
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace [[gnu::visibility("hidden")]] llama_instr {
+
+class session;
+struct context_state;
+struct graph_state;
+
+// consecutive kernels of one layer
+struct layer_run {
+    int32_t layer, first, last;
+};
+
+// the order in which the kernels of a graph ran, as it was written; does not change any more
+struct plan_state {
+    int id = -1;
+    std::vector<uint64_t>  nodes;  // as in the sink
+    std::vector<layer_run> runs;
+};
+
+// of a graph, and of the records that refer to it
+using shared_plan = std::shared_ptr<const plan_state>;
+
+// the plan that a thread's sink held, as long as its nodes have not changed
+struct last_plan {
+    shared_plan plan;
+    uint64_t version = 0;
+};
+
+// what the sink holds: layers, ops, splits of compute number `compute`
+struct compute_times {
+    int    compute;
+    uint64_t begin, end;  // ticks
+};
+void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times);
+
+}  // namespace llama_instr

@@ -1,0 +1,107 @@
+// llama-instrumentation-models.h - models and contexts: what a session knows of them
+
+#pragma once
+
+#include "llama-instrumentation-graph.h"
+
+#include "ggml-instrumentation.h"
+#include "llama.h"
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace [[gnu::visibility("hidden")]] llama_instr {
+
+class session;
+
+// a memory that a context was seen to use
+struct cache_state {
+    const void * cache;
+    bool         recurrent;
+    uint64_t     bytes;  // of all cells
+};
+
+struct context_state {
+    const llama_context * ctx = nullptr;
+    int  id     = -1;
+    int  tokens = 0;   // sampled so far
+    int  last_step = -1;
+    bool graphs_known = false;  // graphs built since the session began; older ones have no layers
+    bool has_device   = false;
+    std::string memory;  // the last breakdown that was written
+    std::vector<cache_state> caches;
+    std::vector<std::unique_ptr<graph_state>> graphs;  // most recently used last
+    ggml_instr_sink sink = {};
+
+    // the one that was computed last, if that has this uid
+    graph_state * last_graph(uint64_t uid) const {
+        return !graphs.empty() && graphs.back()->uid == uid ? graphs.back().get() : nullptr;
+    }
+
+    ~context_state() { ggml_instr_sink_free(&sink); }
+};
+
+struct model_state {
+    int id = -1;
+    std::unordered_map<const ggml_tensor *, int> weights;
+};
+
+// What one session has met. A context's state is touched only by the thread that uses the context, as llama.cpp demands
+// of its contexts anyway.
+class model_table {
+  public:
+    explicit model_table(session & s_) : s(s_) {}
+
+    // The state of a context; on its first use here, writes it, its model and its weights to the log.
+    context_state & of(const llama_context * ctx);
+    // the same, nullptr when the session has not met the context
+    context_state * find(const llama_context * ctx);
+    model_state   & of(const llama_model * model);
+    void forget(const llama_context * ctx);
+    void forget(const llama_model * model);
+    context_state * find_by_memory(llama_memory_t mem);
+    // only the thread that uses the context adds to its caches
+    void add_cache(context_state & state, const cache_state & cache);
+    // the contexts that this part's predecessor knew are this one's to find as well, with their caches
+    void follow(model_table & previous);
+
+  private:
+    session & s;
+    std::mutex mutex;
+    int next_ctx   = 0;
+    int next_model = 0;
+    std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
+    std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
+    std::unordered_map<const llama_context *, std::vector<cache_state>> followed;  // not met yet
+
+    context_state & context_locked(const llama_context * ctx);
+    model_state & model_locked(const llama_model * model);
+    void write_context(const context_state & state, int model_id);
+};
+
+// process-wide facts about a model that a session opened later still needs
+struct model_load {
+    std::string path;
+    uint64_t    t_begin = 0;
+    uint64_t    dur     = 0;
+};
+model_load load_of(const llama_model * model);
+
+struct context_types {
+    ggml_type k = GGML_TYPE_F16;
+    ggml_type v = GGML_TYPE_F16;
+};
+context_types types_of(const llama_context * ctx);
+
+// guards these facts
+std::mutex & facts_mutex();
+
+// llama.cpp's memory breakdown as a JSON array of buffer uses
+std::string memory_json(const llama_context * ctx);
+void write_memory_if_changed(session & s, context_state & state);
+
+}  // namespace llama_instr

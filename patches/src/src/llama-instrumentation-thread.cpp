@@ -1,0 +1,39 @@
+// llama-instrumentation-thread.cpp - what the calling thread is about
+
+#include "llama-instrumentation-thread.h"
+
+namespace llama_instr {
+
+thread_state & tl() {
+    thread_local thread_state state;
+    return state;
+}
+
+json_line & line_buffer() {
+    return tl().line;
+}
+
+void stop_compute() {
+    tl().compute.stopped = true;
+}
+
+session * computing_session() {
+    return tl().compute.s.get();
+}
+
+bool find_computed_node(const ggml_tensor * t, node_reference & out) {
+    const auto & c = tl().compute;
+    for (int i = 0; c.s && i < ggml_graph_n_nodes(c.gf); i++) {
+        if (ggml_graph_node(c.gf, i) == t) {
+            out = { c.times.compute, c.graph->id, i, c.graph->layers[(size_t) i] };
+            return true;
+        }
+    }
+    return false;
+}
+
+void write_after_compute(const char * event, std::string line) {
+    tl().compute.lines_after.emplace_back(event, std::move(line));
+}
+
+}  // namespace llama_instr
