@@ -3,11 +3,13 @@ descriptors, with its standard error and with logs that are there already."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -224,10 +226,15 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     """
     text = textwrap.dedent(DECODE) + textwrap.dedent(body)
     pipe = subprocess.PIPE
-    both = [
-        subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, text=True)
-        for _ in range(2)
-    ]
+    with log.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        both = [
+            subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, text=True)
+            for _ in range(2)
+        ]
+        while _waiting_for(log) < 2:
+            assert not [process for process in both if process.poll() is not None]
+            time.sleep(0.01)
     for process in both:
         assert process.stdout is not None
         assert process.stdout.readline() == "recording\n"
@@ -237,6 +244,12 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     assert not list(check_log(log))
     assert count_steps(log) == 300
     assert list(tmp_path.iterdir()) == [log]
+
+
+def _waiting_for(path: Path) -> int:
+    """How many processes wait for a lock on a file."""
+    locks = Path("/proc/locks").read_text().splitlines()
+    return sum("-> FLOCK" in line and f":{path.stat().st_ino} " in line for line in locks)
 
 
 # --- contexts that come and go ---

@@ -33,7 +33,7 @@ std::string resolved(const char * path) {
     return name[0] != '/' && getcwd(buffer, sizeof(buffer)) ? std::string(buffer) + "/" + name : name;
 }
 
-// an empty file is one that lost its events
+// an empty file is a log that lost its events
 bool begins_as_log(int descriptor) {
     static const char beginning[] = LLAMA_INSTR_FIRST_BYTES;
     char head[sizeof(beginning) - 1];
@@ -56,21 +56,25 @@ int held_file::create(const char * path, const existing & found) {
     return keep(::open(path, O_RDWR | write_flags | O_CREAT | O_EXCL, 0600));
 }
 
-// Of several processes that replace the same file one does; the lock makes the others see it.
+// Locks the file until commit(), so that processes that replace the same file do so one after the other.
 int held_file::open_replacement(const existing & found) {
-    replaced = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
-    if (replaced < 0) {
-        return -errno;
-    }
     struct stat locked, now;
-    (void) flock(replaced, LOCK_EX);
-    if (fstat(replaced, &locked) != 0 || stat(name.c_str(), &now) != 0) {
-        return -errno;
-    }
-    const bool same = locked.st_dev == now.st_dev && locked.st_ino == now.st_ino;
-    if (!same || (found.dev != 0 && (locked.st_dev != found.dev || locked.st_ino != found.ino))) {
-        return -EEXIST;
-    }
+    do {
+        if (replaced >= 0) {
+            ::close(replaced);  // another process replaced it before this one had the lock
+        }
+        replaced = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+        if (replaced < 0) {
+            return -errno;
+        }
+        (void) flock(replaced, LOCK_EX);
+        if (fstat(replaced, &locked) != 0 || stat(name.c_str(), &now) != 0) {
+            return -errno;
+        }
+        if (found.dev != 0 && (now.st_dev != found.dev || now.st_ino != found.ino)) {
+            return -EEXIST;
+        }
+    } while (locked.st_dev != now.st_dev || locked.st_ino != now.st_ino);
     if (!begins_as_log(replaced)) {
         return -EBADMSG;
     }
@@ -131,7 +135,7 @@ int held_file::get() {
     if (fd >= 0 && is_own(fd)) {
         return fd;
     }
-    fd = -1;  // the number is the application's now, or nobody's
+    fd = -1;  // the number belongs to the application now, or is unused
     if (!held || !regular || name.empty()) {
         errno = EBADF;
         return -1;
