@@ -1,7 +1,7 @@
 // llama-instrumentation-json.h - builds NDJSON lines: numbers and keys appended to a reused buffer
 //
-// Formatted outside of every timed region. The text of a model, a path or a message may hold anything:
-// it always ends as valid JSON.
+// Formats outside every timed region. The text of a model, a path or a message may hold any bytes; the line is
+// valid JSON in any case.
 
 #pragma once
 
@@ -18,13 +18,13 @@ namespace [[gnu::visibility("hidden")]] llama_instr {
 
 class json_line {
   public:
-    // every line begins with its event and its time; forgets what was there
+    // begins a line with its event and its time; forgets what was there
     json_line & begin(const char * event, uint64_t t) {
         buf.clear();
         return begin_next(event, t);
     }
 
-    // the same, behind the lines that were ended before
+    // the same, after the lines that were ended before
     json_line & begin_next(const char * event, uint64_t t) {
         raw("{\"event\":\"");
         raw(event);
@@ -44,7 +44,7 @@ class json_line {
     void clear() { buf.clear(); }
     std::string_view lines() const { return buf; }
 
-    // a bare array instead of a line
+    // begins a bare array instead of a line
     json_line & begin_array() {
         buf.clear();
         buf.push_back('[');
@@ -66,8 +66,12 @@ class json_line {
     // a column taken from `n` items by `get`
     template <typename F> json_line & column(const char * name, size_t n, F get) {
         array(name);
-        for (size_t i = 0; i < n; i++) {
-            item(get(i));
+        if constexpr (std::is_integral_v<decltype(get(n))>) {
+            integers(n, get);
+        } else {
+            for (size_t i = 0; i < n; i++) {
+                item(get(i));
+            }
         }
         return close_array();
     }
@@ -87,10 +91,10 @@ class json_line {
         return *this;
     }
 
-    // JSON that somebody else wrote
+    // JSON from elsewhere
     json_line & kv_json(const char * name, const char * json) {
         key(name);
-        // a line is a line: white space between tokens may be anything, so a space will do
+        // keep it on one line: a line break in JSON is white space, which a space may replace
         for (const char * c = json; *c; c++) {
             buf.push_back(*c == '\n' || *c == '\r' ? ' ' : *c);
         }
@@ -136,9 +140,25 @@ class json_line {
         }
     }
 
+    static constexpr size_t most_digits = 20;  // of a 64-bit number, or of its sign and digits
+
     template <typename T> void integer(T v) {
-        char digits[20];  // of the longest 64-bit number, or its sign
+        char digits[most_digits];
         buf.append(digits, std::to_chars(digits, digits + sizeof(digits), v).ptr);
+    }
+
+    // written in place: these are most of a log
+    template <typename F> void integers(size_t n, F get) {
+        const size_t begin = buf.size();
+        buf.resize(begin + n * (most_digits + 1));
+        char * to = &buf[begin];
+        for (size_t i = 0; i < n; i++) {
+            if (i > 0) {
+                *to++ = ',';
+            }
+            to = std::to_chars(to, to + most_digits, get(i)).ptr;
+        }
+        buf.resize((size_t) (to - buf.data()));
     }
 
     void number(double v) {
@@ -148,7 +168,7 @@ class json_line {
         }
         char digits[40];
         snprintf(digits, sizeof(digits), "%.9g", v);
-        // the locale's decimal comma is not JSON's
+        // some locales write a decimal comma
         for (char * c = digits; *c; c++) {
             if (*c == ',') {
                 *c = '.';
