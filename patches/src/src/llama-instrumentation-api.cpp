@@ -80,7 +80,7 @@ void llama_instr_message(enum ggml_log_level level, const char * text) {
     if (!llama_instr_enabled() || (level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_ERROR)) {
         return;
     }
-    // not current_session(): opening one may itself print a message
+    // not current_session(): opening a session may print a message
     const auto s = open_session_or_null();
     if (!s) {
         return;
@@ -89,7 +89,7 @@ void llama_instr_message(enum ggml_log_level level, const char * text) {
     while (!trimmed.empty() && trimmed.back() == '\n') {
         trimmed.pop_back();
     }
-    json_line line;  // not the thread's: a message may come while that is being built
+    json_line line;  // not the thread's line: a message may come while that one is built
     line.begin(LLAMA_INSTR_EV_MESSAGE, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_LEVEL, level == GGML_LOG_LEVEL_WARN ? "warn" : "error").kv(LLAMA_INSTR_K_TEXT, trimmed);
     s->write(LLAMA_INSTR_EV_MESSAGE, line);

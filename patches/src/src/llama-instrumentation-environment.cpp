@@ -1,4 +1,4 @@
-// llama-instrumentation-environment.cpp - what `instr exec` asks for in the environment, and the names of its logs
+// llama-instrumentation-environment.cpp - the settings that `instr exec` passes in the environment, and the names of its logs
 
 #include "llama-instrumentation-environment.h"
 
@@ -25,8 +25,8 @@ std::string replace_pid(std::string path) {
     return path;
 }
 
-// "DEVICE:INODE" of the log that may be replaced: one process of the command replaces it, the others then find
-// another file there
+// "DEVICE:INODE" of the log that may be replaced: one process of the command replaces it, and the others then
+// find another file there
 held_file::existing file_to_replace(const std::string & text) {
     held_file::existing found;
     char * end = nullptr;

@@ -9,7 +9,7 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-// what a session is asked for
+// the settings of a session
 struct request {
     std::string path;
     std::string level = "detailed";
@@ -21,7 +21,7 @@ struct request {
     bool        removes_parts = false;  // of the log that is replaced
 };
 
-// what `instr exec` asks for; without a path, nothing
+// the settings from `instr exec`; an empty path if there are none
 request request_of_environment();
 // session.log, part2 -> session.part2.log
 std::string before_suffix(const std::string & path, const std::string & text);

@@ -1,8 +1,7 @@
 // llama-instrumentation-file.h - a file that the recorder keeps open in a program that is not its own
 //
-// An application may close descriptors that it did not open, as daemons do, and then open files of its own
-// under the same numbers. So a descriptor is never written to or closed before it is known to be the file
-// that was opened.
+// An application may close descriptors that it did not open, as daemons do, and then open its own files under
+// the same numbers. So before each write and close, the descriptor is compared with the file that was opened.
 
 #pragma once
 
@@ -20,20 +19,20 @@ class held_file {
 
     // What may be at `path` when a log is created there.
     struct existing {
-        bool  replace = false;  // a log that is there is replaced once commit() is called
+        bool  replace = false;  // commit() replaces a log that is there
         dev_t dev = 0;          // not 0: only this very file
         ino_t ino = 0;
     };
 
     // Creates a log that only its owner may read. Returns 0 or -errno: -EEXIST when a file is in the way, and
-    // -EBADMSG when one should be replaced that does not begin as a log. What is no regular file, such as a
-    // pipe, is opened as it is.
+    // -EBADMSG when the file to replace does not begin as a log. What is not a regular file, such as a pipe, is
+    // opened as it is.
     int create(const char * path, const existing & found);
 
-    // The new file takes the place of the one that it replaces; returns 0 or -errno.
+    // Gives the new file its name, in place of the one that it replaces. Returns 0 or -errno.
     int commit();
 
-    // Removes what create() made, when it is not worth keeping.
+    // Removes what create() made.
     void discard();
 
     // holds what `descriptor` is open on
@@ -46,7 +45,7 @@ class held_file {
     // returns 0 or -errno
     int close();
 
-    // until close(), also where the application has closed the descriptor
+    // true until close(), also after the application has closed the descriptor
     bool is_open()    const { return held; }
     bool is_regular() const { return regular; }
 

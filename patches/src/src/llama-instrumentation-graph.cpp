@@ -25,7 +25,7 @@ int layer_of_name(const char * name) {
         at = strncmp(name, "cache_", 6) == 0 ? cache + 2 : nullptr;
     }
     if (at == nullptr) {
-        // llama.cpp's own suffix; ggml's come behind it: "Qcur-3 (reshaped)"
+        // llama.cpp's suffix; ggml's follow it: "Qcur-3 (reshaped)"
         const char * dash = strrchr(name, '-');
         at = dash ? dash + 1 : nullptr;
     }
@@ -45,7 +45,7 @@ int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_
     int layer = layer_of_name(node->name);
     for (int i = 0; layer < 0 && i < GGML_MAX_SRC; i++) {
         const ggml_tensor * src = node->src[i];
-        // a weight or a cache of a layer; not another node, which may be the previous layer's output
+        // a weight or a cache of a layer; not another node, which may be the output of the previous layer
         if (src && src->op == GGML_OP_NONE) {
             layer = layer_of_name(src->name);
         }
@@ -213,7 +213,7 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
 }  // namespace
 
 graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
-    // llama.cpp keeps a graph or two per context; what is older than this is never computed again
+    // llama.cpp keeps one or two graphs per context; an older one is never computed again
     constexpr size_t graphs_kept = 4;
 
     const uint64_t uid = ggml_instr_graph_uid(gf);

@@ -1,4 +1,4 @@
-// llama-instrumentation-graph.h - the graphs of a context, as they were written
+// llama-instrumentation-graph.h - the graphs of a context, as written to the log
 
 #pragma once
 
@@ -23,8 +23,8 @@ struct graph_state {
     bool     splits_matter = false;  // more than one, or a device
 };
 
-// A graph that is about to be computed and was not the last one: known, or written now. `built_layers` is of the
-// graph that was just built, if it was.
+// The graph that is about to be computed, if it was not the last one: known, or written now. `built_layers` are the
+// layers of a graph that was just built.
 graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
 
 }  // namespace llama_instr

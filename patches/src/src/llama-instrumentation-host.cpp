@@ -37,7 +37,7 @@ std::string cpu_name() {
 #else
     std::ifstream file("/proc/cpuinfo");
     for (std::string line; std::getline(file, line);) {
-        // x86 says "model name"; Arm says neither, its part number has to do
+        // x86 has "model name"; Arm has only a part number
         for (const char * key : { "model name", "CPU part" }) {
             if (line.compare(0, strlen(key), key) == 0) {
                 const size_t colon = line.find(':');
@@ -64,7 +64,7 @@ std::vector<std::string> arguments() {
     return argv;
 }
 
-// "CPU : SSE3 = 1 | AVX = 1 | ..." -> the names of what is on
+// "CPU : SSE3 = 1 | AVX = 1 | ..." -> the names of the features that are on
 std::vector<std::string> cpu_features() {
     std::vector<std::string> names;
     std::istringstream info(llama_print_system_info());

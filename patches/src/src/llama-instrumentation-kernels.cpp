@@ -1,7 +1,7 @@
 // llama-instrumentation-kernels.cpp - what a compute left in the sink: layers, ops, splits
 //
-// The order in which the kernels of a graph run is written once per distinct order; after that a compute
-// costs a number or two per kernel.
+// The order in which the kernels of a graph run is written once per distinct order. After that, a compute costs
+// one or two numbers per kernel.
 
 #include "llama-instrumentation-kernels.h"
 
@@ -20,7 +20,7 @@ namespace {
 int32_t first_node(uint64_t nodes) { return (int32_t) (nodes >> 32); }
 int32_t n_nodes(uint64_t nodes)    { return (int32_t) (uint32_t) nodes; }
 
-// the order in which the sink says that the kernels ran: one written before, nullptr when there is none
+// the plan with the order in which the kernels ran; nullptr if no such plan was written
 shared_plan known_plan(const graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     for (const auto & plan : graph.plans) {
@@ -73,7 +73,7 @@ const shared_plan & plan_of(session & s, graph_state & graph, int32_t thread, co
     return last.plan;
 }
 
-// intervals as a begin and two columns: the gap before each (none before the first), and its duration
+// intervals as a begin and two columns: the gap before each (0 for the first) and its duration
 struct intervals {
     uint64_t   begin_ns = 0;
     uint64_t * gap;
@@ -87,7 +87,7 @@ struct intervals {
         if (count == 0) {
             begin_ns = at = begin;
         }
-        // two cores' counters may disagree by some ticks: time does not run backwards here
+        // the counters of two cores may differ by some ticks; time must not run backwards
         begin = std::max(begin, at);
         end   = std::max(end, begin);
         gap[count] = begin - at;
@@ -108,8 +108,8 @@ struct intervals {
     uint64_t at    = 0;  // the end of the last
 };
 
-// The intervals of kernels whose times stand at `times`, `n_times` for each, and their ends in nanoseconds since the
-// compute began; the first begins `ticks` after that. `F` is a number in which all of them can be multiplied.
+// The intervals of kernels from their `times`, `n_times` of each, and their ends in nanoseconds since the compute
+// began. The first kernel begins `ticks` after that. `F` is wide enough for all products.
 template <typename F>
 void to_intervals(const tick_scale & scale, F ticks, size_t n, const uint32_t * times, size_t n_times, intervals & out, uint64_t * ends) {
     const auto ns = [&scale](F t) { return (uint64_t) ((t * scale.ns_per_tick + tick_scale::half) >> tick_scale::fraction_bits); };
@@ -129,7 +129,7 @@ void to_intervals(const tick_scale & scale, F ticks, size_t n, const uint32_t * 
     out.at      = scale.begin.ns + at;
 }
 
-// the kernels of one thread in one compute; the tail holds their times, as in the sink
+// the kernels of one thread in one compute; the tail holds their times, laid out as in the sink
 struct alignas(8) kernels_record {
     const plan_state * plan;  // the log owns it with the record
     compute_times      times;
@@ -210,7 +210,7 @@ void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_ins
     s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)), plan);
 }
 
-// the tail holds the splits, as in the sink
+// the tail holds the splits, laid out as in the sink
 struct alignas(8) splits_record {
     compute_times times;
 

@@ -17,7 +17,7 @@ struct layer_run {
     int32_t layer, first, last;
 };
 
-// the order in which the kernels of a graph ran, as it was written; does not change any more
+// the order in which the kernels of a graph ran, as written to the log; never changes
 struct plan_state {
     int id = -1;
     std::vector<uint64_t>  nodes;  // as in the sink
@@ -33,7 +33,7 @@ struct last_plan {
     uint64_t version = 0;
 };
 
-// what the sink holds: layers, ops, splits of compute number `compute`
+// writes what the sink holds of compute number `compute`: layers, ops, splits
 struct compute_times {
     int    compute;
     uint64_t begin, end;  // ticks

@@ -15,8 +15,8 @@ namespace llama_instr {
 
 namespace {
 
-// A reader that went away must not take the program with it: SIGPIPE is kept from this thread while
-// it writes to something that is not a file, and one that this write has caused is taken back.
+// A reader that has gone must not end the program: this thread blocks SIGPIPE while it writes to something that is
+// not a file, and takes back a signal that its write has caused.
 class sigpipe_guard {
   public:
     explicit sigpipe_guard(bool enable) : active(enable) {
@@ -138,7 +138,7 @@ void log_file::flush() {
 }
 
 void log_file::abandon() {
-    // the other threads of the parent do not exist here and may have held the locks: do not take them
+    // the parent's other threads do not exist here and may have held the locks: do not take them
     accepts = false;
     file.close();
 }
@@ -150,7 +150,7 @@ void log_file::take(bool accepts_more) {
 }
 
 void log_file::write_taken() {
-    // not before the records were taken: none of them is later
+    // read after the records were taken, so that none of them is later
     const moment now = moment::now();
     clock.add(now);
     for (size_t at = 0; at < taken.entries.size();) {
@@ -180,7 +180,7 @@ void log_file::write_lines() {
     lines.line.clear();
 }
 
-// returns the bytes written; when fewer than asked for, `error` says why
+// returns the bytes written; if not all were, `error` says why
 size_t log_file::write_some(std::string_view text) {
     sigpipe_guard guard(!is_regular());
     size_t written = 0;
@@ -195,8 +195,8 @@ size_t log_file::write_some(std::string_view text) {
     return written;
 }
 
-// The disk is full, or the reader went away: cuts the file back to whole lines and drops the rest. Returns how
-// many of the bytes that were written stay.
+// The disk is full, or the reader has gone: cuts the file back to whole lines and drops the rest. Returns how many
+// of the written bytes stay.
 size_t log_file::give_up(std::string_view text, size_t written) {
     const size_t left = !is_regular() ? written : written > last_line_room ? written - last_line_room : 0;
     const size_t kept = text.substr(0, left).rfind('\n') + 1;  // npos + 1 is 0
@@ -229,7 +229,7 @@ int log_file::close_file(const std::string & last_line) {
     if (!reader_gone) {
         error = 0;
         if (write_some(last_line) != last_line.size() && is_regular()) {
-            // a session_end that is cut off would look like a kill; without one it is merely unclosed
+            // a session_end that is cut off would look like a kill; without one the log is only unclosed
             (void) !ftruncate(file.get(), (off_t) bytes);
         }
     }
@@ -243,7 +243,7 @@ int log_file::close_file(const std::string & last_line) {
     return -error;
 }
 
-// literals are mostly one and the same, so that their addresses tell them apart
+// equal literals mostly have one address, so that compare first
 log_lines::event_count & log_lines::count_of(const char * event) {
     for (auto & count : counts) {
         if (count.event == event) {

@@ -3,8 +3,8 @@
 // Invariant: whatever happens to the disk or to the process, the file on disk is a sequence of whole
 // lines, followed at most by one that a kill cut off. A line that cannot be written is counted.
 //
-// A thread that decodes only copies a record, under a lock that is held for a copy. The recorder's thread takes
-// all records at once, formats them and writes the lines.
+// A thread that decodes only copies a record, under a lock that is held just for the copy. The recorder's thread
+// takes all records at once, formats them and writes the lines.
 
 #pragma once
 
@@ -62,21 +62,21 @@ class log_file {
     // creates `path` as held_file::create() does; returns 0 or -errno
     int open(const char * path, const held_file::existing & found);
 
-    // Writes what was added so far and gives the file its name. Returns 0 or -errno: then there is no new file.
+    // Writes what was added so far and gives the file its name. Returns 0 or -errno; on an error there is no new file.
     int begin();
 
-    // is called once, by the thread that writes, when something cannot be written
+    // called once, by the thread that writes, when something cannot be written
     std::function<void(int error)> on_failure;
 
     // adds a line of the event `event`, a literal; one that is too long for a reader is dropped
     void write(const char * event, std::string_view line);
 
-    // Adds a record, which `record.format(tail, lines)` turns into lines later, in another thread. The log owns
-    // what `owned` is until then: a record may point at that, and at literals. The tail is aligned like the record.
+    // Adds a record, which `record.format(tail, lines)` turns into lines later, in another thread. The log keeps `owned`
+    // until then: a record may point into it, and at literals. The tail is aligned like the record.
     template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
         static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
-        static_assert(alignof(R) == alignment, "so that what stands behind it is aligned");
-        static_assert(sizeof(entry) % alignment == 0, "so that what stands behind it is aligned");
+        static_assert(alignof(R) == alignment, "so that what follows it is aligned");
+        static_assert(sizeof(entry) % alignment == 0, "so that what follows it is aligned");
         const format_fn format = [](const char * data, size_t size, log_lines & lines) {
             ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
         };
@@ -105,7 +105,7 @@ class log_file {
         return close_file(line);
     }
 
-    // forgets the file without writing: for a child that inherited it through fork()
+    // forgets the file without writing: for a child of fork()
     void abandon();
 
     const std::string & path() const { return name; }
@@ -120,7 +120,7 @@ class log_file {
   private:
     using format_fn = void (*)(const char * data, size_t size, log_lines & lines);
 
-    // what was added and is not yet written
+    // what was added and not yet written
     struct batch {
         std::string entries;
         std::vector<std::shared_ptr<const void>> owned;
@@ -135,9 +135,9 @@ class log_file {
     static constexpr size_t alignment = 8;
     static constexpr size_t aligned(size_t n) { return (n + alignment - 1) / alignment * alignment; }
 
-    // so many bytes of lines are written at once: in large pieces, a file costs the kernel less
+    // bytes of lines per write: large writes cost the kernel less
     static constexpr size_t write_bytes = 1024 * 1024;
-    // when so many bytes wait for the recorder's thread, the thread that adds one more writes them
+    // when so many bytes wait for the recorder's thread, the thread that adds the next record writes them
     static constexpr size_t most_bytes  = 8 * 1024 * 1024;
     // bytes given back when the disk is full, so that the last line still finds room
     static constexpr size_t last_line_room = 4096;
@@ -147,11 +147,11 @@ class log_file {
     std::atomic<uint64_t> bytes { 0 };  // written
     std::atomic<uint64_t> n_dropped { 0 };
 
-    std::mutex adding;  // of the thread that adds a record or takes them all; nothing waits while it is held
+    std::mutex adding;  // guards `added` and `accepts`; nothing waits while it is held
     batch      added;
     bool       accepts = false;
 
-    std::mutex writing;  // of the thread that formats and writes; taken before `adding`
+    std::mutex writing;  // guards the rest; locked before `adding`
     batch      taken;
     held_file  file;
     log_lines  lines;

@@ -17,8 +17,8 @@ namespace llama_instr {
 
 namespace {
 
-// Facts that llama.cpp does not keep, for sessions that begin later. Never destroyed, as the session's
-// own globals; a mutex of their own, since a session asks for them while it holds its own.
+// Facts that llama.cpp does not keep, for sessions that begin later. Never destroyed, like the recorder's
+// globals. They have their own mutex, because a session asks for them while it holds its own.
 struct fact_table {
     std::mutex mutex;
     std::unordered_map<const llama_model *, model_load>      loads;
@@ -166,7 +166,7 @@ void write_hparams(json_line & line, const llama_model & model) {
     line.object(LLAMA_INSTR_K_HPARAMS);
     line.kv("n_vocab", model.vocab.n_tokens()).kv("n_ctx_train", hp.n_ctx_train);
     line.kv("n_layer", hp.n_layer()).kv("n_embd", hp.n_embd);
-    if (hp.n_layer() > 0) {  // those of a layer; a vocabulary alone has none, and asking ends the process
+    if (hp.n_layer() > 0) {  // a model that is only a vocabulary has no layers, and asking for their sizes would abort
         line.kv("n_head", hp.n_head()).kv("n_head_kv", hp.n_head_kv());
         line.kv("n_embd_head_k", hp.n_embd_head_k()).kv("n_embd_head_v", hp.n_embd_head_v());
         line.kv("n_rot", hp.n_rot()).kv("n_ff", hp.n_ff());
@@ -207,7 +207,7 @@ model_state & model_table::model_locked(const llama_model * model) {
 
     for (const auto & entry : model->tensors_by_name) {
         const int id = (int) slot->weights.size();
-        // a tensor that two names share is one weight
+        // a tensor with two names is one weight
         if (slot->weights.emplace(entry.second, id).second) {
             write_weight(s, slot->id, id, entry.first, entry.second);
         }
@@ -241,7 +241,7 @@ void model_table::write_context(const context_state & state, int model_id) {
 
 std::string memory_json(const llama_context * ctx) {
     json_line line;
-    // by name: the order of the map is that of addresses
+    // sorted by name: the map is ordered by address
     std::map<std::string, llama_memory_breakdown_data> by_name;
     for (const auto & entry : ctx->memory_breakdown()) {
         auto & sum = by_name[ggml_backend_buft_name(entry.first)];

@@ -32,12 +32,12 @@ struct context_state {
     int  last_step = -1;
     bool graphs_known = false;  // graphs built since the session began; older ones have no layers
     bool has_device   = false;
-    std::string memory;  // the last breakdown that was written
+    std::string memory;  // the last breakdown written
     std::vector<cache_state> caches;
     std::vector<std::unique_ptr<graph_state>> graphs;  // most recently used last
     ggml_instr_sink sink = {};
 
-    // the one that was computed last, if that has this uid
+    // the graph that was computed last, if it has this uid
     graph_state * last_graph(uint64_t uid) const {
         return !graphs.empty() && graphs.back()->uid == uid ? graphs.back().get() : nullptr;
     }
@@ -58,7 +58,7 @@ class model_table {
 
     // The state of a context; on its first use here, writes it, its model and its weights to the log.
     context_state & of(const llama_context * ctx);
-    // the same, nullptr when the session has not met the context
+    // the same, or nullptr if the session has not met the context
     context_state * find(const llama_context * ctx);
     model_state   & of(const llama_model * model);
     void forget(const llama_context * ctx);
@@ -66,7 +66,7 @@ class model_table {
     context_state * find_by_memory(llama_memory_t mem);
     // only the thread that uses the context adds to its caches
     void add_cache(context_state & state, const cache_state & cache);
-    // the contexts that this part's predecessor knew are this one's to find as well, with their caches
+    // takes over the contexts of the part before this one, with their caches
     void follow(model_table & previous);
 
   private:

@@ -31,8 +31,8 @@ struct global_state {
     std::shared_ptr<session> open;
     bool environment_asks = false;
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
-    // every session that somebody may still hold: the open one is the last, before it are parts that it followed
-    // and sessions that are being closed
+    // every session that may still be referred to: the open one is the last; before it come the parts that it
+    // followed and sessions that are being closed
     std::vector<std::weak_ptr<session>> sessions;
     std::mutex marks;
     bool recorder_runs = false;
@@ -49,7 +49,7 @@ global_state & global() {
     return *state;
 }
 
-thread_local char last_error[1024];  // not a string: it outlives the thread-locals that have to be destroyed
+thread_local char last_error[1024];  // an array, which outlives the thread-locals with destructors
 
 int fail(int code, const std::string & text) {
     snprintf(last_error, sizeof(last_error), "%s", text.c_str());
@@ -90,7 +90,7 @@ void * run_recorder(void *) {
     }
 }
 
-// It takes none of the program's signals. With the mutex held.
+// The thread blocks all signals. Call with the mutex held.
 void start_recorder() {
     auto & g = global();
     if (g.recorder_runs) {
@@ -107,7 +107,7 @@ void start_recorder() {
     pthread_sigmask(SIG_SETMASK, &previous, nullptr);
 }
 
-// with the mutex held
+// call with the mutex held
 void make_current(const std::shared_ptr<session> & s) {
     auto & g = global();
     const auto gone = [](const std::weak_ptr<session> & weak) { return weak.expired(); };
@@ -177,7 +177,7 @@ void open_from_environment() {
 
 int close_session(const char * reason, bool wait) {
     auto & g = global();
-    std::vector<std::shared_ptr<session>> parts;  // the last one is still to be followed
+    std::vector<std::shared_ptr<session>> parts;  // the last one is the open session
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         if (!g.open) {
@@ -221,11 +221,11 @@ void at_exit() {
     }
 }
 
-// Held while the process forks, so that the child finds them free and what they guard whole. Nobody writes to a log
-// meanwhile, but for the first lines of a new one, or waits for a step.
+// Locked while the process forks, so that the child can unlock them and finds what they guard whole. No thread holds
+// one of them while it writes to a log, except for the first lines of a new one, or waits for a step.
 std::array<std::mutex *, 4> locks_of_process() {
     auto & g = global();
-    return { &g.marks, &g.mutex, &facts_mutex(), &g.telling };  // in the order in which they are taken
+    return { &g.marks, &g.mutex, &facts_mutex(), &g.telling };  // in the order in which threads lock them
 }
 
 void before_fork() {
@@ -240,17 +240,17 @@ void after_fork() {
     }
 }
 
-// The child of a fork has its parent's file: it must not write there. It opens a log of its own when the
-// environment asks for one.
+// The child of a fork inherits its parent's file and must not write to it. It opens its own log if the environment
+// asks for one.
 void in_child() {
     auto & g = global();
     for (auto & part : held_sessions()) {
         part->log.abandon();
-        new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held for ever
+        new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held forever
     }
     g.sessions.clear();
     g.open          = nullptr;
-    g.recorder_runs = g.recorder_busy = false;  // a fork has but the thread that made it
+    g.recorder_runs = g.recorder_busy = false;  // the child has only the thread that forked
     g.closing = 0;
     g.environment_asks = !request_of_environment().path.empty();
     g.update_flag();
@@ -263,7 +263,7 @@ struct startup {
         auto & g = global();
         pthread_atfork(before_fork, after_fork, in_child);
         atexit(at_exit);
-        // Python ends itself by SIGINT after a KeyboardInterrupt, when it has cleaned up; exit() never runs then
+        // after a KeyboardInterrupt Python cleans up and ends itself by SIGINT; exit() never runs then
         if (const auto py_at_exit = (int (*)(void (*)())) dlsym(RTLD_DEFAULT, "Py_AtExit")) {
             py_at_exit(at_exit);
         }
@@ -327,8 +327,8 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
     return next;
 }
 
-// What it did is written first: a worker process may leave by _exit() when it has freed its models. The lock is that of
-// a rotation, which copies what the last part knows.
+// Writes what it did first: a worker process may call _exit() once it has freed its models. A rotation, which copies
+// what the last part knows, takes the same lock.
 template <typename T> static void forget_in_all(const T * what) {
     auto & g = global();
     std::vector<std::shared_ptr<session>> held;
@@ -373,7 +373,7 @@ const char * llama_instr_error(void) {
 int32_t llama_instr_begin(const char * path, const char * level, const char * args, const char * stats, int32_t flags) {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
-    // the program's own word goes before the environment's
+    // the program's call goes before the environment
     const bool environment_asks = g.environment_asks;
     g.environment_asks = false;
     request asked;

@@ -14,17 +14,17 @@ namespace [[gnu::visibility("hidden")]] llama_instr {
 
 // the open session; opens the one that the environment asks for when there is none yet
 std::shared_ptr<session> current_session();
-// the same, but opens none
+// the open session; never opens one
 std::shared_ptr<session> open_session_or_null();
 // the next part of the log, or `full` when there can be none
 std::shared_ptr<session> next_part(std::shared_ptr<session> full);
 
-// A model or a context is about to be freed: no session finds it any more, whoever holds that session. A rotation
-// cannot take it over to the next part meanwhile.
+// Makes every session forget a model or a context that is about to be freed. A rotation cannot copy it to the next
+// part meanwhile.
 void forget_everywhere(const llama_context * ctx);
 void forget_everywhere(const llama_model * model);
 
-// a line for the user, on the standard error that the program had before a library redirected it
+// prints a line to the standard error that the program had before a library redirected it
 void tell(const std::string & text);
 
 // held while a mark is written, so that a rotation cuts every open span in two

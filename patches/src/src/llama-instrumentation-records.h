@@ -1,7 +1,7 @@
 // llama-instrumentation-records.h - what comes with every decode, as it is kept until the log is written
 //
-// Plain numbers when they are taken, times and durations in ticks; the lines of the log when they are
-// formatted. Numbers that may be absent are -1 then.
+// A record holds plain numbers, with times and durations in ticks, and formats itself as lines of the log. A number
+// that may be absent is -1 then.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct alignas(8) step_begin_record {
 
 struct alignas(8) step_end_record {
     uint64_t begin, end, prepare, readback, recorder;
-    int64_t  minflt, majflt;               // -1: not asked for
+    int64_t  minflt, majflt;               // -1: not read
     int32_t  step, status, n_ubatch, n_reused;
 
     void format(std::string_view, log_lines & lines) const {
@@ -46,13 +46,13 @@ struct alignas(8) step_end_record {
 };
 
 struct alignas(8) compute_record {
-    uint64_t ubatch, apply, build, alloc, inputs;  // none of an update
+    uint64_t ubatch, apply, build, alloc, inputs;  // 0 for an update
     uint64_t begin, end;
     int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
     bool     is_update, encoder, reused;
 
     void format(std::string_view, log_lines & lines) const {
-        // the line through both, so that what passes between them is not longer than that: it may span a write
+        // the line through both, so that the parts are never longer than the whole: a write may fall between them
         const tick_scale scale(lines.clock->at(is_update ? begin : ubatch), lines.clock->at(begin));
         const uint64_t begin_ns = lines.clock->ns(begin);
         const uint64_t t = scale.begin.ns;

@@ -1,7 +1,7 @@
 // llama-instrumentation-secrets.cpp - see the header
 //
-// No regular expressions: those of the standard library call themselves for every character, and an argument may
-// be a whole program.
+// No regular expressions: those of the standard library recurse for every character, and an argument may be a
+// whole program.
 
 #include "llama-instrumentation-secrets.h"
 
@@ -45,7 +45,7 @@ bool names_secret(std::string_view name) {
     return false;
 }
 
-// OpenAI's keys and those made like them, Hugging Face's, GitHub's
+// keys of OpenAI and of those who copy their form, of Hugging Face and of GitHub
 std::string without_known_keys(std::string text) {
     for (const char * prefix : { "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_" }) {
         const std::string_view p = prefix;

@@ -38,7 +38,7 @@ int session::start(const std::string & path, const held_file::existing & found) 
     if (status != 0) {
         return status;
     }
-    // a full disk is told once, and ends the program where that was asked for
+    // a full disk is reported once, and ends the program if the user asked for that
     const auto on_failure = [this](int error) {
         const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
         tell(log.path() + " cannot be written (" + strerror(error) + "): " +
@@ -85,7 +85,7 @@ void session::write_mark(int64_t id, const char * name, const char * phase, int 
 }
 
 void session::wait_for_steps() {
-    // asked again and again, so that a step need not tell; one that hangs must not hang the end of the session
+    // polls, so that a step need not notify; a step that hangs must not hang the end of the session
     const uint64_t until = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
     while (steps > 0 && ggml_instr_clock_ns() < until) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));

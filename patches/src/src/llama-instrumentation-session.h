@@ -32,15 +32,15 @@ struct recording {
     std::string id;
     std::string path;  // of the first part
     std::string args;
-    std::atomic<uint64_t> rotate_bytes { 0 };  // a part that has grown past this is ended; 0: there is one part
+    std::atomic<uint64_t> rotate_bytes { 0 };  // a part ends when it has grown past this; 0: one part only
     std::atomic<int>  next_step { 0 };
     std::atomic<int>  next_mark { 0 };
     std::atomic<bool> nan_seen { false };
     std::map<int64_t, open_mark> marks;  // with the lock of marks_lock()
 };
 
-// One log file: a whole recording or, when it rotates, a part. A step holds a reference to the part that it began
-// in; the last reference to a part that another has followed closes its file.
+// One log file: a whole recording, or one part of a rotated one. A step holds a reference to the part in which it
+// began. The last reference to a part that another part has followed closes its file.
 class session {
   public:
     ~session() { close("rotated"); }
@@ -67,7 +67,7 @@ class session {
     std::atomic<uint64_t> overhead_ticks { 0 };
     std::atomic<uint64_t> dropped_ops { 0 };
 
-    // page faults of the process when they were last asked for; the recorder's thread says when they are due again
+    // page faults of the process at the last reading; the recorder's thread says when to read them again
     std::atomic<bool> faults_due { true };
     std::atomic<long> minflt { 0 };
     std::atomic<long> majflt { 0 };
@@ -88,12 +88,12 @@ class session {
     void write(const char * event, json_line & line) { log.write(event, line.end()); }
     void write_mark(int64_t id, const char * name, const char * phase, int thread);  // with the lock of marks_lock()
 
-    // as in the log
+    // as log_file::add()
     template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
         log.add(record, tail, owned);
     }
 
-    // steps under way keep the session open
+    // closing a session waits for the steps under way
     void step_begins() { steps++; }
     void step_ends()   { steps--; }
     void wait_for_steps();

@@ -1,7 +1,7 @@
-// llama-instrumentation-stats.cpp - the values of nodes that were asked for by name
+// llama-instrumentation-stats.cpp - reads the values of nodes, selected by name
 //
-// Reading values goes through the scheduler's eval callback, which computes up to each such node and
-// stops there: the log says that it is perturbed.
+// Values are read in the scheduler's eval callback. It stops the compute after each such node, which breaks the
+// fusion of kernels; the log says that it is perturbed.
 
 #include "llama-instrumentation-stats.h"
 
@@ -126,8 +126,8 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
 
 }  // namespace
 
-// ggml_backend_sched_eval_callback: with `ask`, whether the value is wanted; else the value is there, and
-// the answer is whether to go on
+// ggml_backend_sched_eval_callback: with `ask`, returns whether the value is wanted; without, the value is there,
+// and it returns whether to go on
 bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
     session * s = computing_session();
     if (!s || !s->reads_values()) {

@@ -1,4 +1,4 @@
-// llama-instrumentation-stats.h - the values of nodes that were asked for by name
+// llama-instrumentation-stats.h - reads the values of nodes, selected by name
 
 #pragma once
 

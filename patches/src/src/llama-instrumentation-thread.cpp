@@ -1,4 +1,4 @@
-// llama-instrumentation-thread.cpp - what the calling thread is about
+// llama-instrumentation-thread.cpp - the state of the calling thread
 
 #include "llama-instrumentation-thread.h"
 

@@ -1,7 +1,7 @@
-// llama-instrumentation-thread.h - what one call of llama_decode needs to remember, in a thread-local
+// llama-instrumentation-thread.h - the state of one call of llama_decode, in a thread-local
 //
-// All of the recorder's own work is timed and taken out of the spans around it, so that a step's parts
-// add up to the step. Spans are counted in ticks; they become nanoseconds when they are written.
+// The recorder times its own work and subtracts it from the spans around it, so that the parts of a step add up to
+// the step. Spans are counted in ticks; they become nanoseconds when they are written.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-// a clock that stops while the recorder works; `spent` is what the recorder spent in this thread so far
+// a clock that stops while the recorder works; `spent` is the recorder's time in this thread so far
 struct span_clock {
     uint64_t last         = 0;
     uint64_t spent_before = 0;
@@ -21,7 +21,7 @@ struct span_clock {
         spent_before = spent;
     }
 
-    // ticks since the last lap, without the recorder's own
+    // ticks since the last lap, without those of the recorder
     uint64_t lap(uint64_t now, uint64_t spent) {
         const uint64_t recorder = spent - spent_before;
         const uint64_t elapsed  = now - last;
@@ -75,36 +75,36 @@ struct build_state {
 };
 
 struct thread_state {
-    uint64_t      spent = 0;  // ticks that the recorder itself took in this thread
+    uint64_t      spent = 0;  // ticks of the recorder itself in this thread
     json_line     line;       // only one is built at a time
     step_state    step;
     ubatch_state  ubatch;
     compute_state compute;
     build_state   build;
     std::vector<uint32_t> cells;  // that a ubatch takes
-    // what a wait for a device and a sampler will be told to
+    // the session and the step that a wait for a device and a sampler belong to
     std::shared_ptr<session> waiting;
     std::shared_ptr<session> sampling;
 };
 
-// looked up once a hook: the lookup is a call
+// call once per hook: the lookup of a thread-local is a call
 thread_state & tl();
 
 // the calling thread's line; only one is built at a time
 json_line & line_buffer();
 
-// where a node stands in the compute that is under way in this thread
+// the index of a node in the compute under way in this thread
 struct node_reference {
     int compute, graph, node, layer;
 };
 session * computing_session();  // nullptr when none records it
-void stop_compute();           // it will be told as aborted
+void stop_compute();           // its status will be `aborted`
 bool find_computed_node(const ggml_tensor * t, node_reference & out);
 
 // written right behind the `compute` event, which the line refers to
 void write_after_compute(const char * event, std::string line);
 
-// counts the time until its end as the recorder's own
+// counts the time of its scope as the recorder's
 struct recorder_clock {
     thread_state & thread;
     uint64_t       begin;

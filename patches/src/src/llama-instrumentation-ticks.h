@@ -1,8 +1,8 @@
 // llama-instrumentation-ticks.h - the CPU's counter, and how its ticks become nanoseconds
 //
-// A tick costs a third of what the clock costs to read, and the clock's code comes from memory when it is read
-// once a decode. So what is recorded is recorded in ticks. Whenever the log is written both are read, and what
-// lies between two such moments lies on the line through them: no calibration that could drift.
+// Reading the counter costs a third of reading the clock, whose code has left the caches by the next decode. So
+// times are recorded in ticks. Whenever the log is written, both are read. A time between two such moments lies on
+// the line through them: there is no calibration that could drift.
 
 #pragma once
 
@@ -26,7 +26,7 @@ struct moment {
     uint64_t ticks;
 
     static moment now() {
-        // what is put between the two, another process or an interrupt, would bend every line through them
+        // an interrupt or another process between the two readings would bend every line through them
         constexpr uint64_t longest = 1000;
         for (int attempt = 0;; attempt++) {
             const uint64_t before = ticks_now();
@@ -39,7 +39,7 @@ struct moment {
     }
 };
 
-// The line through two moments. In fixed point: off by some nanoseconds after an hour, and never running backwards.
+// The line through two moments, in fixed point: off by some nanoseconds after an hour, and never runs backwards.
 struct tick_scale {
     static constexpr int      fraction_bits = 40;
     static constexpr uint64_t half = (uint64_t) 1 << (fraction_bits - 1);
@@ -68,7 +68,7 @@ struct tick_scale {
     bool is_short(uint64_t ticks) const { return ((wide) ticks * ns_per_tick) >> 63 == 0; }
 };
 
-// The line through all the moments of a log. It goes on beyond the last of them as it went before.
+// The line through all the moments of a log. Beyond the last moment it keeps its last slope.
 class tick_clock {
   public:
     // `now` is later than all before

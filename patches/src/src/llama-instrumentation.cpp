@@ -26,7 +26,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     auto & t    = tl();
     auto & step = t.step;
     if (step.depth > 0) {
-        return;  // a callback of the application decodes inside a decode
+        return;  // a decode inside a decode, from a callback of the application
     }
     auto s = current_session();
     if (s && s->is_full()) {
@@ -35,7 +35,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     if (!s) {
         return;
     }
-    // not before: another thread may just have opened what the step is told to
+    // only now: another thread may just have opened the session that gets this step
     const uint64_t now   = ticks_now();
     const uint64_t spent = t.spent;
     recorder_clock recorder(t, now);
@@ -88,8 +88,8 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     step.s->add(record);
 }
 
-// The process's faults since they were last asked for. Another thread may have asked later and be here
-// earlier: then they are told there.
+// The page faults of the process since the last call. Another thread may have read the counters later and come
+// here earlier; that thread then counts them.
 static long faults_since(std::atomic<long> & last, long now) {
     long before = last.load();
     while (before < now && !last.compare_exchange_weak(before, now)) {
@@ -97,7 +97,7 @@ static long faults_since(std::atomic<long> & last, long now) {
     return before < now ? now - before : 0;
 }
 
-// several times what all the hooks of a decode take: the kernel asks every thread
+// costs several times what all the hooks of a decode cost: the kernel asks every thread
 static void ask_for_faults(session & s, step_end_record & record) {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -195,7 +195,7 @@ void llama_instr_ubatch::finish() {
     auto & t = tl();
     t.ubatch.open = false;
     t.build.open  = false;
-    // from the end of the compute on, when there was one: the time was read there
+    // since the end of the compute, if there was one: the time was read there
     t.step.clock.start(t.ubatch.computed ? t.ubatch.computed : ticks_now(), t.spent);
 }
 
@@ -327,7 +327,7 @@ void llama_instr_sync::finish() {
 //
 
 void llama_instr_sample::begin() {
-    llama_synchronize(ctx);  // what is still computing is not the sampler's time
+    llama_synchronize(ctx);  // waits for the compute, which is not the sampler's time
     tl().sampling = current_session();
     t_begin = ticks_now();
 }

@@ -1,4 +1,4 @@
-// llama-instrumentation.h - what llama.cpp calls, and the C API for those who use the library
+// llama-instrumentation.h - the hooks that llama.cpp calls, and the C API
 //
 // Every hook is a call site of one or two lines in a patch. With no session open, each costs the load of
 // a flag and a branch that is always predicted.
@@ -38,11 +38,11 @@ LLAMA_API int32_t      llama_instr_abi(void);
 LLAMA_API const char * llama_instr_info(void);   // a JSON object: the log's `producer`
 LLAMA_API const char * llama_instr_error(void);  // of the last call that failed, in this thread
 
-// Opens the process's session. `args` is a JSON object or NULL; `stats` a regular expression over the names
-// of nodes whose values are to be read, or NULL. Returns 0 or -errno.
+// Opens the session of the process. `args` is a JSON object or NULL. `stats` is a regular expression for the names
+// of the nodes whose values are read, or NULL. Returns 0 or -errno.
 LLAMA_API int32_t llama_instr_begin(const char * path, const char * level, const char * args, const char * stats, int32_t flags);
 
-// Waits for the steps that are under way and closes the log. Returns 0, or -errno when events were lost.
+// Waits for the steps under way and closes the log. Returns 0, or -errno when events were lost.
 LLAMA_API int32_t llama_instr_end(void);
 
 LLAMA_API int32_t llama_instr_status(void);
@@ -51,11 +51,11 @@ LLAMA_API int64_t llama_instr_dropped(void);  // events that could not be writte
 // phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session
 LLAMA_API int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name);
 
-// an event of the application's own; `json` is one JSON value. Returns 0, or -1 without a session
+// writes an event of the application; `json` is one JSON value. Returns 0, or -1 without a session
 LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
 
-// The memory breakdown of a context as a JSON array, one object per buffer type. Returns its length; when
-// that is not less than `size`, the text was cut.
+// Writes the memory breakdown of a context as a JSON array with one object per buffer type. Returns its length; if
+// that is `size` or more, the text was cut.
 LLAMA_API int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size);
 
 }  // extern "C"
@@ -69,11 +69,11 @@ struct llama_batch_ext;
 class  llama_kv_cache;
 class  llama_memory_recurrent;
 
-// Called directly: a name that the library exports is called through two tables, which are in nobody's cache
-// when they are needed once a decode.
+// Hidden, so that calls are direct: an exported name is called through two tables, which have left the caches
+// by the next decode.
 #pragma GCC visibility push(hidden)
 
-// a session is open, or the environment asks for one
+// true while a session is open or the environment asks for one
 extern std::atomic<bool> llama_instr_on;
 
 static inline bool llama_instr_enabled() {
@@ -102,7 +102,7 @@ class llama_instr_step {
 
   private:
     bool active = false;
-    int  status = -1;  // when an exception left the call
+    int  status = -1;  // stays when an exception leaves the call
 
     void begin(const llama_context * ctx);
     void finish();
@@ -140,7 +140,7 @@ class llama_instr_ubatch {
         }
     }
 
-    // the graph at hand was built before the session knew of it: its layers are unknown
+    // the graph was built before the session knew it: its layers are unknown
     bool may_reuse() const { return !active || may_reuse_impl(); }
 
     void reused() {
@@ -191,7 +191,7 @@ class llama_instr_compute {
         }
     }
 
-    // returns what the caller is to go on with: a compute that a NaN has stopped did not succeed
+    // returns the status for the caller: a compute that a NaN has stopped did not succeed
     ggml_status end(ggml_status status_) {
         status = status_;
         if (active) {
@@ -231,7 +231,7 @@ class llama_instr_sync {
     void finish();
 };
 
-// the apply() of a cache's context: `cells` are those that the ubatch takes, by stream; none for a shift
+// in apply() of a cache's context: `cells` are those that the ubatch takes, by stream; empty for a shift
 void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv);
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem);
 
@@ -247,10 +247,10 @@ static inline void llama_instr_recurrent_apply(const llama_memory_recurrent * me
     }
 }
 
-// llama_memory_*: around an operation that the application asks for
+// llama_memory_*: around an operation that the application calls
 class llama_instr_memory_op {
   public:
-    // what the operation's arguments mean depends on the operation; those that it has not are `none`
+    // the meaning of the arguments depends on the operation; unused ones are `none`
     static constexpr int none = INT32_MIN;
 
     llama_instr_memory_op(llama_memory_t mem_, const char * op_, int seq_ = none, int seq_dst_ = none, int p0_ = none, int p1_ = none, int arg_ = none) :
@@ -276,8 +276,8 @@ class llama_instr_memory_op {
     void finish();
 };
 
-// llama_model_load_from_file_impl, llama_model::~llama_model; registered even when nothing is recorded,
-// so that a session which begins later knows of what is loaded already
+// llama_model_load_from_file_impl, llama_model::~llama_model. Models are registered even when nothing is recorded,
+// so that a session that begins later knows those already loaded.
 class llama_instr_model_load {
   public:
     explicit llama_instr_model_load(const char * path);

@@ -1,9 +1,9 @@
 // ggml-instrumentation.h - where a CPU graph compute leaves the time of every kernel
 //
-// The caller of a graph compute owns a sink and leaves it in a thread-local of ggml-base. The compute
-// copies the pointer into its thread pool, and every worker writes only into its own, pre-sized array:
-// nothing is allocated, formatted or locked between the first kernel and the last. The caller reads the
-// arrays after the compute has returned (ggml's last barrier orders the writes before that).
+// The caller of a graph compute owns a sink and sets it in a thread-local of ggml-base. The compute copies the
+// pointer into its thread pool, and every worker writes only into its own array, which has its full size: nothing
+// is allocated, formatted or locked between the first kernel and the last. The caller reads the arrays after the
+// compute has returned; ggml's last barrier orders the writes before that.
 
 #pragma once
 
@@ -28,28 +28,28 @@ struct ggml_cgraph;
 struct ggml_backend_sched;
 struct ggml_backend;
 
-// One worker. Times are ticks of ggml_instr_ticks(). `nodes` keeps what it held in the compute before, so that a
-// graph that runs as it ran then writes nothing there. `times` is what the log keeps: as narrow as it can be and
-// one kernel behind the other, since between two kernels it is in nobody's cache. So large that the fields two
-// workers write never share a cache line.
+// One worker. Times are ticks of ggml_instr_ticks(). `nodes` keeps the values of the previous compute, so that a
+// graph that runs in the same order writes nothing there. `times` is as narrow as possible, one kernel after the
+// other, because it leaves the caches between two kernels. The struct is padded so that two workers never write to
+// the same cache line.
 struct ggml_instr_thread {
     uint64_t * nodes;  // of the graph that the kernel computed: the first, and how many (ggml_instr_nodes)
     uint32_t * times;  // ggml_instr_n_times() for every kernel, see there
     int32_t  n;
     int32_t  capacity;
-    uint64_t version;  // how often `nodes` has changed
-    int64_t  dropped;  // kernels for which there was no room
+    uint64_t version;  // counts the changes of `nodes`
+    int64_t  dropped;  // kernels without room
     uint64_t begin;    // of the first kernel
     uint64_t end;      // of the last one
-    uint64_t next;     // when another may begin
+    uint64_t next;     // when another kernel may begin
     uint64_t waited;   // inside barriers since `next`
     bool     record_wait;
     bool     use_counter;
     uint8_t  pad[54];
 };
 
-// of a kernel: what it took, what passed between the one before and it, and of what it took, what it waited inside
-// barriers (only with sink->record_wait)
+// times per kernel: its duration, the gap before it and, only with sink->record_wait, the part of the duration that
+// it waited inside barriers
 static inline int32_t ggml_instr_n_times(bool record_wait) {
     return record_wait ? 3 : 2;
 }
@@ -83,16 +83,16 @@ struct ggml_instr_sink {
 // CLOCK_MONOTONIC in nanoseconds
 GGML_API uint64_t ggml_instr_clock_ns(void);
 
-// the CPU has a counter of constant rate that all cores share, and its name
+// whether the CPU has a counter of constant rate that all cores share, and its name
 GGML_API bool         ggml_instr_has_counter(void);
 GGML_API const char * ggml_instr_counter_name(void);
 
-// the sink of the calling thread, NULL when nothing is recorded
+// the sink of the calling thread, or NULL if nothing is recorded
 GGML_API void                     ggml_instr_set_sink(struct ggml_instr_sink * sink);
 GGML_API struct ggml_instr_sink * ggml_instr_get_sink(void);
 
-// makes room for `n_threads` times `n_ops` kernels and `n_splits` splits, and forgets what was recorded;
-// returns false when there is no memory
+// makes room for `n_threads` times `n_ops` kernels and for `n_splits` splits, and forgets what was recorded;
+// returns false when memory runs out
 GGML_API bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int32_t n_ops, int32_t n_splits);
 GGML_API void ggml_instr_sink_free (struct ggml_instr_sink * sink);
 
@@ -100,12 +100,12 @@ GGML_API void ggml_instr_sink_free (struct ggml_instr_sink * sink);
 GGML_API void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous);
 GGML_API void ggml_instr_split_end(void);
 
-// what the scheduler and the graph do not tell otherwise
+// facts that the scheduler and the graph do not offer otherwise
 GGML_API void     ggml_instr_sched_get_split(struct ggml_backend_sched * sched, int32_t split, int32_t * i_start, int32_t * i_end, struct ggml_backend ** backend);
 GGML_API uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph);
 GGML_API bool     ggml_instr_node_runs(const struct ggml_tensor * node);  // a CPU kernel runs for it
 
-// A duration in 32 bits: exact below 2^31 ticks, a second or two, and in units of 4096 ticks from there on.
+// A duration in 32 bits: exact below 2^31 ticks (about a second), beyond that in units of 4096 ticks.
 GGML_API uint32_t ggml_instr_pack_long(uint64_t ticks);
 
 static inline uint32_t ggml_instr_pack(uint64_t ticks) {
@@ -134,7 +134,7 @@ static inline uint64_t ggml_instr_ticks(bool use_counter) {
     return ggml_instr_clock_ns();
 }
 
-// the worker's array, NULL when this worker is not recorded
+// the worker's array, or NULL if this worker is not recorded
 static inline struct ggml_instr_thread * ggml_instr_thread_begin(struct ggml_instr_sink * sink, int ith) {
     if (sink == NULL || ith >= sink->n_threads) {
         return NULL;
@@ -170,12 +170,12 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
     th->next   = th->end = now;
 }
 
-// the barrier between two kernels belongs to neither; that after the last one ends at `next`
+// the barrier between two kernels belongs to neither; the one after the last kernel ends at `next`
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
     th->next = ggml_instr_ticks(th->use_counter);
 }
 
-// around a barrier inside of a kernel: its waiting is part of the kernel's time
+// around a barrier inside a kernel: the wait is part of the kernel's time
 static inline uint64_t ggml_instr_wait_begin(const struct ggml_instr_thread * th) {
     return ggml_instr_ticks(th->use_counter);
 }

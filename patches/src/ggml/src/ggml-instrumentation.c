@@ -75,7 +75,7 @@ struct ggml_instr_sink * ggml_instr_get_sink(void) {
     return ggml_instr_current_sink;
 }
 
-// grows only: a session that alternates between two graphs allocates once
+// only grows: a session that alternates between two graphs allocates once
 static bool ggml_instr_reserve_threads(struct ggml_instr_sink * sink, int32_t n_threads) {
     if (n_threads <= sink->n_threads) {
         return true;
@@ -94,13 +94,13 @@ static bool ggml_instr_reserve_ops(struct ggml_instr_thread * th, int32_t n_ops)
     if (n_ops <= th->capacity) {
         return true;
     }
-    // one block for both; what was recorded before is not needed any more
+    // one block for both; what was recorded before is no longer needed
     const size_t size = (size_t) n_ops * (sizeof(*th->nodes) + 3 * sizeof(*th->times));
     uint64_t * block = malloc(size);
     if (block == NULL) {
         return false;
     }
-    // touch the pages now, not inside the compute (zeros would be given by the kernel, untouched)
+    // touch the pages now, not inside the compute (calloc would leave them untouched)
     memset(block, 0xff, size);
     free(th->nodes);
     th->nodes    = block;
@@ -139,7 +139,7 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
 
 void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
     for (int32_t i = 0; i < sink->n_threads; i++) {
-        free(sink->threads[i].nodes);  // and the times behind them
+        free(sink->threads[i].nodes);  // and `times`, in the same block
     }
     free(sink->threads);
     free(sink->splits);
@@ -147,7 +147,7 @@ void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
 }
 
 uint32_t ggml_instr_pack_long(uint64_t ticks) {
-    // two cores' counters may disagree by some ticks: time does not run backwards here
+    // the counters of two cores may differ by some ticks; time must not run backwards
     if (ticks >> 63) {
         return 0;
     }
