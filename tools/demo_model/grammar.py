@@ -1,43 +1,81 @@
-"""A grammar of little stories: one seed in, as many stories as you like out.
+"""The stories that the demo model learns: random texts of the grammar in stories.txt.
 
-A story is a plot's sentences, each chosen among several, whose slots are filled on first use and
-then kept. So a name, its pronoun, a colour, a place and a feeling must be remembered to the end.
+A story is an opening, a plot and a closing. Each of their steps gives one sentence, chosen among
+several. A slot of a sentence is filled on its first use and keeps its word to the end of the story,
+so a reader has to remember names, pronouns, colours, places and feelings.
 """
 
 import math
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
-
-from tools.demo_model.frame import CLOSINGS, DEPARTURES, INTRODUCTIONS, Plot
-from tools.demo_model.lexicon import ANIMALS, NAMES, PLACES, TWINS, WORDS, Name
-from tools.demo_model.settings import PLOTS_AT
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Step = list[str]
 
-_SLOT = re.compile(r"\{(\w+)\}")
-_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiou])")
+_SLOT: Final = re.compile(r"\{(\w+)\}")
+_ARTICLE: Final = re.compile(r"\b([Aa]) (?=[aeiou])")
 
-# What names each slot that is bound together with others.
-_LEADERS: Final[dict[str, str]] = {
-    **dict.fromkeys(("hero", "he", "him", "his"), "hero"),
-    **dict.fromkeys(("place", "at_place"), "place"),
+# slots that take their words from the list of another slot
+_LIST_OF: Final = {"elsewhere": "hiding", "other_colour": "colour", "friend_kind": "animal"}
+# slots that must differ from another slot
+_UNLIKE: Final = {
+    "elsewhere": "hiding",
+    "hiding": "elsewhere",
+    "other_colour": "colour",
+    "colour": "other_colour",
+    "friend_kind": "kind",
 }
 
 
-@dataclass(frozen=True)
-class Story:
-    """A finished story: its sentences, and what its random choices cost together, in nats."""
+class Story(NamedTuple):
+    """A text, and the entropy of the random choices that made it, in nats."""
 
-    sentences: tuple[str, ...]
+    text: str
     nats: float
 
-    @property
-    def text(self) -> str:
-        """The story as one paragraph."""
-        return " ".join(self.sentences)
+
+class Grammar(NamedTuple):
+    """What stories.txt holds."""
+
+    words: dict[str, list[str]]
+    places: dict[str, list[str]]
+    plots: dict[str, list[Step]]
+
+
+def read_grammar() -> Grammar:
+    """Return the grammar in stories.txt."""
+    text = Path(__file__).with_name("stories.txt").read_text(encoding="utf-8")
+    sections: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            sections[line.strip("[]")] = []
+        elif line and not line.startswith("#"):
+            sections[list(sections)[-1]].append(line)
+    words, places = (
+        {name: _options(rest) for name, _, rest in (line.partition(":") for line in lines)}
+        for lines in (sections.pop("words"), sections.pop("places"))
+    )
+    plots: dict[str, list[Step]] = {}
+    for name, lines in sections.items():
+        plots[name] = []
+        for line in lines:
+            plots[name] += plots[line[1:]] if line[0] == "@" else [_options(line)]
+    return Grammar(words, places, plots)
+
+
+def _options(line: str) -> list[str]:
+    return [option.strip() for option in line.split("|")]
+
+
+GRAMMAR: Final = read_grammar()
+NAMES: Final = [
+    {"hero": name, "he": he, "him": him, "his": his, "child": child}
+    for child, he, him, his in (("boy", "he", "him", "his"), ("girl", "she", "her", "her"))
+    for name in GRAMMAR.words[child]
+]
 
 
 class _Teller:
@@ -48,84 +86,58 @@ class _Teller:
         self._bound: dict[str, str] = {}
         self.nats = 0.0
 
-    def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options, all equally likely, and count what the choice costs."""
+    def choose(self, options: Sequence[T]) -> T:
+        """Return one of the options, all equally likely, and add the entropy of the choice."""
         self.nats += math.log(len(options))
         return self._rng.choice(options)
 
-    def sentences(self, plot: Plot) -> list[str]:
-        """Return one sentence of each step, those that are not empty."""
-        told = [self._sentence(self.pick(step)) for step in plot]
-        return [sentence for sentence in told if sentence]
+    def tell(self, plot: list[Step]) -> list[str]:
+        """Return one sentence of each step, without the empty ones."""
+        told = [_SLOT.sub(self._fill, self.choose(step)) for step in plot]
+        return [_ARTICLE.sub(r"\1n ", sentence) for sentence in told if sentence]
 
     def word(self, slot: str) -> str:
-        """Return what fills a slot, chosen now if it was not before."""
+        """Return the word of a slot, chosen now unless it was before."""
         if slot not in self._bound:
-            self._bind(_LEADERS.get(slot, slot))
+            self._bound |= self._bind(slot)
         return self._bound[slot]
 
-    def _sentence(self, template: str) -> str:
-        """Return the template with its slots filled and its articles put right."""
-        return _ARTICLE.sub(r"\1n ", _SLOT.sub(self._fill, template))
-
     def _fill(self, match: re.Match[str]) -> str:
-        slot = match.group(1)
+        slot = match[1]
         word = self.word(slot.lower())
         return word if slot.islower() else word[0].upper() + word[1:]
 
-    def _bind(self, leader: str) -> None:
-        if leader == "hero":
-            self._bind_hero()
-        elif leader == "place":
-            place = self.pick(PLACES)
-            self._bound |= {
-                "place": place.noun,
-                "at_place": f"{place.preposition} the {place.noun}",
-            }
-        elif leader == "friend":
-            self._bound["friend"] = self.pick([n for n in NAMES if n != self._hero()]).name
-        elif leader == "kind":
-            self._bound["kind"] = self._hero_kind()
-        elif leader == "friend_kind":
-            self._bound["friend_kind"] = self._pick_unlike(ANIMALS, "kind")
+    def _bind(self, slot: str) -> dict[str, str]:
+        """Return words for a slot and for those that depend on the same choice."""
+        if slot in NAMES[0]:
+            return self.choose(NAMES)
+        if slot in ("place", "at_place"):
+            place = self.choose(list(GRAMMAR.places))
+            return {"place": place, "at_place": f"{GRAMMAR.places[place][0]} the {place}"}
+        if slot == "friend":
+            options = [name["hero"] for name in NAMES if name["hero"] != self.word("hero")]
+        elif slot == "kind":
+            if not self.choose((True, False)):  # half of the heroes are children
+                return {slot: self.word("child")}
+            options = GRAMMAR.words["animal"]
         else:
-            self._bind_word(leader)
-
-    def _bind_hero(self) -> None:
-        name = self.pick(NAMES)
-        self._bound |= {"hero": name.name, "he": name.he, "him": name.him, "his": name.his}
-
-    def _hero(self) -> Name:
-        hero = self.word("hero")
-        return next(name for name in NAMES if name.name == hero)
-
-    def _hero_kind(self) -> str:
-        # Half of the heroes are children, or one would hardly ever meet a boy among the animals.
-        return self.pick(ANIMALS) if self.pick((True, False)) else self._hero().child
-
-    def _bind_word(self, slot: str) -> None:
-        base = TWINS.get(slot, slot)
-        twin = next((other for other, of in TWINS.items() if of == slot), base)
-        self._bound[slot] = self._pick_unlike(WORDS[base], twin)
-
-    def _pick_unlike(self, options: Sequence[str], other: str) -> str:
-        """Return an option that the other slot does not hold, if that slot is bound at all."""
-        return self.pick([word for word in options if word != self._bound.get(other)])
+            other = self._bound.get(_UNLIKE.get(slot, ""))
+            options = [word for word in GRAMMAR.words[_LIST_OF.get(slot, slot)] if word != other]
+        return {slot: self.choose(options)}
 
 
-def tell(rng: random.Random) -> Story:
-    """Return the next story of this stream of random numbers."""
+def _tell(rng: random.Random) -> Story:
     teller = _Teller(rng)
-    opening = teller.pick((INTRODUCTIONS, DEPARTURES))
-    sentences = teller.sentences(opening)
-    # Every opening names the place.
-    sentences += teller.sentences(teller.pick(PLOTS_AT[teller.word("place")]))
-    sentences += teller.sentences(CLOSINGS)
-    return Story(tuple(sentences), teller.nats)
+    told = teller.tell(GRAMMAR.plots[teller.choose(("introduction", "departure"))])
+    # every opening names the place
+    _, *plots = GRAMMAR.places[teller.word("place")]
+    for name in (teller.choose(plots), "closing"):
+        told += teller.tell(GRAMMAR.plots[name])
+    return Story(" ".join(told), teller.nats)
 
 
 def stories(seed: int) -> Iterator[Story]:
     """Yield stories without end, always the same ones for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield tell(rng)
+        yield _tell(rng)

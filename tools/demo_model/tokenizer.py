@@ -1,90 +1,85 @@
-"""The demo model's tokenizer: llama.cpp's SPM algorithm, in a few lines of Python.
+"""The demo model's tokenizer: learns pieces by byte-pair merging, encodes as llama.cpp does."""
 
-A space is written as U+2581 and one is put before the text; then the adjacent pair whose union is
-the best-scored piece is merged, the leftmost among equals, until none is left. A character that
-is no piece becomes its UTF-8 bytes, one token each.
-"""
-
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 SPACE: Final = "\u2581"
-
-UNKNOWN: Final = 0
 BOS: Final = 1
 EOS: Final = 2
 FIRST_BYTE: Final = 3
 
-# Token types as GGUF counts them.
-TYPE_NORMAL: Final = 1
-TYPE_UNKNOWN: Final = 2
-TYPE_CONTROL: Final = 3
-TYPE_BYTE: Final = 6
+_SPECIAL: Final = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
+# as GGUF numbers them: unknown, control, control, byte …, normal
+_SPECIAL_TYPES: Final = (2, 3, 3, *[6] * 256)
+_NORMAL: Final = 1
 
-_SPECIALS: Final = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
-_SPECIAL_TYPES: Final = (TYPE_UNKNOWN, TYPE_CONTROL, TYPE_CONTROL, *[TYPE_BYTE] * 256)
+# words and punctuation marks apart, so that no piece holds both
+_WORD: Final = re.compile(f"{SPACE}?(?:[A-Za-z]+|[^A-Za-z{SPACE}])")
 
 
 class Tokenizer:
     """A vocabulary of special tokens, then the learned pieces, the best first."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
-        self.tokens: Final = (*_SPECIALS, *pieces)
-        self.types: Final = (*_SPECIAL_TYPES, *[TYPE_NORMAL] * len(pieces))
-        self.scores: Final = (*[0.0] * len(_SPECIALS), *(-float(i) for i in range(len(pieces))))
-        self._ids: Final = {piece: len(_SPECIALS) + i for i, piece in enumerate(pieces)}
+        self.tokens: Final = [*_SPECIAL, *pieces]
+        self.types: Final = [*_SPECIAL_TYPES, *[_NORMAL] * len(pieces)]
+        self.scores: Final = [*[0.0] * len(_SPECIAL), *(-float(i) for i in range(len(pieces)))]
+        self._ids: Final = {piece: len(_SPECIAL) + i for i, piece in enumerate(pieces)}
         self._encode_word = lru_cache(maxsize=65536)(self._encode_new_word)
 
-    @classmethod
-    def of_tokens(cls, tokens: Sequence[str]) -> "Tokenizer":
-        """Return the tokenizer whose whole vocabulary, special tokens included, is this list."""
-        if tuple(tokens[: len(_SPECIALS)]) != _SPECIALS:
-            raise ValueError("the list does not begin with this tokenizer's special tokens")
-        return cls(tokens[len(_SPECIALS) :])
-
     def encode(self, text: str) -> list[int]:
-        """Return the text's token ids, the beginning-of-sequence token first."""
-        ids = [BOS]
-        if text:
-            for word in _words(SPACE + text.replace(" ", SPACE)):
-                ids += self._encode_word(word)
-        return ids
+        """Return the token ids of a text with a space before it, beginning with BOS."""
+        marked = SPACE + text.replace(" ", SPACE) if text else ""
+        # no piece has a space inside
+        words = re.findall(f"{SPACE}?[^{SPACE}]+|{SPACE}", marked)
+        return [BOS, *(token for word in words for token in self._encode_word(word))]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the ids, without control tokens and without the space put first."""
-        raw = b"".join(self._bytes(token) for token in ids)
-        return raw.decode("utf-8", errors="replace").removeprefix(" ")
-
-    def _bytes(self, token: int) -> bytes:
-        kind = self.types[token]
-        if kind == TYPE_BYTE:
-            return bytes([token - FIRST_BYTE])
-        return self.tokens[token].replace(SPACE, " ").encode() if kind == TYPE_NORMAL else b""
-
-    def _encode_new_word(self, word: str) -> tuple[int, ...]:
+    def _encode_new_word(self, word: str) -> list[int]:
+        """Merge the adjacent pair whose union is the best piece, the leftmost of equals, until no
+        union is a piece. A character that is no piece becomes its UTF-8 bytes."""
         parts = list(word)
-        while (at := self._best_merge(parts)) is not None:
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        return tuple(token for part in parts for token in self._ids_of_part(part))
-
-    def _best_merge(self, parts: Sequence[str]) -> int | None:
-        """Return where the pair to merge next begins, or None if no pair makes a piece."""
-        found = [
+        while pairs := [
             (self._ids[left + right], at)
             for at, (left, right) in enumerate(pairwise(parts))
             if left + right in self._ids
-        ]
-        return min(found)[1] if found else None
+        ]:
+            at = min(pairs)[1]
+            parts[at : at + 2] = ["".join(parts[at : at + 2])]
+        ids: list[int] = []
+        for part in parts:
+            known = self._ids.get(part)
+            ids += [FIRST_BYTE + byte for byte in part.encode()] if known is None else [known]
+        return ids
 
-    def _ids_of_part(self, part: str) -> tuple[int, ...]:
-        if part in self._ids:
-            return (self._ids[part],)
-        return tuple(FIRST_BYTE + byte for byte in part.encode())
 
+def learn_pieces(texts: Iterable[str], vocabulary: int) -> list[str]:
+    """Return the pieces that fill a vocabulary: merges in the order learned, then characters.
 
-def _words(text: str) -> list[str]:
-    """Return the text cut before every space mark: no learned piece reaches across one."""
-    first, *others = text.split(SPACE)
-    return [*([first] if first else []), *(SPACE + word for word in others)]
+    Raises ValueError if the texts have too few of them.
+    """
+    count = vocabulary - len(_SPECIAL)
+    # a word's parts with spaces between them
+    words = Counter(
+        " ".join(word) for text in texts for word in _WORD.findall(SPACE + text.replace(" ", SPACE))
+    )
+    characters = sorted({part for word in words for part in word.split()})
+    merges: dict[str, None] = {}
+    while len(merges) + len(characters) < count:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, times in words.items():
+            for pair in pairwise(word.split()):
+                pairs[pair] += times
+        if not pairs:
+            raise ValueError(f"the texts have only {len(merges) + len(characters)} pieces")
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges["".join(best)] = None  # another pair may have made the same piece
+        found = re.compile(rf"(?<!\S){re.escape(' '.join(best))}(?!\S)")
+        merged: Counter[str] = Counter()
+        for word, times in words.items():
+            merged[found.sub("".join(best), word)] += times
+        words = merged
+    return [*merges, *characters]

@@ -1,13 +1,11 @@
-"""Writing the model and its tokenizer as a GGUF file."""
+"""The demo model as a GGUF file."""
 
 from pathlib import Path
 
 import gguf
-import torch
 
-from tools.demo_model.model import Llama
-from tools.demo_model.shape import Shape
-from tools.demo_model.tokenizer import BOS, EOS, UNKNOWN, Tokenizer
+from tools.demo_model.model import Llama, Shape
+from tools.demo_model.tokenizer import BOS, EOS, Tokenizer
 
 NAME = "llamacpp-instr demo storyteller"
 DESCRIPTION = (
@@ -25,29 +23,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def round_to_half(model: Llama) -> None:
-    """Round every matrix to what the file will hold, so that the model is the one shipped."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.copy_(weight.half())
-
-
-def write_gguf(path: Path, model: Llama, tokenizer: Tokenizer) -> None:
+def write_gguf(path: Path, model: Llama, shape: Shape, tokenizer: Tokenizer) -> None:
     """Write the file: matrices in F16, the norms' gains in F32."""
     writer = gguf.GGUFWriter(path, "llama")
-    _add_description(writer)
-    _add_shape(writer, model.shape)
-    _add_tokenizer(writer, tokenizer)
-    for name, weight in model.state_dict().items():
-        writer.add_tensor(name, (weight.half() if weight.dim() == 2 else weight.float()).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _add_description(writer: gguf.GGUFWriter) -> None:
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(NAME)
     writer.add_description(DESCRIPTION)
@@ -56,8 +34,6 @@ def _add_description(writer: gguf.GGUFWriter) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
-
-def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_vocab_size(shape.vocabulary)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -71,17 +47,22 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
 
-
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(list(tokenizer.tokens))
-    writer.add_token_scores(list(tokenizer.scores))
-    writer.add_token_types(list(tokenizer.types))
-    writer.add_unk_token_id(UNKNOWN)
+    writer.add_token_list(tokenizer.tokens)
+    writer.add_token_scores(tokenizer.scores)
+    writer.add_token_types(tokenizer.types)
+    writer.add_unk_token_id(0)
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(True)
     writer.add_chat_template(CHAT_TEMPLATE)
+
+    for name, weight in model.state_dict().items():
+        writer.add_tensor(name, (weight.half() if weight.dim() == 2 else weight.float()).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
