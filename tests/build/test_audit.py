@@ -17,22 +17,13 @@ CLEAN: list[dict[str, Any]] = [
 ]
 
 
-def test_what_was_asked_and_is_clean_passes() -> None:
+def test_a_vulnerable_package_and_one_without_an_answer_are_named() -> None:
     assert judge(VERSIONS, {"dependencies": CLEAN, "fixes": []}) == []
-
-
-def test_a_vulnerable_version_is_named_with_what_mends_it() -> None:
     flaw = {"id": "PYSEC-2026-1", "fix_versions": ["2.0.1"], "aliases": [], "description": ""}
-    numpy = {**CLEAN[1], "vulns": [flaw]}
-    (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], numpy]})
+    (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], {**CLEAN[1], "vulns": [flaw]}]})
     assert line == "numpy 2.0.0: PYSEC-2026-1, mended in 2.0.1"
-
-
-def test_no_answer_is_no_good_answer() -> None:
-    skipped = {"name": "numpy", "skip_reason": "Dependency not found on PyPI"}
-    for answers in ([CLEAN[0], skipped], [CLEAN[0]]):
-        (line,) = judge(VERSIONS, {"dependencies": answers})
-        assert line.startswith("no advisories could be had for 1 of 2 packages (numpy)")
+    (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], {"name": "numpy", "skip_reason": "?"}]})
+    assert line.startswith("no advisories could be had for 1 of 2 packages (numpy)")
 
 
 def test_everything_that_is_needed_is_asked_about() -> None:

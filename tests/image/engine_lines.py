@@ -1,6 +1,6 @@
 """The lines of README and docs that need a container engine, and why some are not run.
 
-tests/image/engine_suite.py runs them; tests/pages/test_docker_lines.py sees that none is left out.
+tests/image/engine_suite.py runs them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, li
 OTHERS = {
     "make test": test_docs_servers.RUNS,
     "make test-docs": suite.RUNS,
-    # except two, of an image that needs a registry: tests/pages/test_docker_lines.py
     "make docker-test": engine_lines.docker_lines(),
 }
 """who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
@@ -147,19 +146,6 @@ def test_the_python_of_the_readme_runs(
     (place.directory / "code.py").write_text(code, encoding="utf-8")
     done = place.run_script("python code.py && instr check session.log")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_q4_k_against_q8_0_begins_with_one_file(
-    stock: Path, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    """Three commands, and the reader has to have nothing but the F16 model."""
-    block = next(b for b in BLOCKS if b[0].text.startswith("instr quantize model-F16.gguf"))
-    assert [line.text.split()[1] for line in block] == ["quantize", "quality", "compare"]
-    place = Place(tmp_path / "place", stock, environment)
-    assert place.run(block[0]).returncode == 0
-    wanted = {word for line in block for word in line.text.split() if word.endswith(".gguf")}
-    assert {path.name for path in place.directory.glob("*.gguf")} == wanted
-    assert place.laid == ["model-F16.gguf"]
 
 
 def test_every_line_is_run_by_somebody() -> None:

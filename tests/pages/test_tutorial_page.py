@@ -1,27 +1,14 @@
-"""docs/tutorial.md shows what its recording holds, and what it says holds for one made now."""
+"""What docs/tutorial.md says holds for its recording and for one made now."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-
-import pytest
 
 from converters.exports.tables import load_tables
 from tests.conftest import Instr
-from tests.kit.notebook import ROOT, TUTORIAL, executed
+from tests.kit.notebook import ROOT, TUTORIAL
 
 PAGE = TUTORIAL.read_text(encoding="utf-8")
-
-
-def plain(page: str) -> str:
-    """Without the widths, which differ between pandas' versions."""
-    return re.sub(r"[ ]+", " ", re.sub(r"(?m)^ +", "", page))
-
-
-def test_the_page_shows_what_its_lines_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert plain(PAGE) == plain(executed(PAGE)), "write it anew: python -m tests.kit.notebook"
 
 
 def kernels(heading: str) -> list[list[str]]:
