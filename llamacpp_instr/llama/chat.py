@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.engine import LoadedModel
 
 SECONDS = 5
 """of computing that a template may take; real ones take milliseconds"""
@@ -22,11 +22,11 @@ _MOST_TEXT = 1 << 16
 text take no time, a hundred thousand take minutes"""
 
 
-def render_chat(model: Model, prompt: str) -> str:
+def render_chat(model: LoadedModel, prompt: str) -> str:
     """The text of a conversation in which the user has said `prompt` and the model is to answer.
 
-    `Model.tokenize` is to be given the result: a BOS that the tokenizer adds is not in it. Ends
-    the process by `TIME_IS_UP` when the template takes more than `SECONDS`.
+    It is for `LoadedModel.tokenize`, so it has no BOS if the tokenizer adds one. Ends the process
+    by `TIME_IS_UP` when the template takes more than `SECONDS`.
     """
     template = model.chat_template()
     if not template:

@@ -72,7 +72,7 @@ class ContextOptions:
             )
 
 
-class Model:
+class LoadedModel:
     """A loaded model and its vocabulary."""
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
@@ -101,7 +101,7 @@ class Model:
             params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
         return params
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> LoadedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,7 +207,7 @@ class Model:
 class Context:
     """A context of a model: its memory and the batches that it computes."""
 
-    def __init__(self, model: Model, options: ContextOptions, embed_tokens: int = 0) -> None:
+    def __init__(self, model: LoadedModel, options: ContextOptions, embed_tokens: int = 0) -> None:
         """`embed_tokens` > 0 makes a context for embeddings of prompts of up to so many tokens."""
         options.check()
         self.model = model

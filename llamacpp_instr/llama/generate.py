@@ -10,7 +10,7 @@ from typing import Literal
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context
-from llamacpp_instr.llama.sampling import Sampler, Sampling
+from llamacpp_instr.llama.sampling import Sampler
 
 Finish = Literal["end", "length", "context"]
 """Why generation stopped: the model said so, `n` was reached, the context is full."""
@@ -56,26 +56,6 @@ def embed(context: Context, prompt: Sequence[int]) -> list[float]:
     if values is None:
         raise UsageError(f"{context.model.path}: the model gives no embeddings")
     return values
-
-
-def run_tokens(context: Context, prompt: Sequence[int], n: int) -> list[int]:
-    """Compute `prompt` and, where the model has a memory, `n` greedy tokens after it.
-
-    Works with any architecture. Returns the tokens, none for a model that only encodes.
-    """
-    check_prompt(context, prompt)
-    context.clear()
-    model = context.model
-    if not model.has_decoder:
-        context.encode(prompt)
-        return []
-    if not context.memory:
-        context.decode(prompt)
-        return []
-    tokens: list[int] = []
-    with Sampler(context, Sampling()) as sampler:
-        generate(context, prompt, sampler, n, tokens.append, stop_at_end=False)
-    return tokens
 
 
 def check_prompt(context: Context, prompt: Sequence[int]) -> None:

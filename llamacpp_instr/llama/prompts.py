@@ -1,7 +1,7 @@
 """Turns texts into tokens, in a process of its own: see `child`.
 
 A vocabulary may lack what its tokenizer needs, a chat template is a program of the model's, and a
-text of a megabyte may take minutes. The tokens are those that `Model.tokenize` gives.
+text of a megabyte may take minutes. The tokens are those that `LoadedModel.tokenize` gives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.chat import SECONDS, TIME_IS_UP, render_chat
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
-from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.engine import LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 
@@ -51,7 +51,7 @@ def _tokenize(path: Path, texts: Sequence[str], chat: bool, parse_special: bool)
         return [model.tokenize(text, parse_special) for text in texts]
 
 
-class _Vocabulary(Model):
+class _Vocabulary(LoadedModel):
     """A model without its weights."""
 
     def _params(self, mmap: bool) -> Any:

@@ -28,7 +28,7 @@ import msgspec
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.engine import CACHE_TYPES, Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import CACHE_TYPES, Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import LlamaLog, captured
 from llamacpp_instr.memory.breakdown import (
@@ -60,7 +60,7 @@ def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBrea
     options.check()
     _check_size(options.ctx or 0)
 
-    def make(dry: Model) -> None:
+    def make(dry: LoadedModel) -> None:
         with Context(dry, options) as context:
             embed_tokens = 0 if context.memory else 1
         for ubatch in (1, options.ubatch):
@@ -74,7 +74,7 @@ def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdow
     """What a context with the settings of a recorded one would hold. Raises as `dry_run`."""
     _check_size(settings.n_ctx)
 
-    def make(dry: Model) -> None:
+    def make(dry: LoadedModel) -> None:
         for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
             with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
                 pass
@@ -94,7 +94,7 @@ class LoadError(UsageError):
     """llama.cpp cannot load the model."""
 
 
-class _DryModel(Model):
+class _DryModel(LoadedModel):
     """A model's metadata, and buffers of no bytes."""
 
     def __init__(self, path: Path, log: LlamaLog) -> None:
@@ -112,7 +112,7 @@ class _DryModel(Model):
 class _RecordedContext(Context):
     """A context made as a recorded one was, whatever made that."""
 
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
+    def __init__(self, model: LoadedModel, settings: ContextSettings) -> None:
         self._settings = settings
         options = ContextOptions(cache_type_k=settings.type_k, cache_type_v=settings.type_v)
         super().__init__(model, options)
@@ -129,7 +129,7 @@ class _RecordedContext(Context):
         return params
 
 
-def _dry_run(model: ModelFile, make: Callable[[Model], None], mmap: bool) -> MemoryBreakdown:
+def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) -> MemoryBreakdown:
     """What the last context that `make` makes would hold; the one before is for single tokens."""
     model.check_has_weights()
     native.load()

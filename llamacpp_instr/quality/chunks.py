@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import LlamaFailed
 from llamacpp_instr.llama.sampling import Sampler, Sampling
 
@@ -38,7 +38,7 @@ class WritingContext(Context):
 
 
 def cut_chunks(
-    model: Model, tokens: Sequence[int], ctx: int, at_most: int | None = None
+    model: LoadedModel, tokens: Sequence[int], ctx: int, at_most: int | None = None
 ) -> list[list[int]]:
     """The whole chunks of `ctx` tokens of a text, cut as llama-perplexity cuts it: a chunk's first
     token gives way to the beginning-of-sequence token where the model wants one.
@@ -107,7 +107,7 @@ def _decode_one_each(context: Context, tokens: Sequence[int], position: int) -> 
         api.llama_batch_free(batch)
 
 
-def _first_token(model: Model) -> int:
+def _first_token(model: LoadedModel) -> int:
     """What a text begins with: the BOS token, where there is none what separates texts."""
     for token in (model.api.llama_vocab_bos(model.vocab), model.api.llama_vocab_eos(model.vocab)):
         if 0 <= token < model.n_vocab:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama.crashes import last_words
-from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import LlamaLog, captured
 from llamacpp_instr.llama.prompts import tokenize
@@ -195,8 +195,8 @@ def _logits(context: Context, n: int) -> NDArray[np.float32]:
     )
 
 
-def _open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> Model:
-    model = stack.enter_context(Model(file.path, log))
+def _open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
+    model = stack.enter_context(LoadedModel(file.path, log))
     if model.is_diffusion:
         raise UsageError(f"{file.path} is a diffusion model: it predicts no next token")
     if model.has_encoder or not model.has_decoder:
@@ -241,7 +241,7 @@ def _check_contexts(contexts: Sequence[Context]) -> None:
             )
 
 
-def _default_ctx(model: Model) -> int:
+def _default_ctx(model: LoadedModel) -> int:
     trained = model.n_positions or model.n_ctx_train or DEFAULT_CTX
     return max(min(DEFAULT_CTX, trained), _MIN_CTX)
 

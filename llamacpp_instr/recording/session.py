@@ -29,7 +29,7 @@ OnLogError = Literal["continue", "stop"]
 """What happens to the process when the log cannot be written any more."""
 
 
-class Session:
+class Recording:
     """A session that is being recorded; made by `record`."""
 
     def __init__(self, library: native.Native, path: Path, written: Path) -> None:
@@ -116,7 +116,7 @@ class Session:
         if self._written.is_file():
             self._written.unlink()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ def record(
     force: bool = False,
     stop_on_nan: bool = False,
     on_log_error: OnLogError = "continue",
-) -> Session:
+) -> Recording:
     """Begin a session that records every use of `llama_cpp` in this process until it is closed.
 
     `level` is how much is recorded (`schema.LEVELS`), `stats` a regular expression: the values of
@@ -174,8 +174,8 @@ def begin_session(
     stop_on_nan: bool,
     on_log_error: OnLogError,
     aside: bool = False,
-) -> Session:
-    """As `record`. With `aside` an existing log stays what it is until `Session.take_name`;
+) -> Recording:
+    """As `record`. With `aside` an existing log stays what it is until `Recording.take_name`;
     `force_option` is how the user says `force`."""
     check_choice("level", level, LEVELS)
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
@@ -196,7 +196,7 @@ def begin_session(
     arguments = log_json("args", dict(args), default=str)
     if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:
         raise UsageError(_with_path(library.error(), log))
-    return Session(library, log, written)
+    return Recording(library, log, written)
 
 
 def check_log_path(path: Path, force: bool, option: str) -> None:

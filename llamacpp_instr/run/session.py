@@ -18,7 +18,7 @@ from llamacpp_instr import terminal
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
-from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
@@ -29,7 +29,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.output import check_not_input
 from llamacpp_instr.recording.files import fresh_log
 from llamacpp_instr.recording.pipe import LogPipe
-from llamacpp_instr.recording.session import OnLogError, Session, begin_session
+from llamacpp_instr.recording.session import OnLogError, Recording, begin_session
 from llamacpp_instr.terminal import abandon_standard_output, write_text
 
 DEFAULT_LOG = Path("session.log")
@@ -121,7 +121,7 @@ def run(
             return f"{path}, recorded in {'standard output' if str(log) == '-' else log}", 1
 
         try:
-            with last_words(about), Model(path, llama_log, options.mmap) as model:
+            with last_words(about), LoadedModel(path, llama_log, options.mmap) as model:
                 (_run_embed if options.embed else _run_text)(
                     options,
                     prompts,
@@ -178,8 +178,8 @@ def _print(piece: bytes) -> None:
 def _run_text(
     options: RunOptions,
     prompts: Sequence[Sequence[int]],
-    model: Model,
-    session: Session,
+    model: LoadedModel,
+    session: Recording,
     out: BinaryIO,
     notice: Callable[[str], None],
 ) -> None:
@@ -215,8 +215,8 @@ def _run_text(
 def _run_embed(
     options: RunOptions,
     prompts: Sequence[Sequence[int]],
-    model: Model,
-    session: Session,
+    model: LoadedModel,
+    session: Recording,
     out: BinaryIO,
     notice: Callable[[str], None],
 ) -> None:
@@ -234,9 +234,9 @@ def _run_embed(
 
 
 def _repeat(
-    model: Model,
+    model: LoadedModel,
     count: int,
-    session: Session,
+    session: Recording,
     once: Callable[[], None],
     notice: Callable[[str], None],
 ) -> None:
@@ -253,7 +253,7 @@ def _repeat(
 class _TextWriter:
     """Writes tokens as text, whole characters only, the moment they are there."""
 
-    def __init__(self, model: Model, out: BinaryIO) -> None:
+    def __init__(self, model: LoadedModel, out: BinaryIO) -> None:
         self._model = model
         self._out = out
         # bytes that will never become a character are replaced

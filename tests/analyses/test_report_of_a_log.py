@@ -16,7 +16,7 @@ from converters.analyses.memory import compression_reports
 from converters.analyses.memory.recorded import recorded_memory
 from converters.analyses.stored_weights import stored_in_log
 from llamacpp_instr import schema
-from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.recording.session import record
@@ -93,7 +93,7 @@ def test_a_whole_cache_for_sliding_windows_is_recognized(tmp_path: Path) -> None
     """As programs make it that leave `swa_full` as it is; llama.cpp's tools, and ours, do not."""
     path = random_models() / "gemma3-dense.gguf"
     with captured() as llama_log, record(tmp_path / "a.log", level="minimal"):  # noqa: SIM117
-        with Model(path, llama_log) as model:
+        with LoadedModel(path, llama_log) as model:
             params = model.api.llama_context_default_params()
             params.n_ctx = 4096
             model.api.llama_free(model.api.llama_init_from_model(model.handle, params))
@@ -133,7 +133,7 @@ def test_a_compute_buffer_that_grew_is_explained(log: Path) -> None:
 
 def test_contexts_that_are_alike_are_one_section(tmp_path: Path) -> None:
     with captured() as llama_log, record(tmp_path / "a.log", level="minimal"):  # noqa: SIM117
-        with Model(quantized_demo("Q8_0"), llama_log) as model:
+        with LoadedModel(quantized_demo("Q8_0"), llama_log) as model:
             for ctx in (256, 512, 256):
                 with Context(model, ContextOptions(ctx=ctx)):
                     pass

@@ -119,13 +119,13 @@ def test_every_crash_is_one_line(tmp_path: Path, words: str, thread: bool) -> No
     program = f"""
 import ctypes, signal, threading
 from pathlib import Path
-from llamacpp_instr.llama.engine import Model
+from llamacpp_instr.llama.engine import LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.log import captured
 def crash():
     {CRASHES[words]}
-with captured(Interrupt()) as log, Model(Path({str(model)!r}), log) as model:
+with captured(Interrupt()) as log, LoadedModel(Path({str(model)!r}), log) as model:
     with last_words(lambda: ("the model", 2)):
         if {thread}:
             other = threading.Thread(target=crash)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import Context, ContextOptions, Model
-from llamacpp_instr.llama.generate import embed, run_tokens
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.log import captured
+from llamacpp_instr.llama.sampling import Sampler, Sampling
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -20,10 +21,24 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 def opened(path: Path, embed_tokens: int = 0, **options: int) -> Iterator[Context]:
     with (
         captured() as log,
-        Model(path, log) as model,
+        LoadedModel(path, log) as model,
         Context(model, ContextOptions(threads=1, **options), embed_tokens) as context,  # type: ignore[arg-type]
     ):
         yield context
+
+
+def run_tokens(context: Context, prompt: list[int], n: int) -> list[int]:
+    """The greedy tokens after a prompt, each computed; none of a model that only encodes."""
+    check_prompt(context, prompt)
+    context.clear()
+    if not context.memory:
+        compute = context.decode if context.model.has_decoder else context.encode
+        compute(prompt)
+        return []
+    tokens: list[int] = []
+    with Sampler(context, Sampling()) as sampler:
+        generate(context, prompt, sampler, n, tokens.append, stop_at_end=False)
+    return tokens
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.engine import CACHE_TYPES, FLASH_ATTN, Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import (
+    CACHE_TYPES,
+    FLASH_ATTN,
+    Context,
+    ContextOptions,
+    LoadedModel,
+)
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
@@ -67,7 +73,11 @@ def planned_uses(plan: MemoryBreakdown) -> dict[tuple[str, str], int]:
 
 def held(path: Path, options: ContextOptions, mmap: bool = True) -> dict[tuple[str, str], int]:
     """What a context of the model, loaded in earnest, holds."""
-    with captured() as log, Model(path, log, mmap) as model, Context(model, options) as context:
+    with (
+        captured() as log,
+        LoadedModel(path, log, mmap) as model,
+        Context(model, options) as context,
+    ):
         assert context.handle
         return uses_of(native.load().memory(context.handle))
 
@@ -109,7 +119,7 @@ def test_encoders_get_a_context_for_embeddings(models: Path) -> None:
     model = load_model_file(models / "bert.gguf")
     plan = dry_run(model, ContextOptions(), True)
     assert plan.settings.embeddings
-    with captured() as log, Model(model.path, log) as loaded:  # noqa: SIM117
+    with captured() as log, LoadedModel(model.path, log) as loaded:  # noqa: SIM117
         with Context(loaded, ContextOptions(), embed_tokens=1) as context:
             assert context.handle
             assert planned_uses(plan) == uses_of(native.load().memory(context.handle))
@@ -201,7 +211,7 @@ def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
     options = ContextOptions(1024, 128, 32, 2, "q8_0", "f16", "on")
     log = tmp_path / "session.log"
     with captured() as llama_log, record(log, level="minimal"):  # noqa: SIM117
-        with Model(model.path, llama_log) as loaded, Context(loaded, options):
+        with LoadedModel(model.path, llama_log) as loaded, Context(loaded, options):
             pass
     (context,) = read_events(log, "context")
     (memory,) = read_events(log, "memory")

@@ -28,7 +28,7 @@ import gguf
 
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.memory.breakdown import MAPPED
@@ -218,7 +218,7 @@ def _be_a_case(path: Path, writing: int) -> None:
 
 
 def _compute(path: Path) -> None:
-    with captured(Interrupt()) as log, Model(path, log) as model:
+    with captured(Interrupt()) as log, LoadedModel(path, log) as model:
         for embed_tokens in (0, PROMPT):
             with Context(model, OPTIONS, embed_tokens) as context:
                 prompt = [1] * PROMPT

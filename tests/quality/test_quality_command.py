@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacpp_instr.llama.engine import Context, ContextOptions, Model
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.quality import logits
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, environment: dict[str
 def test_a_model_writes_what_it_holds_for_probable(models: Path) -> None:
     """Of 800 texts, each first token is as frequent as the model says."""
     n, options = 800, ContextOptions(ctx=8, threads=1)
-    with captured() as log, Model(models / "llama.gguf", log) as model:
+    with captured() as log, LoadedModel(models / "llama.gguf", log) as model:
         with WritingContext(model, options) as context:
             chunks = list(write_chunks(context, n, 1, lambda _n: None))
         with Context(model, options) as context:

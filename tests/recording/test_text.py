@@ -19,7 +19,7 @@ import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.recording.session import Session
+from llamacpp_instr.recording.session import Recording
 from llamacpp_instr.recording.text import MAX_DATA, MAX_DEPTH, MAX_NAME
 from llamacpp_instr.schema import MAX_LINE, Mark, Note, SessionStart
 
@@ -57,7 +57,7 @@ def reads(log: Path) -> list[Any]:
     return [event for _, event in read_events(log)]
 
 
-def use(session: Session, kind: str, name: str, data: Any) -> None:
+def use(session: Recording, kind: str, name: str, data: Any) -> None:
     if kind == "note":
         session.note(name, data)
     elif kind == "instant":
