@@ -6,6 +6,7 @@ speeds are those of this machine.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.quality.divergence import Outputs
 from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
-from llamacpp_instr.quantize.runner import quantize_model
 from llamacpp_instr.run.session import RunOptions
 from llamacpp_instr.run.turns import run_trials
 from llamacpp_instr.weights.compare import compute_weight_errors
@@ -70,7 +70,7 @@ def measure(reference: ModelFile, directory: Path) -> list[Line]:
         print(line, file=sys.stderr)
 
     source = directory / "demo-F16.gguf"
-    quantize_model(reference, "F16", source)  # a copy, so that it takes its turn with the others
+    shutil.copyfile(reference.path, source)  # so that it takes its turn with the others
     types = ["F16", *FILE_TYPES]
     trials = run_trials(load_model_file(source), types, directory, options, ROUNDS, notice)
     sides = [

@@ -102,7 +102,7 @@ def quantize(
         files = list(paths.values())
         if not dry_run:
             with progress_bar(f"Quantizing {source.path.name}") as on_progress:
-                quantizer.write_all(plans, files, force=force, on_progress=on_progress)
+                quantizer.write(plans, files, force=force, on_progress=on_progress)
     reports = quantization_reports(plans, files, written=not dry_run)
     every = list_tensors(plans)
     report.write([*reports, every] if report.form in ("json", "html") else reports)

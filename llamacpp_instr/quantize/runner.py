@@ -47,34 +47,6 @@ _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _DEFAULT = QuantizeOptions()
 
 
-def plan_quantization(
-    source: ModelFile, file_type: str, options: QuantizeOptions = _DEFAULT
-) -> QuantizationPlan:
-    """What `quantize_model` would write; raises what it would raise but for a missing importance
-    matrix, which the plan tells of."""
-    with Quantizer(source, options) as quantizer:
-        return quantizer.plan(file_type)
-
-
-def quantize_model(
-    source: ModelFile,
-    file_type: str,
-    output: Path,
-    options: QuantizeOptions = _DEFAULT,
-    *,
-    force: bool = False,
-    on_progress: OnProgress | None = None,
-) -> QuantizeResult:
-    """Write `source` as `file_type` to the new file `output`; progress is told in weights.
-
-    Raises `UsageError` for what cannot be done or what llama.cpp refuses, `InstrError` when it
-    could not be done to its end, `NativeError` without the library.
-    """
-    with Quantizer(source, options) as quantizer:
-        plan = quantizer.plan(file_type)
-        return quantizer.write(plan, output, force=force, on_progress=on_progress)
-
-
 class Quantizer:
     """llama.cpp's quantizer in a process of its own, for one source; a context manager."""
 
@@ -114,7 +86,7 @@ class Quantizer:
             self._said = (self._said + line)[-4000:]
 
     def plan(self, file_type: str) -> QuantizationPlan:
-        """What `write` would write; raises `UsageError` for what it cannot."""
+        """Return what `write` would write; raises what it raises."""
         file_type = parse_file_type(file_type)
         check_overrides_used(file_type, self.options)
         lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
@@ -133,25 +105,17 @@ class Quantizer:
 
     def write(
         self,
-        plan: QuantizationPlan,
-        output: Path,
-        *,
-        force: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> QuantizeResult:
-        """Write what `plan` says to the new file `output`; raises what `quantize_model` raises."""
-        return self.write_all([plan], [output], force=force, on_progress=on_progress)[0]
-
-    def write_all(
-        self,
         plans: Sequence[QuantizationPlan],
         outputs: Sequence[Path],
         *,
         force: bool = False,
         on_progress: OnProgress | None = None,
     ) -> list[QuantizeResult]:
-        """Write what `plans` say to the new files `outputs`; what can be refused of any of them is
-        refused before the first is begun."""
+        """Write each of `plans` to the new file of `outputs`; progress is counted in weights.
+
+        Raises `UsageError`, before the first file is begun, for what cannot be done, and for what
+        llama.cpp refuses; `InstrError` if the quantizer fails; `NativeError` without the library.
+        """
         check_outputs(self.source, plans, outputs, self.options, force)
         total = sum(plan.n_elements for plan in plans)
         before = 0

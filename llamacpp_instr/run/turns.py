@@ -66,7 +66,7 @@ def run_trials(
     with Quantizer(source) as quantizer:
         plans = [quantizer.plan(name) for name in models]
         notice(f"quantizing {source.path.name} to {', '.join(models)}")
-        quantizer.write_all(plans, list(models.values()), force=options.force)
+        quantizer.write(plans, list(models.values()), force=options.force)
     for trial in trials:
         # each is tried before the first is run
         check_memory(load_model_file(trial.model), options.context)

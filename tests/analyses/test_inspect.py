@@ -18,6 +18,7 @@ from converters.report.report import Cell, Report, render_text
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
+from tests.kit.gguf_files import save
 
 SOME_MODELS = (
     "llama-dense", "llama-moe", "falcon-dense", "mamba-dense", "qwen3next-moe", "gemma3-dense",
@@ -197,10 +198,7 @@ def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> Non
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
 
 
 # --- the command ---

@@ -18,6 +18,7 @@ import zstandard
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.model.types import TYPES
+from tests.kit.gguf_files import save
 from tests.kit.made_log import encode, make_log
 from tests.kit.tiny_models import write_vocabulary
 
@@ -122,10 +123,7 @@ def write_importance(directory: Path) -> None:
 
 
 def _write(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.model.types import BY_NAME
+from tests.kit.gguf_files import save
 
 
 def half(*numbers: float) -> bytes:
@@ -26,10 +27,7 @@ def write_blocks(
     for name, (type_name, data) in tensors.items():
         number = gguf.GGMLQuantizationType(BY_NAME[type_name].number)
         writer.add_tensor(name, data, raw_dtype=number if data.dtype == np.uint8 else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 

@@ -7,16 +7,21 @@ import struct
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
-from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.quantize.plan import QuantizationPlan, QuantizeOptions, QuantizeResult
+from llamacpp_instr.quantize.runner import Quantizer
+from tests.kit.gguf_files import save
 from tests.kit.native_kit import unpatched_library
 
 LAYERS, ROWS = 8, 8
 """eight layers: several recipes treat the first eighth in another way"""
 
+_DEFAULT = QuantizeOptions()
 _IN_LAYER = (
     "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp",
 )  # fmt: skip
@@ -28,6 +33,24 @@ def llama_quantize(*arguments: object) -> None:
         [unpatched_library() / "llama-quantize", *map(str, arguments)],
         capture_output=True, check=True,
     )  # fmt: skip
+
+
+def plan_quantization(
+    source: ModelFile, file_type: str, options: QuantizeOptions = _DEFAULT
+) -> QuantizationPlan:
+    with Quantizer(source, options) as quantizer:
+        return quantizer.plan(file_type)
+
+
+def quantize_model(
+    source: ModelFile,
+    file_type: str,
+    output: Path,
+    options: QuantizeOptions = _DEFAULT,
+    **how: Any,
+) -> QuantizeResult:
+    with Quantizer(source, options) as quantizer:
+        return quantizer.write([quantizer.plan(file_type)], [output], **how)[0]
 
 
 def write_model(
@@ -62,10 +85,7 @@ def write_model(
     random = np.random.default_rng(4)
     for name, shape in (tensors | (shapes or {})).items():
         writer.add_tensor(name, random.normal(0, 1, shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
@@ -92,10 +112,7 @@ def write_imatrix(path: Path, sums: dict[str, np.ndarray], count: float = 3) -> 
         counts = np.arange(count, count - len(rows), -1, np.float32)
         writer.add_tensor(f"{name}.in_sum2", rows)
         writer.add_tensor(f"{name}.counts", counts[:, None])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 

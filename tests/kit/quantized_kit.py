@@ -12,6 +12,7 @@ import numpy as np
 
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import FILE_TYPES
+from tests.kit.gguf_files import save
 from tests.kit.native_kit import DEMO, unpatched_library
 
 QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES.values() if name != "NVFP4"]
@@ -65,9 +66,6 @@ def flat_importance() -> Path:
                 sums = np.ones((1, weight.ne[0]), np.float32)
                 writer.add_tensor(f"{weight.name}.in_sum2", sums)
                 writer.add_tensor(f"{weight.name}.counts", np.ones((1, 1), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        save(writer)
         unfinished.replace(path)
     return path

@@ -12,6 +12,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.kit.gguf_files import save
+
 WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 256
 TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
 
@@ -190,8 +192,5 @@ def _finish(
         if name == nan_in:
             values[:] = np.nan
         writer.add_tensor(name, values.astype((dtypes or {}).get(name, np.float32)))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path

@@ -8,13 +8,13 @@ import struct
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from tests.kit import tiny_models
+from tests.kit.gguf_files import write_two_parts
 
 
 def header(version: int = 3, tensors: int = 0, metadata: int = 0, order: str = "<") -> bytes:
@@ -169,14 +169,7 @@ def test_a_tensor_that_cannot_be(tmp_path: Path, tensors: list[bytes], words: st
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     """A model in two parts, as gguf-py splits it."""
-    writer = gguf.GGUFWriter(tmp_path / "split.gguf", "llama", split_max_tensors=1)
-    for name in ("a", "b"):
-        writer.add_tensor(name, np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return sorted(tmp_path.glob("split-*.gguf"))
+    return write_two_parts(tmp_path)
 
 
 def test_a_split_model_is_its_first_part(parts: list[Path]) -> None:

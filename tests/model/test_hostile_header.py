@@ -21,6 +21,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_array, read_header
 from llamacpp_instr.model.types import TYPES
 from tests.kit import tiny_models
+from tests.kit.gguf_files import save, write_two_parts
 
 STRING, ARRAY, FLOAT32, UINT32 = 8, 9, 6, 4
 MOST = 1 << 14
@@ -100,10 +101,7 @@ def originals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[by
     writer.add_file_type(15)
     writer.add_tensor("blk.0.a.weight", np.zeros((4, 144), np.uint8),
                       raw_dtype=gguf.GGMLQuantizationType.Q4_K)  # fmt: skip
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return [*found, (folder / "arrays.gguf").read_bytes()]
 
 
@@ -228,14 +226,7 @@ def test_text_without_end_costs_no_memory(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_split_model_that_do_not_belong_together(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "split.gguf", "llama", split_max_tensors=1)
-    for name in ("a", "b"):
-        writer.add_tensor(name, np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    first, second = sorted(tmp_path.glob("split-*.gguf"))
+    first, second = write_two_parts(tmp_path)
     good = second.read_bytes()
     second.write_bytes(good.replace(text("b"), text("a")))
     assert "'a' is in split-00001-of-00002.gguf too" in str(inspect(first))

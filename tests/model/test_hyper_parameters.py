@@ -13,6 +13,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
+from tests.kit.gguf_files import save
 from tests.kit.native_kit import DEMO, random_models
 
 
@@ -32,10 +33,7 @@ def rewritten(path: Path, key: str, value: int | str) -> Path:
     )
     for tensor in source.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
@@ -101,9 +99,6 @@ def test_experts_used_by_layer(tmp_path: Path) -> None:
     writer.add_uint32("llama.block_count", 2)
     writer.add_uint32("llama.expert_count", 4)
     writer.add_array("llama.expert_used_count", [2, 5])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     with pytest.raises(UsageError, match="expert_used_count is 5 of 4 experts"):
         check_hyper_parameters(tmp_path / "m.gguf", read_header(tmp_path / "m.gguf"))

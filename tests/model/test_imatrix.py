@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.imatrix import load_imatrix
+from tests.kit.gguf_files import save
 from tests.kit.quantize_kit import legacy_imatrix, write_imatrix
 
 SUMS = {"a.weight": np.array([3, 6, 9, 1.5], np.float32), "b.weight": np.ones(8, np.float32)}
@@ -35,10 +36,7 @@ def test_each_expert_has_its_count_and_one_never_seen_counts_as_one(tmp_path: Pa
     sums = np.array([[2, 4], [5, 5], [9, 9]], np.float32)
     writer.add_tensor("exps.weight.in_sum2", sums)
     writer.add_tensor("exps.weight.counts", np.array([[2], [0], [2.5]], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     # 2.5 is rounded away from zero, as lround does
     assert load_imatrix(path).entries["exps.weight"].tolist() == [1, 2, 1, 1, 3, 3]
 

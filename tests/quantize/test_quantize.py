@@ -19,7 +19,7 @@ from llamacpp_instr.quantize.plan import (
     QuantizeOptions,
     quantized_name,
 )
-from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
+from llamacpp_instr.quantize.runner import Quantizer
 from tests.conftest import Instr
 from tests.kit.native_kit import (
     compile_program,
@@ -31,6 +31,8 @@ from tests.kit.quantize_kit import (
     importances,
     legacy_imatrix,
     llama_quantize,
+    plan_quantization,
+    quantize_model,
     write_imatrix,
     write_model,
 )
@@ -69,7 +71,7 @@ def test_files_with_an_importance_matrix_are_llama_quantizes_to_the_byte(
     with Quantizer(load_model_file(wide), QuantizeOptions(imatrix=imatrix)) as quantizer:
         for file_type in (name for name in WRITABLE if name not in SLOW_TABLES):
             plan = quantizer.plan(file_type)
-            quantizer.write(plan, ours, force=True)
+            quantizer.write([plan], [ours], force=True)
             llama_quantize("--imatrix", imatrix, wide, theirs, file_type, 2)
             assert ours.read_bytes() == theirs.read_bytes(), file_type
             assert_came_true(plan, ours)
@@ -106,7 +108,7 @@ def test_what_falls_back_is_named_with_the_type_that_it_would_have(
             n_fallbacks += len(plan.fallbacks)
             if not plan.needs_imatrix and file_type not in SLOW_TABLES:
                 output = tmp_path / f"{file_type}.gguf"
-                quantizer.write(plan, output)
+                quantizer.write([plan], [output])
                 assert_came_true(plan, output)
     assert n_fallbacks > 20 * 8 * 7
 

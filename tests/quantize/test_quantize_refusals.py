@@ -23,9 +23,16 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.quantize.checks import check_outputs
 from llamacpp_instr.quantize.plan import QuantizeOptions
-from llamacpp_instr.quantize.runner import Quantizer, plan_quantization, quantize_model
+from llamacpp_instr.quantize.runner import Quantizer
 from tests.conftest import Instr, assert_refused
-from tests.kit.quantize_kit import importances, llama_quantize, write_imatrix, write_model
+from tests.kit.quantize_kit import (
+    importances,
+    llama_quantize,
+    plan_quantization,
+    quantize_model,
+    write_imatrix,
+    write_model,
+)
 from tests.kit.tiny_models import write_llama
 
 
@@ -195,7 +202,7 @@ def test_what_was_written_is_looked_at_before_it_gets_its_name(wide: Path, tmp_p
     with Quantizer(load_model_file(wide)) as quantizer:
         plan = dataclasses.replace(quantizer.plan("Q8_0"), file_type="Q4_0")
         with pytest.raises(InstrError, match=r"made Q6_K of 'output.weight', where .* said Q8_0"):
-            quantizer.write(plan, tmp_path / "out.gguf")
+            quantizer.write([plan], [tmp_path / "out.gguf"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import Weight, load_model_file
 from llamacpp_instr.weights.compare import PIECE, compute_weight_errors
 from llamacpp_instr.weights.error import Sums, WeightError
+from tests.kit.gguf_files import save
 from tests.kit.native_kit import ROOT
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.tiny_models import write_llama
@@ -34,10 +35,7 @@ def write_model(path: Path, tensors: Tensors, architecture: str = "llama") -> Pa
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
@@ -46,10 +44,7 @@ def write_plain(path: Path, tensors: Tensors, architecture: str = "llama") -> Pa
     writer = gguf.GGUFWriter(path, architecture)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
@@ -222,10 +217,7 @@ def test_types_that_nothing_reads_are_left_out_with_the_reason(tmp_path: Path) -
     kind = gguf.GGMLQuantizationType.Q8_K
     writer.add_tensor("a.weight", np.zeros((2, 292), np.uint8), raw_dtype=kind)
     writer.add_tensor("b.weight", random(32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     skipped, other = errors_of(tmp_path / "q8k.gguf", tmp_path / "q8k.gguf")
     assert "Q8_K" in skipped.skipped
     assert math.isnan(skipped.rmse)
