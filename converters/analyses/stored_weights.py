@@ -5,7 +5,6 @@ Invariant: every tensor is there once, with its bytes in the file, however often
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,32 +12,19 @@ from pathlib import Path
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.memory.breakdown import mapped_bytes
-from llamacpp_instr.model.file import ModelFile, layer_of, load_model_file, role_of
+from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
 from llamacpp_instr.schema import Model
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTensor):
     """A tensor in a file."""
 
     name: str
     type: str
     """`Q4_K`"""
     ne: tuple[int, ...]
-    """ggml's order: the row's length first"""
     n_bytes: int
-
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.ne)
-
-    @property
-    def layer(self) -> int:
-        return layer_of(self.name)
-
-    @property
-    def role(self) -> str:
-        return role_of(self.name)
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,40 @@ _LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
 _GUESSED = 1024
 
 
+class NamedTensor:
+    """What follows from the name and the shape of a tensor of a model."""
+
+    name: str
+    ne: tuple[int, ...]
+    """in ggml's order: the length of a row first"""
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.ne)
+
+    @property
+    def layer(self) -> int:
+        """The number in its name; -1 if it belongs to no layer."""
+        match = _LAYER.search(self.name)
+        return int(match[1]) if match else -1
+
+    @property
+    def role(self) -> str:
+        """Its name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
+        return _LAYER.sub("", self.name).removesuffix(".weight")
+
+
 @dataclass(frozen=True)
-class Weight:
+class Weight(NamedTensor):
     """A tensor of a model file."""
 
     name: str
     type: GgmlType
     ne: tuple[int, ...]
-    """in ggml's order: the length of a row first"""
     path: Path
     """the file that contains it; of a split model, a part"""
     offset: int
     """bytes from the start of that file"""
-
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.ne)
 
     @property
     def n_rows(self) -> int:
@@ -47,16 +65,6 @@ class Weight:
     @property
     def n_bytes(self) -> int:
         return self.n_elements // self.type.block * self.type.block_bytes
-
-    @property
-    def layer(self) -> int:
-        """The number in its name; -1 if it belongs to no layer."""
-        return layer_of(self.name)
-
-    @property
-    def role(self) -> str:
-        """Its role in every layer: its name without the number of the layer and `.weight`."""
-        return role_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -133,14 +141,3 @@ def load_model_file(name: str | Path) -> ModelFile:
         for info in header.tensors
     ]
     return ModelFile(path, headers, weights)
-
-
-def layer_of(name: str) -> int:
-    """The layer of a tensor with this name; -1 if it belongs to none."""
-    match = _LAYER.search(name)
-    return int(match[1]) if match else -1
-
-
-def role_of(name: str) -> str:
-    """The role of a tensor with this name: `attn_q`, `attn_q.bias`, `enc.ffn_up`."""
-    return _LAYER.sub("", name).removesuffix(".weight")

@@ -7,8 +7,9 @@ there, into floats that have room: it checks nothing, and aborts the process on 
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,32 +34,75 @@ _NUMBERS: dict[str, npt.DTypeLike] = {
 _ALIGNMENT = 8
 
 
-class Dequantizer(Protocol):
+class Dequantizer(ABC):
     """What turns stored bytes into numbers."""
 
-    @property
-    def name(self) -> str:
-        """Whose code it is: `ggml` or `gguf-py`."""
+    name: str
+    """whose code it is: `ggml` or `gguf-py`"""
+
+    def __init__(self) -> None:
+        self._types: dict[str, Any] = {}
+        """what converts each type, by its name"""
+
+    @abstractmethod
+    def _convert(self, type_: GgmlType, data: Bytes, room: Floats) -> None:
+        """Write the numbers in `data`, whole blocks, to `room`, which has as many elements."""
 
     def reads(self, type_: GgmlType) -> bool:
         """Whether it can turn this type into numbers."""
+        return type_.name in _NUMBERS or type_.name in self._types
 
     def fill(
         self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
     ) -> Iterator[int]:
-        """Writes the `n_elements` numbers in `data` to `room`, in the order in which they are
-        stored: as many at a time as find room, and yields how many.
+        """Write the `n_elements` numbers in `data` to `room`, in the order in which they are
+        stored: as many at a time as find room, and yield how many.
 
         `data` is whole blocks, of one row or of many. Raises `UsageError` for a type that it does
         not read, for parts of a block, and for bytes of another length.
         """
+        stored = self._checked(type_, data, n_elements, room)
+        for at in range(0, n_elements, room.size or 1):
+            n = min(room.size, n_elements - at)
+            part = stored[type_.row_bytes(at) : type_.row_bytes(at + n)]
+            if type_.name in _NUMBERS:
+                with np.errstate(over="ignore"):
+                    room[:n] = part.view(_NUMBERS[type_.name])
+            else:
+                self._convert(type_, part, room[:n])
+            yield n
 
     def to_float(self, type_: GgmlType, data: bytes | Bytes, n_elements: int) -> Floats:
-        """All the numbers in `data`, in a new array; for the rest see `fill`."""
+        """Return all numbers in `data`, in a new array; raises what `fill` raises."""
         numbers = np.empty(max(n_elements, 0), np.float32)
         for _ in self.fill(type_, data, n_elements, numbers):
             pass
         return numbers
+
+    def _checked(
+        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
+    ) -> Bytes:
+        """The bytes as an aligned array that lies in one piece, after every check."""
+        if not self.reads(type_):
+            raise UsageError(f"{self.name} has no conversion of {type_} to numbers")
+        if n_elements < 0 or n_elements % type_.block:
+            raise UsageError(
+                f"{n_elements:,} elements are not a whole number of blocks of {type_}, "
+                f"which have {type_.block}"
+            )
+        stored = np.frombuffer(data, np.uint8)
+        if stored.size != type_.row_bytes(n_elements):
+            raise UsageError(
+                f"{n_elements:,} elements of {type_} have {type_.row_bytes(n_elements):,} bytes, "
+                f"not {stored.size:,}"
+            )
+        if room.dtype != np.float32 or not room.flags.carray or room.size % type_.block:
+            raise UsageError(f"there must be room for whole blocks of {type_} as floats of 32 bits")
+        if n_elements and not room.size:
+            raise UsageError("there is no room for numbers")
+        if stored.size and _address(stored) % _ALIGNMENT:
+            stored = stored.copy()
+        return stored
 
 
 def load_dequantizer() -> Dequantizer:
@@ -88,7 +132,6 @@ class _Traits(ctypes.Structure):
 
 # from, to, elements. ctypes lets other threads run while it calls.
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-_ToFloat = Callable[[int, int, int], None]
 
 
 class GgmlDequantizer(Dequantizer):
@@ -101,7 +144,7 @@ class GgmlDequantizer(Dequantizer):
         """Raises `NativeError` when the library's types are not those that this package knows."""
         lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
         lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
-        self._functions: dict[str, _ToFloat] = {}
+        super().__init__()
         for type_ in TYPES.values():
             traits = lib.ggml_get_type_traits(type_.number).contents
             said = (traits.type_name.decode().upper(), traits.blck_size, traits.type_size)
@@ -111,7 +154,7 @@ class GgmlDequantizer(Dequantizer):
                     "expects; run `instr build`"
                 )
             if traits.to_float:
-                self._functions[type_.name] = _TO_FLOAT(traits.to_float)
+                self._types[type_.name] = _TO_FLOAT(traits.to_float)
         self._use_vectors(lib)
 
     def _use_vectors(self, lib: ctypes.CDLL) -> None:
@@ -127,23 +170,10 @@ class GgmlDequantizer(Dequantizer):
         initialize()
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-        self._functions["F16"] = function
+        self._types["F16"] = function
 
-    def reads(self, type_: GgmlType) -> bool:
-        return type_.name in _NUMBERS or type_.name in self._functions
-
-    def fill(
-        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
-    ) -> Iterator[int]:
-        stored = _checked(self, type_, data, n_elements, room)
-        if type_.name in _NUMBERS:
-            yield from _fill_numbers(type_, stored, room)
-            return
-        function, begin, to = self._functions[type_.name], _address(stored), _address(room)
-        for at in range(0, n_elements, room.size or 1):
-            n = min(room.size, n_elements - at)
-            function(begin + type_.row_bytes(at), to, n)
-            yield n
+    def _convert(self, type_: GgmlType, data: Bytes, room: Floats) -> None:
+        self._types[type_.name](_address(data), _address(room), room.size)
 
 
 class GgufDequantizer(Dequantizer):
@@ -152,11 +182,11 @@ class GgufDequantizer(Dequantizer):
     name = "gguf-py"
 
     def __init__(self) -> None:
+        super().__init__()
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
         self._dequantize: Callable[[Bytes, Any], Floats] = dequantize
-        self._types: dict[str, Any] = {}
         for type_ in TYPES.values():
             try:
                 qtype = GGMLQuantizationType(type_.number)
@@ -165,59 +195,10 @@ class GgufDequantizer(Dequantizer):
                 continue
             self._types[type_.name] = qtype
 
-    def reads(self, type_: GgmlType) -> bool:
-        return type_.name in _NUMBERS or type_.name in self._types
-
-    def fill(
-        self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
-    ) -> Iterator[int]:
-        stored = _checked(self, type_, data, n_elements, room)
-        if type_.name in _NUMBERS:
-            yield from _fill_numbers(type_, stored, room)
-            return
-        for at in range(0, n_elements, room.size or 1):
-            n = min(room.size, n_elements - at)
-            begin = type_.row_bytes(at)
-            # scales that are NaN cause warnings; the caller sees the result
-            with np.errstate(all="ignore"):
-                part = stored[begin : begin + type_.row_bytes(n)]
-                room[:n] = self._dequantize(part, self._types[type_.name])
-            yield n
-
-
-def _checked(
-    dequantizer: Dequantizer, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
-) -> Bytes:
-    """The bytes as an aligned array that lies in one piece, after every check."""
-    if not dequantizer.reads(type_):
-        raise UsageError(f"{dequantizer.name} has no conversion of {type_} to numbers")
-    if n_elements < 0 or n_elements % type_.block:
-        raise UsageError(
-            f"{n_elements:,} elements are not a whole number of blocks of {type_}, "
-            f"which have {type_.block}"
-        )
-    stored = np.frombuffer(data, np.uint8)
-    if stored.size != type_.row_bytes(n_elements):
-        raise UsageError(
-            f"{n_elements:,} elements of {type_} have {type_.row_bytes(n_elements):,} bytes, "
-            f"not {stored.size:,}"
-        )
-    if room.dtype != np.float32 or not room.flags.carray or room.size % type_.block:
-        raise UsageError(f"there must be room for whole blocks of {type_} as floats of 32 bits")
-    if n_elements and not room.size:
-        raise UsageError("there is no room for numbers")
-    if stored.size and _address(stored) % _ALIGNMENT:
-        stored = stored.copy()
-    return stored
-
-
-def _fill_numbers(type_: GgmlType, stored: Bytes, room: Floats) -> Iterator[int]:
-    numbers = stored.view(_NUMBERS[type_.name])
-    for at in range(0, numbers.size, room.size or 1):
-        part = numbers[at : at + room.size]
-        with np.errstate(over="ignore"):
-            room[: part.size] = part
-        yield part.size
+    def _convert(self, type_: GgmlType, data: Bytes, room: Floats) -> None:
+        # scales that are NaN cause warnings; the caller sees the result
+        with np.errstate(all="ignore"):
+            room[:] = self._dequantize(data, self._types[type_.name])
 
 
 def _address(array: npt.NDArray[Any]) -> int:
