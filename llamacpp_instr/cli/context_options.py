@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,27 @@ _OPTIONS = (
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `ctx`, `batch`, `ubatch`, `threads`, `cache_type_k`, `cache_type_v` and
-    `flash_attn`, as `engine.ContextOptions` takes them."""
+    """Give a command the options of a context, as one argument `context`: `ContextOptions`."""
+
+    @functools.wraps(command)
+    def with_context(
+        *args: Any,
+        ctx: int | None,
+        batch: int | None,
+        ubatch: int | None,
+        threads: int | None,
+        cache_type_k: str,
+        cache_type_v: str,
+        flash_attn: str,
+        **others: Any,
+    ) -> None:
+        from llamacpp_instr.llama.engine import ContextOptions
+
+        context = ContextOptions(
+            ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn
+        )
+        command(*args, context=context, **others)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        with_context = option(with_context)
+    return with_context

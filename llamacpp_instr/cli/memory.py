@@ -38,13 +38,7 @@ Examples:
 @report_options
 def memory(
     source: str,
-    ctx: int | None,
-    batch: int | None,
-    ubatch: int | None,
-    threads: int | None,
-    cache_type_k: str,
-    cache_type_v: str,
-    flash_attn: str,
+    context: ContextOptions,
     no_mmap: bool,
     output: ReportOutput,
 ) -> None:
@@ -64,10 +58,9 @@ def memory(
     from llamacpp_instr.output import begins_as_model
 
     output.check(source)
-    options = ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn)
     if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
-        shown = [_of_model(source, options, not no_mmap)]
-    elif no_mmap or options != ContextOptions():
+        shown = [_of_model(source, context, not no_mmap)]
+    elif no_mmap or context != ContextOptions():
         raise UsageError(
             f"{source} is no GGUF model; a log has settings of its own: leave out "
             "--ctx, --batch and the like"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import LEVELS
+
+if TYPE_CHECKING:
+    from llamacpp_instr.llama.engine import ContextOptions
 
 
 @click.command(
@@ -106,13 +110,7 @@ def run(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
-    ctx: int | None,
-    batch: int | None,
-    ubatch: int | None,
-    threads: int | None,
-    cache_type_k: str,
-    cache_type_v: str,
-    flash_attn: str,
+    context: ContextOptions,
     no_mmap: bool,
     chat: bool,
     embed: bool,
@@ -131,7 +129,6 @@ def run(
     With --log - the log goes to standard output, the text to standard error, and there is no
     summary. With --perfetto - the trace goes to standard output, the text to standard error.
     """
-    from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
@@ -157,7 +154,7 @@ def run(
         stats=stats,
         stop_on_nan=stop_on_nan,
         sampling=Sampling(temp, top_k, top_p, min_p, seed).with_seed(),
-        context=ContextOptions(ctx, batch, ubatch, threads, cache_type_k, cache_type_v, flash_attn),
+        context=context,
         mmap=not no_mmap,
         chat=chat,
         embed=embed,
