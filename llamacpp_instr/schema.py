@@ -10,6 +10,14 @@ that an op or a tensor belongs to no layer. Durations, counts and sizes are at l
 `graph`, `plan`, `step`, `compute`) count from 0 within one log and are below 2**31. All columns of
 an event have the same length. In `gap`/`dur` columns the i-th interval begins at
 `t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
+
+Lifetimes: An event assigns an id once, before any other event names it. A model can be named until
+the log ends. A context can be named until 64 other contexts were named after it. A graph and its
+plans can be named until 4 other graphs of the context were given or computed after it; if the
+recorder meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
+`tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
+`kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
+size. Commands reject a log that names anything else.
 """
 
 from __future__ import annotations
@@ -28,6 +36,11 @@ MAX_LINE = 16 << 20
 
 Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
+
+CONTEXTS_KEPT = 64
+GRAPHS_KEPT = 4
+"""of a context, with their plans; the recorder keeps as many (`graph_of` in
+`llama-instrumentation-graph.cpp`)"""
 
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
@@ -350,6 +363,11 @@ class StepBegin(Event, kw_only=True):
     """smallest position in the batch, -1 if llama.cpp chooses it"""
     thread: Int32 = 0
     """operating system's thread id of the caller"""
+
+    @property
+    def name(self) -> str:
+        """What reports, tables and traces call the step: prefill, decode or encode."""
+        return "encode" if self.kind == "encode" else self.phase
 
 
 class StepEnd(Event, kw_only=True):

@@ -74,7 +74,7 @@ def _facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]
         yield what, _values(session.contexts.values(), key)
     steps, _ = counted_steps(session)
     for phase in phases:
-        of_phase = steps.rows(steps["label"] == phase)
+        of_phase = steps.rows(steps["phase"] == phase)
         yield f"tokens of a {phase} step", _range(of_phase["n_tokens"])
         yield f"positions of {phase}", _range(of_phase["pos"])
 

@@ -59,7 +59,7 @@ def compute_stats(
     _check_level(session, by)
     steps, notes = counted_steps(session, warm_up)
     if phase is not None:
-        steps = steps.rows(steps["label"] == phase)
+        steps = steps.rows(steps["phase"] == phase)
         if not len(steps):
             raise UsageError(f"{session.path}: no {phase} step to count; {_kept(session, notes)}")
     phase_of = phase_of_compute(session, steps)
@@ -209,7 +209,7 @@ def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
         kernels, at = session.kernels(of.plan), row[step_of[of.compute]]
         n_flops[at] += kernels.flops.sum()
         n_bytes[at] += kernels.bytes.sum()
-    group = np.array([PHASES.index(label) for label in steps["label"]], np.int64)
+    group = np.array([PHASES.index(label) for label in steps["phase"]], np.int64)
     return _Samples(list(PHASES), group, steps["end"] - steps["begin"], n_flops, n_bytes)
 
 

@@ -35,7 +35,7 @@ class StepTimes:
         self.notes = [f"{session.path}: {note}" for note in notes]
         self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
         self.run = _runs(session, self.steps)
-        self.phases = set(self.steps["label"].tolist())
+        self.phases = set(self.steps["phase"].tolist())
         step_of = zip(
             session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
         )
@@ -47,20 +47,20 @@ class StepTimes:
 
     def runs(self, phase: str) -> NDArray[np.int64]:
         """The run of every step of a phase."""
-        of_phase: NDArray[np.int64] = self.run[self.steps["label"] == phase]
+        of_phase: NDArray[np.int64] = self.run[self.steps["phase"] == phase]
         return of_phase
 
     def blocks(self, phase: str) -> Blocks:
         return cut_blocks(self.runs(phase))
 
     def whole_steps(self, phase: str) -> Float64:
-        steps = self.steps.rows(self.steps["label"] == phase)
+        steps = self.steps.rows(self.steps["phase"] == phase)
         seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
         return seen.astype(np.float64)
 
     def tokens_per_second(self, phase: str) -> float | None:
         """The median over the steps of a phase; None when it has none."""
-        steps = self.steps.rows(self.steps["label"] == phase)
+        steps = self.steps.rows(self.steps["phase"] == phase)
         if not len(steps):
             return None
         return (

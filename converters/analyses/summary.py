@@ -39,7 +39,7 @@ def compute_summary(session: Session) -> list[Report]:
 
 
 def _phases(steps: Table) -> list[str]:
-    return [phase for phase in PHASES if (steps["label"] == phase).any()]
+    return [phase for phase in PHASES if (steps["phase"] == phase).any()]
 
 
 # --- sections ---
@@ -76,7 +76,7 @@ def _overview(session: Session) -> Report:
 def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
     rows: list[list[Cell]] = []
     for phase in _phases(steps):
-        of_phase = steps.rows(steps["label"] == phase)
+        of_phase = steps.rows(steps["phase"] == phase)
         dur = of_phase["end"] - of_phase["begin"]
         tokens, total = int(of_phase["n_tokens"].sum()), int(dur.sum())
         row: list[Cell] = [phase, len(of_phase), tokens, total, *[None] * 3]
@@ -153,7 +153,7 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
             spent[phase]["graph build"] += build + alloc
             spent[phase]["between ops" if compute in in_ops else "compute"] += dur
             spent[phase]["between ops"] -= in_ops.get(compute, 0)
-    for label, recorder in zip(steps["label"], steps["recorder"], strict=True):
+    for label, recorder in zip(steps["phase"], steps["recorder"], strict=True):
         spent[label]["the recorder"] += int(recorder)
     totals = _phase_totals(steps)
     for phase in phases:
@@ -175,7 +175,7 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
 def _phase_totals(steps: Table) -> dict[str, int]:
     """The time of each phase's steps, as the caller saw it."""
     dur = steps["end"] - steps["begin"]
-    return {phase: int(dur[steps["label"] == phase].sum()) for phase in _phases(steps)}
+    return {phase: int(dur[steps["phase"] == phase].sum()) for phase in _phases(steps)}
 
 
 def _phase_columns(first: Column, phases: list[str]) -> list[Column]:

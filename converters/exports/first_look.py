@@ -30,7 +30,7 @@ def first_look(events: Iterable[tuple[int, Event]]) -> tuple[int, int] | None:
         elif isinstance(event, StepEnd) and event.step in begun:
             step = begun.pop(event.step)
             span = step.t, max(event.t, step.t)
-            if step.phase == "decode" and step.kind == "decode":
+            if step.name == "decode":
                 decodes.append(span)
             elif not decodes:
                 prefill = span

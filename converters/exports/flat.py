@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.kernels import graph_problem, plan_problem
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.resolve import KnownPlan, Resolver
 from llamacpp_instr.schema import (
     EVENTS,
-    Compute,
     Event,
     Graph,
     Layers,
@@ -63,10 +62,11 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
     """The selected events of a log as JSON lines, as the schema has them."""
     check_names(selection.events, EVENT_NAMES)
-    steps = _Steps()
-    for _, event in reader:
-        step = steps.of(event)
-        if selection.has(event_name(event), step, getattr(event, "layer", None)):
+    refs = Resolver()
+    for line, event in reader:
+        for _ in refs.problems(line, event):
+            pass  # the line is printed as it is
+        if selection.has(event_name(event), refs.step_of(event), getattr(event, "layer", None)):
             yield _line(event)
 
 
@@ -75,19 +75,16 @@ def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
 
     `ops` become one `op` for each kernel, `layers` a `step_begin` and a `step_end` called
     `layer_N`, steps are called by their phase; graphs and plans are resolved into `op` lines and
-    left out. Raises LogError for a reference to what the log does not have.
+    left out. Raises LogError with the line for an event that is not whole (`log.resolve`).
     """
     check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
-    steps, flat = _Steps(), _Flat()
-    for line, event in reader:
-        step = steps.of(event)
-        try:
-            for flat_line in flat.lines(event, step):
-                if selection.has(flat_line["event"], step, flat_line.get("layer")):
-                    yield _line(flat_line)
-        except (KeyError, IndexError, ValueError):
-            reason = f"{event_name(event)}: refers to what was never given; see instr check"
-            raise LogError(reason, reader.path, line) from None
+    refs = Resolver()
+    flat = _Flat(refs)
+    for _, event in refs.follow(reader):
+        step = refs.step_of(event)
+        for line in flat.lines(event, step):
+            if selection.has(line["event"], step, line.get("layer")):
+                yield _line(line)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -108,36 +105,16 @@ def _line(event: Event | FlatLine) -> bytes:
 _RESOLVED = ("graph", "plan", "layers", "ops")
 
 
-class _Steps:
-    """Which step an event belongs to, -1 for none."""
-
-    def __init__(self) -> None:
-        self._of_compute: dict[int, int] = {}
-
-    def of(self, event: Event) -> int:
-        step: int | None = getattr(event, "step", None)
-        if isinstance(event, Compute):
-            # computes of a context come one after the other: older ones are not asked for again
-            if len(self._of_compute) > 10_000:
-                self._of_compute = dict(list(self._of_compute.items())[-1_000:])
-            self._of_compute[event.compute] = event.step
-        if step is None:
-            step = self._of_compute.get(getattr(event, "compute", -1), -1)
-        return step
-
-
 class _Flat:
-    """The flat lines of an event, given those before it."""
+    """The flat lines of an event that `refs` has taken; a plan keeps what its kernels are."""
 
-    def __init__(self) -> None:
-        self._graphs: dict[int, Graph] = {}
-        self._kernels: dict[int, list[FlatLine]] = {}
-        self._phase: dict[int, str] = {}
+    def __init__(self, refs: Resolver) -> None:
+        self._refs = refs
         self._rules: dict[type[Event], Callable[[Any, int], Iterator[FlatLine]]] = {
-            Graph: self._graph,
-            Plan: self._plan,
-            StepBegin: self._step_begin,
-            StepEnd: self._step_end,
+            Graph: lambda _event, _step: iter(()),
+            Plan: lambda _event, _step: iter(()),
+            StepBegin: self._step,
+            StepEnd: self._step,
             Layers: self._layers,
             Ops: self._ops,
         }
@@ -149,42 +126,9 @@ class _Flat:
         else:
             yield msgspec.to_builtins(event)
 
-    def _graph(self, event: Graph, _step: int) -> Iterator[FlatLine]:
-        if graph_problem(event):
-            raise ValueError
-        self._graphs[event.graph] = event
-        return iter(())
-
-    def _plan(self, event: Plan, _step: int) -> Iterator[FlatLine]:
-        graph = self._graphs[event.graph]
-        nodes = graph.nodes
-        if nodes is None or plan_problem(event, graph):
-            raise ValueError
-        counts = event.n or [1] * len(event.node)
-        insides = [
-            [node for node in range(first, first + n) if nodes.exec[node]] or [first]
-            for first, n in zip(event.node, counts, strict=True)
-        ]
-        # named by its result, as in traces and tables
-        self._kernels[event.plan] = [
-            {
-                "op": nodes.op[first],
-                "name": nodes.name[inside[-1]],
-                "layer": nodes.layer[first],
-                "type": nodes.type[inside[-1]],
-                "ne": nodes.ne[inside[-1]],
-                **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
-            }
-            for first, inside in zip(event.node, insides, strict=True)
-        ]
-        return iter(())
-
-    def _step_begin(self, event: StepBegin, _step: int) -> Iterator[FlatLine]:
-        self._phase[event.step] = event.phase
-        yield {**msgspec.to_builtins(event), "step_name": event.phase}
-
-    def _step_end(self, event: StepEnd, _step: int) -> Iterator[FlatLine]:
-        yield {**msgspec.to_builtins(event), "step_name": self._phase.pop(event.step)}
+    def _step(self, event: StepBegin | StepEnd, _step: int) -> Iterator[FlatLine]:
+        assert self._refs.step is not None
+        yield {**msgspec.to_builtins(event), "step_name": self._refs.step.event.name}
 
     def _layers(self, event: Layers, step: int) -> Iterator[FlatLine]:
         for layer, begin, dur in zip(event.layer, *_spans(event), strict=True):
@@ -194,10 +138,35 @@ class _Flat:
                 yield {"event": "step_end", "t": begin + dur, "dur": dur, **where}
 
     def _ops(self, event: Ops, step: int) -> Iterator[FlatLine]:
-        kernels = self._kernels[event.plan]
-        for kernel, begin, dur in zip(kernels, *_spans(event), strict=True):
+        plan = self._refs.plan
+        if plan.kept is None:
+            plan.kept = _kernels(plan)
+        for kernel, begin, dur in zip(plan.kept, *_spans(event), strict=True):
             where = {"step": step, "thread": event.thread}
             yield {"event": "op", "t": begin, "dur": dur, **kernel, **where}
+
+
+def _kernels(plan: KnownPlan) -> list[FlatLine]:
+    """What the lines of each kernel have in common."""
+    nodes, node = plan.graph.event.nodes, plan.event.node
+    assert nodes is not None
+    counts = plan.event.n or [1] * len(node)
+    insides = [
+        [node for node in range(first, first + n) if nodes.exec[node]] or [first]
+        for first, n in zip(node, counts, strict=True)
+    ]
+    # named by its result, as in traces and tables
+    return [
+        {
+            "op": nodes.op[first],
+            "name": nodes.name[inside[-1]],
+            "layer": nodes.layer[first],
+            "type": nodes.type[inside[-1]],
+            "ne": nodes.ne[inside[-1]],
+            **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
+        }
+        for first, inside in zip(node, insides, strict=True)
+    ]
 
 
 def _spans(event: Layers | Ops) -> tuple[list[int], list[int]]:

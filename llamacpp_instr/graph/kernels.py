@@ -6,7 +6,7 @@ nodes does not count as moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,44 +30,47 @@ class Kernels:
     bytes: Int64
 
 
-def graph_problem(graph: Graph) -> str | None:
-    """Why a graph is invalid (columns, sources, splits), or None."""
-    nodes = graph.nodes
+def graph_problems(graph: Graph) -> Iterator[str]:
+    """Why a graph is invalid (columns, sources, splits), one message each."""
+    nodes, whole = graph.nodes, True
     for name in nodes.__struct_fields__ if nodes else ():
         column = getattr(nodes, name)
         if column is not None and len(column) != graph.n_nodes:
-            return f"column `{name}` has {len(column)} of {graph.n_nodes} nodes"
-    for sources in nodes.src if nodes else ():
+            whole = False
+            yield f"column `{name}` has {len(column)} entries, `n_nodes` is {graph.n_nodes}"
+    n_leafs = len(graph.leafs)
+    for i, sources in enumerate(nodes.src if nodes and whole else ()):
         for source in sources:
-            if not -len(graph.leafs) <= source < graph.n_nodes:
-                return f"a node reads {source}, which the graph does not have"
+            if not -n_leafs <= source < graph.n_nodes:
+                what = f"node {source}" if source >= 0 else f"leaf {-1 - source}"
+                has = f"{graph.n_nodes} nodes, {n_leafs} leafs"
+                yield f"node {i} reads {what}, the graph has {has}"
     at = 0
-    for split in graph.splits:
+    for i, split in enumerate(graph.splits):
         # otherwise every node could be in every split
-        if split.start < at or split.end < split.start:
-            return f"split {split.start}..{split.end} overlaps the one before it"
+        if split.start != at or split.end < split.start:
+            yield f"split {i} is {split.start}..{split.end}, the one before it ends at {at}"
         at = split.end
-    if at > graph.n_nodes:
-        return f"a split goes beyond the graph's {graph.n_nodes} nodes"
-    return None
+    if graph.splits and at != graph.n_nodes:
+        yield f"the splits end at node {at}, the graph at {graph.n_nodes}"
 
 
-def plan_problem(plan: Plan, graph: Graph) -> str | None:
-    """Why a plan is invalid, or None; `graph` is the one that it names."""
+def plan_problems(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Why a plan is invalid, one message each; `graph` is the one that it names."""
     counts = plan.n or [1] * len(plan.node)
     if len(counts) != len(plan.node):
-        return "columns `node` and `n` differ in length"
+        yield f"column `n` has {len(counts)} entries, `node` has {len(plan.node)}"
     if graph.nodes is None:
-        return f"graph {plan.graph} was given without its nodes"
+        yield f"graph {plan.graph} was given without its nodes"
     free = 0
-    for first, n in zip(plan.node, counts, strict=True):
+    for first, n in zip(plan.node, counts, strict=False):
         # otherwise every kernel could contain every node
         if first < free:
-            return f"node {first} is repeated or out of order"
+            yield f"node {first} is repeated or out of order"
+            return
         free = first + n
     if free > graph.n_nodes:
-        return f"a kernel's nodes go beyond the graph's {graph.n_nodes}"
-    return None
+        yield f"node {free - 1} of graph {plan.graph}, which has {graph.n_nodes}"
 
 
 def plan_kernels(graph: Graph, plan: Plan) -> Kernels:

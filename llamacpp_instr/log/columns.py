@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits
+from llamacpp_instr.schema import Event, Layers, Ops, Splits
 
 Int64 = NDArray[np.int64]
 
@@ -71,21 +71,7 @@ def kind(annotation: Any) -> str:
     return {int: "q", bool: "b"}.get(plain, "O")
 
 
-class WrongTimes(ValueError):
-    """Times that no clock can have measured."""
-
-
 def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:
-    """The `gap` (None if absent) and the `dur` of intervals. Raises WrongTimes if their lengths
-    differ or if their sum does not fit into 64 bits."""
-    dur = np.array(event.dur, np.int64)
-    longest = int(np.bitwise_or.reduce(dur))
-    gap = None
-    if event.gap is not None:
-        gap = np.array(event.gap, np.int64)
-        longest |= int(np.bitwise_or.reduce(gap))
-        if len(gap) != len(dur):
-            raise WrongTimes("its columns differ in length")
-    if 2 * longest * len(dur) > LATEST:
-        raise WrongTimes("an impossible time")
-    return gap, dur
+    """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
+    gap = None if event.gap is None else np.array(event.gap, np.int64)
+    return gap, np.array(event.dur, np.int64)

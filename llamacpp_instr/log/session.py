@@ -1,13 +1,11 @@
 """A log as a whole: its facts as events, its measurements as columns.
 
-Invariant: every reference is valid. A Session contains every graph, plan, compute and context that
-it refers to, and the columns of `ops` are as long as their plan. `check` finds all other errors of
-a log. Times are absolute, in ns.
+Invariant: every event is whole (`resolve`). A Session contains every context, graph and plan that
+it refers to, and the columns of `ops` are as long as their plan. Times are absolute, in ns.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.graph.kernels import Kernels, graph_problem, plan_kernels, plan_problem
-from llamacpp_instr.log.columns import Columns, WrongTimes, interval_columns, kind
+from llamacpp_instr.graph.kernels import Kernels, plan_kernels
+from llamacpp_instr.log.columns import Columns, interval_columns, kind
 from llamacpp_instr.log.columns import Table as Table
 from llamacpp_instr.log.reader import LogEnd, read_events
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
-    MOST,
     Compute,
     Context,
     Event,
@@ -49,7 +47,6 @@ from llamacpp_instr.schema import (
     Tensor,
     TensorStats,
     Token,
-    event_name,
 )
 
 Int64 = NDArray[np.int64]
@@ -99,8 +96,8 @@ class Session:
     graphs: dict[int, Graph]
     plans: dict[int, Plan]
     steps: Table
-    """ended steps: step, ctx, kind, phase, n_tokens, n_outputs, n_seqs, pos, thread, begin, end,
-    and the measurements of `step_end`"""
+    """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
+    thread, begin, end, and the measurements of `step_end`"""
     computes: Table
     """the keys of `compute`"""
     ops: list[Timed]
@@ -141,7 +138,7 @@ def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Ses
     """The session of the log at `path` (`-` is standard input), also if it was not closed.
 
     `on_progress` gets the number of bytes read and the size of the file. Raises LogError with the
-    line number for a line that violates the schema or refers to something unknown.
+    line number for a line that violates the schema or is not whole (`resolve`).
     """
     (session,) = load_parts(path, on_progress, part_rows=sys.maxsize)
     return session
@@ -152,36 +149,33 @@ def load_parts(
 ) -> Iterator[Session]:
     """The session of a log in successive parts, for logs larger than memory.
 
-    Each part has all numbered facts so far (models, contexts, graphs, plans), and of everything
-    else only what came after the previous part. A part ends once it has `part_rows` ops and layer
-    runs and no step is open, so a step, its computes and their ops are in the same part. All parts
-    except the last look like logs that were not closed. Raises like `load_session`.
+    A part has the models so far, the contexts, graphs and plans that it can refer to, and of
+    everything else only what came after the previous part. A part ends once it has `part_rows` ops
+    and layer runs and no step is open, so a step, its computes and their ops are in the same part.
+    All parts except the last look like logs that were not closed. Raises like `load_session`.
     """
     reader = read_events(path, on_progress=on_progress)
-    loader = _Loader()
-    for line, event in reader:
-        if loader.n_rows >= part_rows and not loader.open_steps and type(event) is StepBegin:
-            yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0))
+    refs = Resolver()
+    loader = _Loader(refs)
+    for line, event in refs.follow(reader):
+        # a step that begins is open already
+        if loader.n_rows >= part_rows and type(event) is StepBegin and len(refs.open_steps) == 1:
+            yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
             loader.forget()
-        try:
-            loader.take(event)
-        except (_Unfollowable, WrongTimes) as error:
-            raise LogError(f"{event_name(event)}: {error}", reader.path, line) from None
+        loader.take(event)
     assert reader.end is not None
     loader.end_marks()
-    yield loader.session(reader.path, reader.end)
+    open_steps = [step.event for step in refs.open_steps.values()]
+    yield loader.session(reader.path, reader.end, open_steps)
 
 
-class _Unfollowable(Exception):
-    """An event refers to something that the log does not contain."""
-
-
-_STEP_BEGIN = tuple(name for name in StepBegin.__struct_fields__ if name != "t")
+_STEP_BEGIN = ("step", "ctx", "phase", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
 _STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t", "step"))
 
 
 class _Loader:
-    def __init__(self) -> None:
+    def __init__(self, refs: Resolver) -> None:
+        self.refs = refs
         begin = {info.name: kind(info.type) for info in msgspec.structs.fields(StepBegin)}
         self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
@@ -193,7 +187,6 @@ class _Loader:
         self.syncs = Columns.of(Sync)
         self.kv = Columns.of(Kv)
         self.tokens = Columns.of(Token)
-        self.start: SessionStart | None = None
         self.end: SessionEnd | None = None
         self.models: dict[int, Model] = {}
         self.tensors: list[Tensor] = []
@@ -207,23 +200,17 @@ class _Loader:
         self.stats: list[TensorStats] = []
         self.notes: list[Note] = []
         self.messages: list[Message] = []
-        self.open_steps: dict[int, StepBegin] = {}
-        self.open_marks: dict[int, Mark] = {}
-        self.graph_of: dict[int, int] = {}
-        self.kernels: dict[int, Kernels] = {}
         self.n_rows = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SessionStart: self._session_start,
             SessionEnd: self._session_end,
             Model: self._model,
-            Tensor: self._tensor,
+            Tensor: lambda event: self.tensors.append(event),
             Context: self._context,
-            Memory: self._memory,
+            Memory: lambda event: self.memory.append(event),
             Graph: self._graph,
             Plan: self._plan,
-            StepBegin: self._step_begin,
             StepEnd: self._step_end,
-            Compute: self._compute,
+            Compute: self.computes.add_event,
             Ops: self._ops,
             Layers: self._layers,
             Splits: self._splits,
@@ -237,10 +224,16 @@ class _Loader:
         }
 
     def take(self, event: Event) -> None:
-        self._takers[type(event)](event)
+        taker = self._takers.get(type(event))
+        if taker is not None:
+            taker(event)
 
     def forget(self) -> None:
-        """Begin a new part with new lists; the previous part keeps its own."""
+        """Begin a new part with new lists and what can still be named; the previous part keeps its
+        own."""
+        self.contexts = {number: known.event for number, known in self.refs.contexts.items()}
+        self.graphs = {number: known.event for number, known in self.refs.graphs.items()}
+        self.plans = {number: known.event for number, known in self.refs.plans.items()}
         for columns in (self.steps, self.marks, self.computes, self.syncs, self.kv, self.tokens):
             columns.clear()
         for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):
@@ -248,15 +241,13 @@ class _Loader:
         self.n_rows = 0
 
     def end_marks(self) -> None:
-        for mark in self.open_marks.values():
+        for _, mark in self.refs.open_marks.values():
             self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread))
 
-    def session(self, path: str, log_end: LogEnd) -> Session:
-        if self.start is None:
-            raise LogError("its session_start is damaged", path, 1)
+    def session(self, path: str, log_end: LogEnd, open_steps: list[StepBegin]) -> Session:
         return Session(
             path=path,
-            start=self.start,
+            start=self.refs.start,
             end=self.end,
             log_end=log_end,
             models=self.models,
@@ -277,12 +268,8 @@ class _Loader:
             marks=self.marks.table(),
             notes=self.notes,
             messages=self.messages,
-            open_steps=list(self.open_steps.values()),
-            _kernels=self.kernels,
+            open_steps=open_steps,
         )
-
-    def _session_start(self, event: SessionStart) -> None:
-        self.start = event
 
     def _session_end(self, event: SessionEnd) -> None:
         self.end = event
@@ -291,99 +278,49 @@ class _Loader:
         self.models[event.model] = event
 
     def _context(self, event: Context) -> None:
-        _follow("model", event.model, self.models)
         self.contexts[event.ctx] = event
 
     def _graph(self, event: Graph) -> None:
-        _follow("context", event.ctx, self.contexts)
-        if problem := graph_problem(event):
-            raise _Unfollowable(problem)
-        _keep("graph", event.graph, event, self.graphs)
+        self.graphs[event.graph] = event
 
     def _plan(self, event: Plan) -> None:
-        _follow("graph", event.graph, self.graphs)
-        if problem := plan_problem(event, self.graphs[event.graph]):
-            raise _Unfollowable(problem)
-        _keep("plan", event.plan, event, self.plans)
-
-    def _step_begin(self, event: StepBegin) -> None:
-        _follow("context", event.ctx, self.contexts)
-        self.open_steps[event.step] = event
+        self.plans[event.plan] = event
 
     def _step_end(self, event: StepEnd) -> None:
-        begin = self.open_steps.pop(event.step, None)
-        if begin is None:
-            raise _Unfollowable(f"step {event.step} was never begun")
+        assert self.refs.step is not None
+        begin = self.refs.step.event
         self.steps.add(
             (
-                *(getattr(begin, name) for name in _STEP_BEGIN),
+                begin.step,
+                begin.ctx,
+                begin.name,
+                begin.n_tokens,
+                begin.n_outputs,
+                begin.n_seqs,
+                begin.pos,
+                begin.thread,
                 begin.t,
                 event.t,
                 *(getattr(event, name) for name in _STEP_END),
             )
         )
 
-    def _compute(self, event: Compute) -> None:
-        _follow("graph", event.graph, self.graphs)
-        self.graph_of[event.compute] = event.graph
-        self.computes.add_event(event)
-
     def _ops(self, event: Ops) -> None:
-        _follow("plan", event.plan, self.plans)
-        _follow("compute", event.compute, self.graph_of)
-        plan = self.plans[event.plan]
-        if plan.graph != self.graph_of[event.compute]:
-            raise _Unfollowable(f"plan {event.plan} is of another graph than the compute")
-        if len(plan.node) != len(event.dur):
-            n = len(event.dur)
-            raise _Unfollowable(f"{n} kernels, plan {event.plan} has {len(plan.node)}")
-        wait = None if event.wait is None else _column(event.wait, event.dur)
+        wait = None if event.wait is None else np.array(event.wait, np.int64)
         self.n_rows += len(event.dur)
         self.ops.append(_timed(event, thread=event.thread, plan=event.plan, wait=wait))
 
     def _layers(self, event: Layers) -> None:
-        _follow("compute", event.compute, self.graph_of)
         self.n_rows += len(event.dur)
-        self.layers.append(_timed(event, label=_column(event.layer, event.dur)))
+        self.layers.append(_timed(event, label=np.array(event.layer, np.int64)))
 
     def _splits(self, event: Splits) -> None:
-        _follow("compute", event.compute, self.graph_of)
-        self.splits.append(_timed(event, label=_column(event.split, event.dur)))
-
-    def _tensor(self, event: Tensor) -> None:
-        _follow("model", event.model, self.models)
-        if math.prod(event.ne) > MOST:
-            raise _Unfollowable("an impossible tensor shape")
-        self.tensors.append(event)
-
-    def _memory(self, event: Memory) -> None:
-        _follow("context", event.ctx, self.contexts)
-        self.memory.append(event)
+        self.splits.append(_timed(event, label=np.array(event.split, np.int64)))
 
     def _mark(self, event: Mark) -> None:
-        if event.phase == "begin":
-            self.open_marks[event.mark] = event
-            return
-        begin = event if event.phase == "instant" else self.open_marks.pop(event.mark, None)
-        if begin is None:
-            raise _Unfollowable(f"mark {event.mark} ends and was not begun")
-        self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
-
-
-def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
-    if known.setdefault(number, event) != event:
-        raise _Unfollowable(f"{what} {number} was another one before")
-
-
-def _follow(what: str, number: int, known: dict[int, Any]) -> None:
-    if number not in known:
-        raise _Unfollowable(f"{what} {number} was never given")
-
-
-def _column(values: list[int], beside: list[int]) -> Int64:
-    if len(values) != len(beside):
-        raise _Unfollowable("its columns differ in length")
-    return np.array(values, np.int64)
+        if event.phase != "begin":
+            begin = event if event.phase == "instant" else self.refs.mark
+            self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
 
 
 def _timed(

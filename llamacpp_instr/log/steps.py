@@ -13,15 +13,14 @@ from llamacpp_instr.log.session import Session, Table
 Int64 = NDArray[np.int64]
 
 PHASES = ("prefill", "decode", "encode")
-"""the labels of steps, in the order in which they are shown"""
+"""of steps, in the order in which they are shown"""
 
 WARM_UP = "warm-up"
 """the mark around a warm-up run"""
 
 
 def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[str]]:
-    """The steps that count, with a column `label` (prefill, decode, encode), and notes on the
-    excluded ones. `warm_up` includes warm-up runs."""
+    """The steps that count, and notes on the excluded ones. `warm_up` includes warm-up runs."""
     steps = session.steps
     counted = steps["status"] == 0
     notes = []
@@ -34,19 +33,16 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
         counted &= ~warm
     if session.open_steps:
         notes.append(f"{len(session.open_steps)} steps had not ended and are left out.")
-    steps = steps.rows(counted)
-    encode = steps["kind"] == "encode"
-    steps.columns["label"] = np.where(encode, "encode", steps["phase"])
-    return steps, notes
+    return steps.rows(counted), notes
 
 
 def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
-    """The label of every compute in one of `steps`."""
-    label = dict(zip(steps["step"].tolist(), steps["label"].tolist(), strict=True))
+    """The phase of every compute in one of `steps`."""
+    phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
     pairs = zip(
         session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
     )
-    return {compute: label[step] for compute, step in pairs if step in label}
+    return {compute: phase[step] for compute, step in pairs if step in phase}
 
 
 def _in_warm_up(session: Session) -> NDArray[np.bool_]:

@@ -101,7 +101,7 @@ def test_times_are_those_of_the_log(logs: dict[str, Path]) -> None:
         session = load_session(log)
         times = StepTimes(session)
         uses = PhaseUses([times], "decode")
-        naive = naive_uses(log, set(times.steps["step"][times.steps["label"] == "decode"].tolist()))
+        naive = naive_uses(log, set(times.steps["step"][times.steps["phase"] == "decode"].tolist()))
         assert {tuple(use) for use in uses.row} == set(naive), file_type
         for use, by_step in naive.items():
             group = uses.group([Use(*use)])

@@ -171,9 +171,7 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("parquet", "csv")])
-def test_a_reader_that_has_gone_is_no_error(
-    name: str, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_reader_that_has_gone_is_no_error(name: str, nursery: Nursery, tmp_path: Path) -> None:
     words = COMMANDS[name].split()
     words[words.index("-o") + 1] = "-"
     nursery.start(" ".join(words), tmp_path, out=None)

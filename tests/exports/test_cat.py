@@ -102,7 +102,7 @@ def test_the_flat_form_has_nothing_that_refers_to_a_graph_line(log):
 def test_what_cannot_be_resolved_is_named(log):
     without_plans = [event for event in EVENTS if not isinstance(event, s.Plan)]
     log.write_bytes(encode(without_plans))
-    with pytest.raises(LogError, match=r":\d+: ops: refers to what was never given"):
+    with pytest.raises(LogError, match=r":\d+: ops: plan 0 was never given"):
         run(log, "--expand")
 
 
@@ -111,7 +111,7 @@ def test_a_plan_with_a_node_in_every_kernel_is_not_expanded(log):
     at = EVENTS.index(plan)
     plan = s.Plan(t=plan.t, plan=plan.plan, graph=plan.graph, node=[0] * len(plan.node))
     log.write_bytes(encode([*EVENTS[:at], plan]))
-    with pytest.raises(LogError, match=f":{at + 1}: plan: refers to what was never given"):
+    with pytest.raises(LogError, match=f":{at + 1}: plan: node 0 is repeated or out of order"):
         run(log, "--expand")
 
 

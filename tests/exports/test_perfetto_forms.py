@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto import Options, graphs
+from converters.exports.perfetto import Options
 from converters.exports.perfetto.forms import Form, Forms
 from converters.exports.perfetto.packets import Packets
 from llamacpp_instr import schema as s
@@ -170,25 +170,3 @@ def test_a_number_beyond_64_bits_is_named_with_its_line(tmp_path, kind, key) -> 
     lines[at] = text + b"\n"
     with pytest.raises(LogError, match=rf":{at + 1}: "):
         convert(tmp_path / "a.log", b"".join(lines), Options())
-
-
-# --- graphs ---
-
-
-def test_only_the_graphs_used_last_are_kept(monkeypatch) -> None:
-    monkeypatch.setattr(graphs, "GRAPHS", 2)
-    known = graphs.Graphs()
-    events = make_log(Random(4).randint, n_contexts=1, level="detailed")
-    graph = next(event for event in events if isinstance(event, s.Graph))
-    plan = next(event for event in events if isinstance(event, s.Plan))
-    for number in (0, 1):
-        known.add(msgspec.structs.replace(graph, graph=number))
-        known.add_plan(msgspec.structs.replace(plan, plan=number, graph=number))
-    known.use(0)
-    with pytest.raises(graphs.Unfollowable, match=r"^graph 9 was never given$"):
-        known.use(9)
-    known.add(msgspec.structs.replace(graph, graph=2))
-    assert known.use(0).graph == known.plan(0).graph == 0
-    for ask in (known.use, known.plan):
-        with pytest.raises(graphs.Unfollowable, match="or not with the 2 graphs used last"):
-            ask(1)

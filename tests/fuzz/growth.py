@@ -93,16 +93,14 @@ def _steps_in_marks(n: int) -> list[s.Event]:
 
 def _contexts(n: int) -> list[s.Event]:
     events = _log()
-    for kind in (s.Context, s.Memory, s.Graph, s.Kv):
-        events += _more(_of(events, kind), n, ctx=lambda i: 1 + i)
-        if kind is s.Graph:
-            for i, event in enumerate(events[-n:]):
-                event.graph = 1000 + i  # type: ignore[attr-defined]
-    compute = _of(events, s.Compute)
-    return events + _more(
-        compute, n, ctx=lambda i: 1 + i, graph=lambda i: 1000 + i, compute=lambda i: 1000 + i,
-        step=lambda _: -1,
-    )  # fmt: skip
+    kinds = (s.Context, s.Memory, s.Graph, s.Kv, s.Compute)
+    for i in range(n):
+        for event in (_more(_of(events, kind), 1, ctx=lambda _, i=i: 1 + i)[0] for kind in kinds):
+            for key, value in {"graph": 1000 + i, "compute": 1000 + i, "step": -1}.items():
+                if hasattr(event, key):
+                    setattr(event, key, value)
+            events.append(event)
+    return events
 
 
 def _models(n: int) -> list[s.Event]:
@@ -123,8 +121,11 @@ def _tensors(n: int) -> list[s.Event]:
 
 def _graphs(n: int) -> list[s.Event]:
     events = _log()
-    events += _more(_of(events, s.Graph), n, graph=lambda i: 1000 + i)
-    return events + _more(_of(events, s.Plan), n, graph=lambda i: 1000 + i, plan=lambda i: 1000 + i)
+    graph, plan = _of(events, s.Graph), _of(events, s.Plan)
+    for i in range(n):
+        events += _more(graph, 1, graph=lambda _, i=i: 1000 + i)
+        events += _more(plan, 1, graph=lambda _, i=i: 1000 + i, plan=lambda _, i=i: 1000 + i)
+    return events
 
 
 def _wide(n: int, op: str, src: Callable[[int], list[int]], ran: Callable[[int], int]) -> s.Nodes:

@@ -229,10 +229,12 @@ def test_a_step_that_begins_among_open_ones_is_one_finding(path):
 
 
 def test_tensor_stats(path):
-    graph = next(e for e in EVENTS if isinstance(e, s.Graph))
+    graph = next(e for e in reversed(EVENTS) if isinstance(e, s.Graph))
+    compute = next(e for e in reversed(EVENTS) if isinstance(e, s.Compute))
     assert graph.nodes
     right = {"node": 3, "layer": graph.nodes.layer[3], "n": 10, "hist": [4, 4], "nan": 1, "inf": 1}
-    common: dict[str, Any] = {"t": T, "compute": 0, "graph": 0, "name": "x", "zero": 2}
+    common: dict[str, Any] = {"t": T, "name": "x", "zero": 2}
+    common |= {"compute": compute.compute, "graph": graph.graph}
     values = {"min": -1.0, "max": 1.0, "mean": 0.5, "std": 0.1}
 
     def said(**wrong: Any) -> list[str]:
@@ -242,7 +244,7 @@ def test_tensor_stats(path):
     assert said(n=11)[0].startswith("tensor_stats: `nan`, `inf` and `hist` count 10 elements")
     assert said(mean=2.0) == ["tensor_stats: the mean 2.0 is not between -1.0 and 1.0"]
     assert said(std=-1.0) == ["tensor_stats: the deviation is -1.0"]
-    assert said(node=10**6)[0].startswith("tensor_stats: node 1000000 of graph 0")
+    assert said(node=10**6)[0].startswith("tensor_stats: node 1000000 of graph ")
     assert said(layer=77)[0].startswith("tensor_stats: node 3 has layer 77")
 
 

@@ -98,7 +98,7 @@ def test_marks_are_spans_instants_and_open_ends(tmp_path):
         (s.Graph, "compute: graph . was never given"),
         (s.Plan, "ops: plan . was never given"),
         (s.Compute, "(ops|layers): (plan|compute) . was never given"),
-        (s.StepBegin, "step_end: step . was never begun"),
+        (s.StepBegin, "kv: step . never began"),
     ],
 )
 def test_what_cannot_be_followed_is_an_error_with_its_line(left_out, reason, tmp_path):
@@ -114,7 +114,7 @@ def test_what_cannot_be_followed_is_an_error_with_its_line(left_out, reason, tmp
     [
         ([s.MOST + 1], r"Expected `int` <= 9007199254740991 - at `dur\[0\]`"),
         ([-1], r"Expected `int` >= 0 - at `dur\[0\]`"),
-        ([s.MOST] * 300, "an impossible time"),
+        ([s.MOST] * 600, "an impossible time"),
     ],
 )
 def test_times_that_nothing_can_have_taken_are_an_error_with_their_line(dur, reason, tmp_path):
@@ -170,8 +170,12 @@ def test_the_parts_of_a_log_have_each_of_its_events_once(events, tmp_path_factor
         assert sum(len(getattr(part, name)) for part in parts) == n_rows
     for name in ("ops", "layers", "splits", "tensors", "memory", "stats", "notes", "messages"):
         assert sum(len(getattr(part, name)) for part in parts) == len(getattr(whole, name))
-    assert parts[-1].graphs == whole.graphs
+    assert {number for part in parts for number in part.graphs} == set(whole.graphs)
     assert parts[-1].log_end == whole.log_end
+    for part in parts:
+        assert set(part.computes["graph"].tolist()) <= set(part.graphs)
+        assert set(part.steps["ctx"].tolist()) <= set(part.contexts)
+        assert all(part.plans[ops.plan].graph in part.graphs for ops in part.ops)
     for part in parts[:-1]:
         assert not part.open_steps
         assert part.end is None

@@ -116,7 +116,7 @@ class PhaseUses:
             kernels = times.session.kernels(plan)
             for work, of in ((n_bytes, kernels.bytes), (flops, kernels.flops)):
                 work[plan] = np.bincount(unit[plan], of, n).astype(np.float64)
-        chosen = times.steps["label"] == phase
+        chosen = times.steps["phase"] == phase
         return (
             times.by_unit(unit, n)[:, chosen],
             times.work_by_unit(n_bytes, n)[:, chosen],

@@ -136,7 +136,7 @@ def _phase_report(
             for side in sides
         )
         ratios[phase] = compare(a, b, len(phases))
-        counts = [int((side.steps["label"] == phase).sum()) for side in sides]
+        counts = [int((side.steps["phase"] == phase).sum()) for side in sides]
         notes.append(
             f"{phase}: {counts[0]:,} steps in {a.n_blocks} blocks of A,"
             f" {counts[1]:,} in {b.n_blocks} of B."
@@ -194,7 +194,7 @@ def _part_report(
 
 def _samples(side: StepTimes, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
     """The rows that a side has in a phase."""
-    selected = side.steps["label"] == phase
+    selected = side.steps["phase"] == phase
     if by == "layer":
         found = {key: (row, 1) for key, row in side.by_layer().items()}
     else:

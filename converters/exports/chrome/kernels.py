@@ -68,7 +68,7 @@ def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
 
 
 def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
-    """Begin and end of every kernel or layer. Raises WrongTimes."""
+    """Begin and end of every kernel or layer."""
     gap, dur = interval_columns(event)
     end = event.t + np.cumsum(dur if gap is None else gap + dur)
     return end - dur, end

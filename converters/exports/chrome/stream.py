@@ -22,21 +22,18 @@ from converters.exports.chrome.kernels import (
     process_of,
 )
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.kernels import graph_problem, plan_problem
 from llamacpp_instr.graph.timeline import (
     Lanes,
-    PlanTimeline,
     Selection,
     layer_name,
     plan_timeline,
     remember,
 )
-from llamacpp_instr.log.columns import WrongTimes
 from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.resolve import KnownPlan, Resolver
 from llamacpp_instr.schema import (
     Compute,
     Event,
-    Graph,
     Kv,
     Layers,
     Mark,
@@ -44,7 +41,6 @@ from llamacpp_instr.schema import (
     Message,
     Model,
     Ops,
-    Plan,
     SessionStart,
     StepBegin,
     StepEnd,
@@ -57,7 +53,7 @@ FIRST_THREAD, FIRST_MARK = 100, 5_000
 """numbers within a context of the tracks of threads and of marks; none is 0, which Perfetto takes
 for the process itself"""
 KEPT = 1024
-"""steps, computes and templates that later events may name"""
+"""ended steps on which a token may yet be drawn"""
 
 
 def write_chrome(
@@ -71,17 +67,13 @@ def write_chrome(
     """Writes the log's session to `output`; how many events were left out (`lenient`).
 
     `threads` gives every thread of ggml a track, where the log has them. Raises LogError, with the
-    line, for an event that refers to what the log does not have, unless `lenient`; and UsageError
-    when nothing of the log was selected.
+    line, for an event that is not whole (`log.resolve`), unless `lenient`; and UsageError when
+    nothing of the log was selected.
     """
     if compress:
         with gzip.GzipFile("", "wb", 5, output, mtime=0) as file:
             return _Writer(reader, file.write, selection or Selection(), threads).run(lenient)
     return _Writer(reader, output.write, selection or Selection(), threads).run(lenient)
-
-
-class _Unfollowable(Exception):
-    """An event refers to what the log does not have."""
 
 
 class _Writer:
@@ -96,22 +88,16 @@ class _Writer:
         self._threads = threads
         self._start = self._latest = 0
         self._tracks: set[int] = set()
-        self._graphs: dict[int, Graph] = {}
-        self._plans: dict[int, Plan] = {}
-        self._timelines: dict[int, PlanTimeline] = {}
-        self._templates: dict[tuple[int, int], Template] = {}
-        self._open: dict[int, StepBegin] = {}
+        self._refs = Resolver()
+        """a plan keeps the templates of its tracks"""
         self._ended: dict[int, tuple[int, int]] = {}
-        self._computes: dict[int, Compute] = {}
-        self._layers: dict[int, Layers] = {}
-        self._marks: dict[int, Mark] = {}
+        self._layers: dict[int, tuple[Layers, Compute]] = {}
+        """by context: the layers of which the ops may yet come"""
         self._lanes = Lanes()
         self._matched = False
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             Model: self._model,
             Memory: self._memory,
-            Graph: self._graph,
-            Plan: self._plan,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
             Compute: self._compute,
@@ -124,43 +110,41 @@ class _Writer:
         }
 
     def run(self, lenient: bool) -> int:
-        events = iter(self._reader)
-        _, first = next(events, (0, None))
-        if not isinstance(first, SessionStart):
-            raise LogError("its session_start is damaged", self._reader.path, 1)
-        self._start = self._latest = first.t
-        about = {"recorded": first.time, "level": first.level, "t0_monotonic_ns": first.t}
-        head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
-        self._write(head[:-1] + b',"traceEvents":[\n')
-        # the first event: all others put a separator before themselves
-        self._write(orjson.dumps(_metadata("process_name", 1, "name", "session")))
-        left_out = 0
-        for line, event in events:
+        for line, event in self._refs.follow(self._reader, lenient):
+            if event is self._refs.start:
+                self._begin(self._refs.start)
+                continue
             take = self._takers.get(type(event))
             if take is None:
                 continue
             try:
-                # a model may be loaded before the library can open the session by itself
-                if event.t < first.t and not isinstance(event, Model):
-                    raise _Unfollowable("an impossible time")
                 self._latest = max(self._latest, event.t)
                 take(event)
-            except (_Unfollowable, WrongTimes, OverflowError) as error:
+            except OverflowError as error:
                 if lenient:
-                    left_out += 1
+                    self._refs.left_out += 1
                     continue
                 reason = f"{event_name(event)}: {error}"
                 raise LogError(reason, self._reader.path, line) from None
         self._finish()
         self._write(b"\n]}\n")
-        return left_out
+        return self._refs.left_out
+
+    def _begin(self, start: SessionStart) -> None:
+        self._start = self._latest = start.t
+        about = {"recorded": start.time, "level": start.level, "t0_monotonic_ns": start.t}
+        head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
+        self._write(head[:-1] + b',"traceEvents":[\n')
+        # the first event: all others put a separator before themselves
+        self._write(orjson.dumps(_metadata("process_name", 1, "name", "session")))
 
     def _finish(self) -> None:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
-        for step in list(self._open.values()):
-            self._step(step, None, self._latest)
-        for mark in list(self._marks):
+        for step in self._refs.open_steps.values():
+            if self._selection.has_step(step.event.step):
+                self._step(step.event, None, self._latest)
+        for _, mark in self._refs.open_marks.values() if self._whole else ():
             self._end_mark(mark, self._latest)
         chosen = self._selection
         if not self._matched and (chosen.steps, chosen.layers, chosen.ops) != (None,) * 3:
@@ -243,50 +227,34 @@ class _Writer:
         if mark.phase == "begin":
             # those that overlap each have a track, so that none has to nest in another
             self._lanes.begin(mark.mark, mark.t)
-            self._marks[mark.mark] = mark
         elif mark.phase == "end":
-            _known("mark", mark.mark, self._marks)
-            self._end_mark(mark.mark, mark.t)
+            self._end_mark(self._refs.mark, mark.t)
         else:
             tid = self._track(0, "marks", FIRST_MARK)
             self._event({"ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": self._us(mark.t),
                          "name": mark.name})  # fmt: skip
 
-    def _end_mark(self, number: int, t: int) -> None:
-        mark = self._marks.pop(number)
-        lane, _ = self._lanes.end(number, t)
+    def _end_mark(self, mark: Mark, t: int) -> None:
+        lane, _ = self._lanes.end(mark.mark, t)
         tid = self._track(0, "marks", FIRST_MARK + lane)
         self._slice(tid, mark.name, mark.t, t, "mark", {"thread": mark.thread})
 
     # --- steps ---
 
-    def _graph(self, graph: Graph) -> None:
-        if problem := graph_problem(graph):
-            raise _Unfollowable(problem)
-        _keep("graph", graph.graph, graph, self._graphs)
-
-    def _plan(self, plan: Plan) -> None:
-        if problem := plan_problem(plan, _known("graph", plan.graph, self._graphs)):
-            raise _Unfollowable(problem)
-        _keep("plan", plan.plan, plan, self._plans)
-
     def _step_begin(self, step: StepBegin) -> None:
         if self._selection.has_step(step.step):
-            self._open[step.step] = step
             self._matched |= self._selection.layers is None and self._selection.ops is None
 
     def _step_end(self, end: StepEnd) -> None:
-        if self._selection.has_step(end.step):
-            step = _known("step", end.step, self._open)
+        if self._refs.step and self._selection.has_step(end.step):
+            step = self._refs.step.event
             self._flush_layers(step.ctx)
             self._step(step, end, max(end.t, step.t))
 
     def _step(self, step: StepBegin, end: StepEnd | None, t: int) -> None:
         args = {"step": step.step, "tokens": step.n_tokens, "outputs": step.n_outputs,
                 "status": "the log ended" if end is None else end.status}  # fmt: skip
-        name = "encode" if step.kind == "encode" else step.phase
-        self._slice(self._on(step.ctx, "steps"), name, step.t, t, "step", args)
-        del self._open[step.step]
+        self._slice(self._on(step.ctx, "steps"), step.name, step.t, t, "step", args)
         remember(self._ended, step.step, (step.t, t), KEPT)
         if end is not None:
             self._counter(step.ctx, "page faults", step.t, end.minflt + end.majflt)
@@ -294,9 +262,7 @@ class _Writer:
                 self._counter(step.ctx, "tokens/s", step.t, step.n_tokens * 1e9 / (t - step.t))
 
     def _compute(self, compute: Compute) -> None:
-        _known("graph", compute.graph, self._graphs)
         self._flush_layers(compute.ctx)
-        remember(self._computes, compute.compute, compute, KEPT)
         if not self._selection.has_step(compute.step):
             return
         tid = self._on(compute.ctx, "phases")
@@ -322,18 +288,15 @@ class _Writer:
     # --- layers and ops ---
 
     def _take_layers(self, layers: Layers) -> None:
-        compute = _known("compute", layers.compute, self._computes)
-        if len(layers.layer) != len(layers.dur):
-            raise _Unfollowable("its columns differ in length")
-        kernel_times(layers)  # they are drawn later, when this line is no longer known
-        self._layers[compute.ctx] = layers
+        compute = self._refs.compute.event
+        self._layers[compute.ctx] = layers, compute
 
     def _flush_layers(self, ctx: int) -> None:
         """Layers of which no ops came are drawn as they are."""
-        layers = self._layers.pop(ctx, None)
-        if layers is None or self._selection.ops is not None:
+        layers, compute = self._layers.pop(ctx, (None, None))
+        if layers is None or compute is None or self._selection.ops is not None:
             return
-        if self._selection.has_step(self._computes[layers.compute].step):
+        if self._selection.has_step(compute.step):
             start, end = kernel_times(layers)
             tid = self._on(ctx, "layers")
             for layer, first, last in zip(layers.layer, start.tolist(), end.tolist(), strict=True):
@@ -342,53 +305,38 @@ class _Writer:
                     self._slice(tid, layer_name(layer), first, last, "layer", {"layer": layer})
 
     def _ops(self, ops: Ops) -> None:
-        compute = _known("compute", ops.compute, self._computes)
-        plan = _known("plan", ops.plan, self._plans)
-        if plan.graph != compute.graph or len(plan.node) != len(ops.dur):
-            raise _Unfollowable(f"plan {ops.plan} is not the one of its compute")
+        compute, plan = self._refs.compute.event, self._refs.plan
+        waiting, _ = self._layers.get(compute.ctx, (None, None))
         main = ops.thread == 0
-        if main and (waiting := self._layers.get(compute.ctx)) and waiting.compute == ops.compute:
+        if main and waiting is not None and waiting.compute == ops.compute:
             del self._layers[compute.ctx]
         if not self._selection.has_step(compute.step):
             return
-        timeline = self._timelines.get(ops.plan)
-        if timeline is None:
-            timeline = plan_timeline(self._graphs[plan.graph], plan)
-            remember(self._timelines, ops.plan, timeline, KEPT)
         start, end = kernel_times(ops)
         if main:
             layers = self._on(compute.ctx, "layers")
-            self._draw(ops.plan, timeline, layers, True, start, end)
+            template = self._draw(plan, layers, True, start, end)
             if compute.dur:
-                t, template = compute.t + compute.start, self._templates[ops.plan, layers]
+                t = compute.t + compute.start
                 self._counter(compute.ctx, "achieved GB/s", t, template.bytes / compute.dur)
                 self._counter(compute.ctx, "achieved GFLOP/s", t, template.flops / compute.dur)
         if self._threads and ops.wait is not None:
             tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
-            self._draw(ops.plan, timeline, tid, False, start, end)
+            self._draw(plan, tid, False, start, end)
 
-    def _draw(
-        self, plan: int, timeline: PlanTimeline, tid: int, runs: bool, start: Int64, end: Int64
-    ) -> None:
-        template = self._templates.get((plan, tid))
+    def _draw(self, plan: KnownPlan, tid: int, runs: bool, start: Int64, end: Int64) -> Template:
+        """Draws the kernels of a compute on a track; the template that was filled."""
+        if plan.kept is None:
+            plan.kept = plan_timeline(plan.graph.event, plan.event), {}
+        timeline, templates = plan.kept
+        template: Template | None = templates.get(tid)
         if template is None:
-            template = Template(timeline, self._selection, tid, runs)
-            remember(self._templates, (plan, tid), template, KEPT)
+            template = templates[tid] = Template(timeline, self._selection, tid, runs)
         self._matched |= template.matched
         self._write(template.fill(start - self._start, end - self._start))
+        return template
 
 
 def _metadata(name: str, pid: int, key: str, value: str | int, tid: int = 0) -> dict[str, Any]:
     track = {"tid": tid} if tid else {}
     return {"ph": "M", "name": name, "pid": pid, **track, "args": {key: value}}
-
-
-def _keep(what: str, number: int, event: Event, known: dict[int, Any]) -> None:
-    if known.setdefault(number, event) != event:
-        raise _Unfollowable(f"{what} {number} was another one before")
-
-
-def _known(what: str, number: int, known: dict[int, Any]) -> Any:
-    if number not in known:
-        raise _Unfollowable(f"{what} {number} was never given")
-    return known[number]

@@ -30,7 +30,7 @@ from llamacpp_instr.schema import (
 )
 
 KEPT = 4096
-"""steps and computes that later events may name"""
+"""ended steps on which a token may yet be drawn, and computes of a step that wait for its end"""
 
 
 @dataclass
@@ -116,8 +116,8 @@ class StepSlices:
             form.sample(t, self._tracks.child(home, f"KV {what}{of}", unit, below="KV"), value)
         return form
 
-    def mark(self, mark: Mark) -> bool:
-        """Draws a mark; False when it ends and was never begun."""
+    def mark(self, mark: Mark) -> None:
+        """Draws a mark."""
         home = self._tracks.home
         args: dict[str, Value] = {"mark": mark.mark, "thread": mark.thread}
         if mark.phase == "instant":
@@ -129,10 +129,7 @@ class StepSlices:
             body = self._packets.named(track, mark.name, "mark") + self._packets.args(args)
             self._write(event(mark.t, body))
         else:
-            if mark.mark not in self._lanes.open:
-                return False
             self._end_mark(mark.mark, mark.t)
-        return True
 
     def end_marks(self, t: int) -> None:
         """Ends those that the log left open."""
@@ -149,7 +146,6 @@ class StepSlices:
     def step(self, step: OpenStep, end: StepEnd | None, t: int, home: int) -> None:
         """A step; `end` is None when the log ended before it did."""
         begin = step.begin
-        name = "encode" if begin.kind == "encode" else begin.phase
         values = [begin.t, t, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs]
         values.append(begin.thread)
         if end is not None:
@@ -157,7 +153,7 @@ class StepSlices:
         took = t - begin.t
         rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
         positions = _positions(begin)
-        shape = (home, name, end is not None, len(rate), len(step.flows), len(positions))
+        shape = (home, begin.name, end is not None, len(rate), len(step.flows), len(positions))
         self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
         remember(self.ended, begin.step, (begin.t, t), KEPT)
         if end is not None and end.prepare > 0:

@@ -10,20 +10,18 @@ from typing import Any, BinaryIO
 import msgspec
 
 from converters.exports.perfetto.forms import Forms
-from converters.exports.perfetto.graphs import Graphs, Unfollowable
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packet
-from converters.exports.perfetto.steps import KEPT, OpenStep, StepSlices
+from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.timeline import Selection, remember
-from llamacpp_instr.log.columns import WrongTimes, interval_columns
+from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     Compute,
     Context,
     Event,
-    Graph,
     Kv,
     Layers,
     Mark,
@@ -32,7 +30,6 @@ from llamacpp_instr.schema import (
     Model,
     Note,
     Ops,
-    Plan,
     SessionStart,
     Splits,
     StepBegin,
@@ -55,7 +52,7 @@ class Options:
     """arrows from ops to those that read their results, from tokens to the steps that take them"""
     gzip: bool = False
     lenient: bool = False
-    """leave out what refers to something that the log does not have, and count it"""
+    """leave out events that are not whole (`log.resolve`), and count them"""
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,13 @@ class Written:
     bytes: int
     """before compression"""
     left_out: int
-    """events that refer to something that the log does not have (lenient)"""
+    """events that are not whole (lenient)"""
 
 
 def write_perfetto(reader: LogReader, output: BinaryIO, options: Options) -> Written:
     """Writes the log's session to `output` as a Perfetto trace (protobuf).
 
-    Raises LogError, with the line, for what cannot be followed, unless `options.lenient`; and
+    Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
     UsageError when nothing of the log was selected.
     """
     if options.gzip:
@@ -92,13 +89,11 @@ class _Writer:
         self._packets = Packets()
         self._n_flows = 0
         self._latest = 0
-        self._models: dict[int, Model] = {}
+        self._refs = Resolver()
+        """a step that is drawn is kept as an OpenStep"""
         self._unloaded: dict[int, Model] = {}
-        self._contexts: dict[int, Context] = {}
-        self._graphs = Graphs()
-        self._open: dict[int, OpenStep] = {}
-        self._computes: dict[int, Compute] = {}
-        self._layers: dict[int, Layers] = {}
+        """models without a context"""
+        self._layers: dict[int, tuple[Layers, Compute]] = {}
         """by context: the layers of which the ops may yet come"""
         self._tokens: dict[int, list[Token]] = {}
         """by context: tokens that the next step may take"""
@@ -108,8 +103,6 @@ class _Writer:
             Model: self._model,
             Context: self._context,
             Memory: self._memory,
-            Graph: self._graph,
-            Plan: self._graphs.add_plan,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
             Compute: self._compute,
@@ -126,13 +119,10 @@ class _Writer:
         }
 
     def run(self) -> Written:
-        events = iter(self._reader)
-        line, first = next(events, (0, None))
-        if not isinstance(first, SessionStart):
-            raise LogError("its session_start is damaged", self._reader.path, 1)
-        left_out = 0
-        self._start(first)
-        for line, event in events:
+        for line, event in self._refs.follow(self._reader, self._options.lenient):
+            if event is self._refs.start:
+                self._start(self._refs.start)
+                continue
             take = self._takers.get(type(event))
             if take is None:
                 continue
@@ -140,14 +130,14 @@ class _Writer:
                 if event.t > self._latest:
                     self._latest = event.t
                 take(event)
-            except (Unfollowable, WrongTimes, OverflowError) as error:
+            except OverflowError:
                 if self._options.lenient:
-                    left_out += 1
+                    self._refs.left_out += 1
                     continue
-                reason = str(error) or "impossible tensor sizes"
-                raise LogError(f"{event_name(event)}: {reason}", self._reader.path, line) from None
-        self._finish(first)
-        return Written(self._bytes, left_out)
+                reason = f"{event_name(event)}: impossible tensor sizes"
+                raise LogError(reason, self._reader.path, line) from None
+        self._finish(self._refs.start)
+        return Written(self._bytes, self._refs.left_out)
 
     def _emit(self, data: Any) -> None:
         if self._packets.new:
@@ -160,10 +150,6 @@ class _Writer:
     def _new_flows(self, n: int) -> int:
         self._n_flows += n
         return self._n_flows - n + 1
-
-    def _home(self, ctx: int) -> int:
-        _follow("context", ctx, self._contexts)
-        return self._tracks.context(ctx)
 
     # --- the session ---
 
@@ -184,9 +170,10 @@ class _Writer:
     def _finish(self, start: SessionStart) -> None:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
-        for step in list(self._open.values()):
-            end = max(self._latest, step.last, step.begin.t)
-            self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
+        for known in self._refs.open_steps.values():
+            if step := known.kept:
+                end = max(self._latest, step.last, step.begin.t)
+                self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
         for ctx, tokens in self._tokens.items():
             for token in tokens:
                 self._draw.token(token, self._tracks.context(ctx), None)
@@ -216,24 +203,22 @@ class _Writer:
         raise UsageError(f"{path}: nothing was selected; the log has {has}")
 
     def _model(self, model: Model) -> None:
-        self._models[model.model] = self._unloaded[model.model] = model
+        self._unloaded[model.model] = model
 
     def _context(self, context: Context) -> None:
-        _follow("model", context.model, self._models)
-        self._contexts[context.ctx] = context
         home = self._tracks.context(context.ctx)
         model = self._unloaded.pop(context.model, None)
         if model is not None and self._whole:
             self._draw.model(model, home)
 
     def _memory(self, memory: Memory) -> None:
-        home = self._home(memory.ctx)
+        home = self._tracks.context(memory.ctx)
         if self._whole:
             self._draw.memory(memory, home)
 
     def _mark(self, mark: Mark) -> None:
-        if self._whole and not self._draw.mark(mark):
-            raise Unfollowable(f"mark {mark.mark} ends and was not begun")
+        if self._whole:
+            self._draw.mark(mark)
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -249,18 +234,14 @@ class _Writer:
 
     # --- steps ---
 
-    def _graph(self, graph: Graph) -> None:
-        _follow("context", graph.ctx, self._contexts)
-        self._graphs.add(graph)
-
     def _step_begin(self, step: StepBegin) -> None:
-        home = self._home(step.ctx)
+        home = self._tracks.context(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
         opened = OpenStep(step)
         for token in self._tokens.pop(step.ctx, ()):
             # a prompt takes no token of before; nor does what begins anew
-            taken = step.phase == "decode" and step.pos != 0 and len(opened.flows) < step.n_tokens
+            taken = step.name == "decode" and step.pos != 0 and len(opened.flows) < step.n_tokens
             taken = taken and self._selection.has_step(step.step)
             flow = self._new_flows(1) if taken else None
             if flow is not None:
@@ -268,56 +249,44 @@ class _Writer:
             self._draw.token(token, home, flow)
         if self._selection.has_step(step.step):
             self._step_matched = True
-            self._open[step.step] = opened
+            assert self._refs.step is not None
+            self._refs.step.kept = opened
 
     def _step_end(self, end: StepEnd) -> None:
-        if not self._selection.has_step(end.step):
+        known = self._refs.step
+        if known is None or known.kept is None:
             return
-        step = self._open.pop(end.step, None)
-        if step is None:
-            raise Unfollowable(f"step {end.step} was never begun")
+        step: OpenStep = known.kept
         self._flush_layers(step.begin.ctx)
         home = self._tracks.context(step.begin.ctx)
         self._draw.step(step, end, max(end.t, step.begin.t), home)
 
     def _compute(self, compute: Compute) -> None:
-        self._graphs.use(compute.graph)
-        home = self._home(compute.ctx)
+        home, step = self._tracks.context(compute.ctx), self._refs.step
         start = compute.t + compute.start
         self._latest = max(self._latest, start + compute.dur)
         self._flush_layers(compute.ctx)
-        remember(self._computes, compute.compute, compute, KEPT)
         if self._selection.has_step(compute.step):
-            self._draw.compute(compute, self._open.get(compute.step), home)
+            self._draw.compute(compute, step.kept if step else None, home)
 
     def _take_layers(self, layers: Layers) -> None:
-        compute = self._computed(layers.compute)
-        _equal(layers.layer, layers.gap, beside=layers.dur)
-        interval_columns(layers)  # now, as long as the line is known
-        self._layers[compute.ctx] = layers
+        compute = self._refs.compute.event
+        self._layers[compute.ctx] = layers, compute
 
     def _flush_layers(self, ctx: int) -> None:
-        layers = self._layers.pop(ctx, None)
-        if layers is None:
-            return
-        if self._selection.has_step(self._computes[layers.compute].step):
+        layers, compute = self._layers.pop(ctx, (None, None))
+        if layers and compute and self._selection.has_step(compute.step):
             track = self._tracks.child(self._tracks.context(ctx), "layers")
             self._kernels.add_layers(layers, track)
 
     def _ops(self, ops: Ops) -> None:
-        compute = self._computed(ops.compute)
-        plan = self._graphs.plan(ops.plan)
-        if plan.graph != compute.graph:
-            raise Unfollowable(f"plan {ops.plan} is of another graph than the compute")
-        if len(plan.node) != len(ops.dur):
-            raise Unfollowable(f"{len(ops.dur)} kernels, plan {ops.plan} has {len(plan.node)}")
-        _equal(ops.gap, ops.wait, beside=ops.dur)
-        waiting = self._layers.get(compute.ctx)
+        compute, plan = self._refs.compute.event, self._refs.plan.event
+        waiting, _ = self._layers.get(compute.ctx, (None, None))
         if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
             del self._layers[compute.ctx]
         if not self._selection.has_step(compute.step):
             return
-        graph, home = self._graphs.use(plan.graph), self._tracks.context(compute.ctx)
+        graph, home = self._refs.compute.graph.event, self._tracks.context(compute.ctx)
         if ops.thread == 0:
             track = self._tracks.child(home, "layers")
             self._kernels.add_ops(ops, graph, plan, track, main=True)
@@ -327,27 +296,22 @@ class _Writer:
             self._kernels.add_ops(ops, graph, plan, track, main=False)
 
     def _splits(self, splits: Splits) -> None:
-        compute = self._computed(splits.compute)
-        _equal(splits.split, splits.gap, splits.asynchronous, beside=splits.dur)
-        interval_columns(splits)
-        known = self._graphs.use(compute.graph).splits
-        if any(split >= len(known) for split in splits.split):
-            raise Unfollowable(f"a split that graph {compute.graph} does not have")
+        compute, known = self._refs.compute.event, self._refs.compute.graph.event.splits
         if self._selection.has_step(compute.step):
             self._draw.splits(splits, known, self._tracks.context(compute.ctx))
 
     def _sync(self, sync: Sync) -> None:
-        home = self._home(sync.ctx)
+        home = self._tracks.context(sync.ctx)
         if self._whole:
             self._draw.sync(sync, home)
 
     def _kv(self, kv: Kv) -> None:
-        home = self._home(kv.ctx)
+        home = self._tracks.context(kv.ctx)
         if self._selection.has_step(kv.step) and (self._whole or kv.step >= 0):
             self._draw.kv(kv, home)
 
     def _token(self, token: Token) -> None:
-        home = self._home(token.ctx)
+        home = self._tracks.context(token.ctx)
         if not self._selection.has_step(token.step):
             return
         if self._options.flows:
@@ -357,7 +321,7 @@ class _Writer:
             self._draw.token(token, home, None)
 
     def _stats(self, stats: TensorStats) -> None:
-        compute = self._computed(stats.compute)
+        compute = self._refs.compute.event
         if not self._selection.has_step(compute.step):
             return
         home = self._tracks.context(compute.ctx)
@@ -365,18 +329,3 @@ class _Writer:
         args = {name: v for name in names if (v := getattr(stats, name)) is not None}
         track = self._tracks.child(home, "tensor statistics")
         self._draw.instant(track, "statistics", stats.t, "stats", args)
-
-    def _computed(self, number: int) -> Compute:
-        _follow("compute", number, self._computes)
-        return self._computes[number]
-
-
-def _follow(what: str, number: int, known: dict[int, Any]) -> None:
-    if number not in known:
-        raise Unfollowable(f"{what} {number} was never given")
-
-
-def _equal(*columns: list[int] | None, beside: list[int]) -> None:
-    for column in columns:
-        if column is not None and len(column) != len(beside):
-            raise Unfollowable("its columns differ in length")

@@ -138,11 +138,8 @@ class _Builder:
     def frames(self, session: Session) -> dict[str, pd.DataFrame]:
         self._session = session
         steps = session.steps
-        encode = steps["kind"] == "encode"
-        label = np.where(encode, "encode", steps["phase"]).tolist()
-        self._phase_of = dict(zip(steps["step"].tolist(), label, strict=True)) | {
-            begin.step: "encode" if begin.kind == "encode" else begin.phase
-            for begin in session.open_steps
+        self._phase_of = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True)) | {
+            begin.step: begin.name for begin in session.open_steps
         }
         self._step_of = dict(
             zip(
@@ -253,7 +250,7 @@ class _Builder:
 
     def _nodes(self) -> dict[str, Any]:
         new = [g for n, g in self._session.graphs.items() if n not in self._graphs and g.nodes]
-        self._graphs |= set(self._session.graphs)
+        self._graphs = set(self._session.graphs)
         columns: dict[str, list[Any]] = defaultdict(list)
         for graph in new:
             for name, column in node_columns(graph).items():

@@ -1,11 +1,10 @@
 """Checks a log strictly: every line by itself, then the lines against each other.
 
-Invariant: the check streams, and each error gives one finding with its line. It keeps one small
-entry per context, graph, plan, and open step or mark. Of ids that count up (steps, computes) it
-keeps only which ones were used.
+Invariant: the check streams, each error gives a finding with its line, and memory is bounded. Only
+an event that is whole by the rules that all readers share (`log.resolve`) is checked further:
 
     event      one event by itself
-    facts      the session and its static facts: references, ids, counts
+    facts      the session and its static facts: levels, counts
     measures   steps, computes and all that is measured: spans inside spans, order, equal sums
 """
 
@@ -21,7 +20,8 @@ from llamacpp_instr.log.check.event import event_findings
 from llamacpp_instr.log.check.facts import Facts
 from llamacpp_instr.log.check.measures import Measures
 from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
-from llamacpp_instr.schema import Event, Model, SessionEnd, SessionStart, event_name
+from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.schema import Event, SessionEnd, event_name
 
 MAX_FINDINGS = 10_000
 """in one log; a file with more errors is not a log"""
@@ -74,24 +74,25 @@ class _Checker:
     """The rules of all events, and the order and the counts of all lines."""
 
     def __init__(self) -> None:
-        self._facts = Facts()
-        self._measures = Measures(self._facts)
+        self._refs = Resolver()
+        self._facts = Facts(self._refs)
+        self._measures = Measures(self._refs, self._facts)
         self._counts: Counter[str] = Counter()
-        self._start = self._latest = 0
+        self._latest = 0
         self._end: tuple[int, SessionEnd] | None = None
 
     def findings(self, line: int, event: Event) -> Iterator[str]:
         """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
-        # loading a model begins before the library can open a session by itself
-        if event.t < self._start and not isinstance(event, Model):
-            yield f"`t` is {self._start - event.t} ns before session_start"
-        yield from event_findings(event)
-        yield from self._facts.findings(line, event)
-        yield from self._measures.findings(line, event)
-        if isinstance(event, SessionStart) and line == 1:
-            self._start = event.t
+        whole = True
+        for problem in self._refs.problems(line, event):
+            whole = False
+            yield problem
+        if whole:
+            yield from event_findings(event)
+            yield from self._facts.findings(event)
+            yield from self._measures.findings(event)
         if isinstance(event, SessionEnd):
             self._end = (line, event)
             yield from self._totals(event)
@@ -109,8 +110,10 @@ class _Checker:
         said, seen = self._end[1].bytes, end.bytes_before_last
         if said != seen:
             yield end.lines, f"session_end: `bytes` is {said}, {seen} come before this line"
-        yield from self._facts.open_findings()
-        yield from self._measures.open_findings()
+        for line, mark in self._refs.open_marks.values():
+            yield line, f"mark: mark {mark.mark} (`{mark.name}`) is never ended"
+        for step in self._refs.open_steps.values():
+            yield step.line, f"step_begin: step {step.event.step} is never ended"
 
     def _totals(self, event: SessionEnd) -> Iterator[str]:
         for name in sorted({*event.events, *self._counts}):

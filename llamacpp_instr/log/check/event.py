@@ -1,4 +1,4 @@
-"""Checks one event by itself, beyond the schema: equal columns, order, sums.
+"""Checks one whole event by itself: order, sums, bounds.
 
 Invariant: a function here sees a single event; `check` compares events with each other. Messages
 do not begin with file and line, because the caller adds them.
@@ -7,7 +7,7 @@ do not begin with file and line, because the caller adds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llamacpp_instr.schema import (
@@ -16,11 +16,8 @@ from llamacpp_instr.schema import (
     Graph,
     Kv,
     Layers,
-    Nodes,
     Ops,
-    Plan,
     SessionEnd,
-    Split,
     Splits,
     StepEnd,
     TensorStats,
@@ -32,19 +29,6 @@ def event_findings(event: Event) -> Iterator[str]:
     """The errors of `event` itself, one message each."""
     rule = _RULES.get(type(event))
     return rule(event) if rule else iter(())
-
-
-def _equal_lengths(columns: dict[str, Sequence[object] | int | None]) -> Iterator[str]:
-    """A column may be given as its length."""
-    lengths = {
-        name: column if isinstance(column, int) else len(column)
-        for name, column in columns.items()
-        if column is not None
-    }
-    expected_name, expected = next(iter(lengths.items()))
-    for name, length in lengths.items():
-        if length != expected:
-            yield f"column `{name}` has {length} entries, `{expected_name}` has {expected}"
 
 
 def _gap(gap: list[int] | None) -> Iterator[str]:
@@ -60,53 +44,18 @@ def _session_end(event: SessionEnd) -> Iterator[str]:
 
 
 def _graph(event: Graph) -> Iterator[str]:
-    yield from _splits_of_graph(event.splits, event.n_nodes)
     if event.n_exec > event.n_nodes:
         yield f"`n_exec` is {event.n_exec}, more than `n_nodes` ({event.n_nodes})"
-    if event.nodes is None:
+    nodes = event.nodes
+    if nodes is None:
         return
-    columns = {name: getattr(event.nodes, name) for name in Nodes.__struct_fields__}
-    wrong = [*_equal_lengths({"n_nodes": max(event.n_nodes, 0), **columns})]
-    yield from wrong
-    if wrong:
-        return
-    yield from _nodes(event.nodes, len(event.leafs), len(event.buffers))
-    n_exec = sum(event.nodes.exec)
-    if n_exec != event.n_exec:
-        yield f"`n_exec` is {event.n_exec}, column `exec` has {n_exec}"
-
-
-def _nodes(nodes: Nodes, n_leafs: int, n_buffers: int) -> Iterator[str]:
-    n_nodes = len(nodes.name)
-    for i in range(n_nodes):
-        for source in nodes.src[i]:
-            if source >= n_nodes or -1 - source >= n_leafs:
-                what = f"node {source}" if source >= 0 else f"leaf {-1 - source}"
-                yield f"node {i} reads {what}, the graph has {n_nodes} nodes, {n_leafs} leafs"
-        if not -1 <= nodes.buffer[i] < n_buffers:
-            yield f"node {i} is in buffer {nodes.buffer[i]}, the graph has {n_buffers}"
-        if not nodes.ne[i]:
+    for i, (buffer, ne) in enumerate(zip(nodes.buffer, nodes.ne, strict=True)):
+        if not -1 <= buffer < len(event.buffers):
+            yield f"node {i} is in buffer {buffer}, the graph has {len(event.buffers)}"
+        if not ne:
             yield f"node {i} has shape []"
-
-
-def _splits_of_graph(splits: list[Split], n_nodes: int) -> Iterator[str]:
-    at = 0
-    for i, split in enumerate(splits):
-        if split.start != at or split.end < split.start:
-            yield f"split {i} is {split.start}..{split.end}, the one before it ends at {at}"
-        at = split.end
-    if splits and at != n_nodes:
-        yield f"the splits end at node {at}, the graph at {n_nodes}"
-
-
-def _plan(event: Plan) -> Iterator[str]:
-    yield from _equal_lengths({"node": event.node, "n": event.n})
-    free = 0
-    for node, n in zip(event.node, event.n or [1] * len(event.node), strict=False):
-        if node < free:
-            yield f"node {node} is repeated or out of order"
-            return
-        free = node + n
+    if sum(nodes.exec) != event.n_exec:
+        yield f"`n_exec` is {event.n_exec}, column `exec` has {sum(nodes.exec)}"
 
 
 def _step_end(event: StepEnd) -> Iterator[str]:
@@ -121,7 +70,6 @@ def _compute(event: Compute) -> Iterator[str]:
 
 
 def _layers(event: Layers) -> Iterator[str]:
-    yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "layer": event.layer})
     yield from _gap(event.gap)
     for i, (one, next_one) in enumerate(zip(event.layer, event.layer[1:], strict=False)):
         if one == next_one:
@@ -129,17 +77,10 @@ def _layers(event: Layers) -> Iterator[str]:
 
 
 def _ops(event: Ops) -> Iterator[str]:
-    yield from _equal_lengths({"dur": event.dur, "gap": event.gap, "wait": event.wait})
     yield from _gap(event.gap)
     for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
         if wait > dur:
             yield f"`wait[{i}]` is {wait}, more than its `dur` ({dur})"
-
-
-def _splits(event: Splits) -> Iterator[str]:
-    columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
-    yield from _equal_lengths({"dur": event.dur, **columns})
-    yield from _gap(event.gap)
 
 
 def _kv(event: Kv) -> Iterator[str]:
@@ -182,12 +123,11 @@ def _tensor_stats(event: TensorStats) -> Iterator[str]:
 _RULES: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     SessionEnd: _session_end,
     Graph: _graph,
-    Plan: _plan,
     StepEnd: _step_end,
     Compute: _compute,
     Layers: _layers,
     Ops: _ops,
-    Splits: _splits,
+    Splits: lambda event: _gap(event.gap),
     Kv: _kv,
     Token: _token,
     TensorStats: _tensor_stats,

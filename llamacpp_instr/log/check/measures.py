@@ -1,7 +1,7 @@
 """Checks steps, computes and measurements: spans nest, and columns agree.
 
-Invariant: only the latest compute of each context is kept, because `layers`, `ops` and `splits`
-follow the compute that they measure.
+Invariant: what is compared with later events is kept with the context, graph, step or compute that
+it is about, and forgotten with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from llamacpp_instr.log.check.facts import Facts, Numbers
+from llamacpp_instr.log.check.facts import Facts, PlanFacts
+from llamacpp_instr.log.resolve import KnownStep, Resolver
 from llamacpp_instr.schema import (
     Compute,
     Event,
@@ -21,7 +22,6 @@ from llamacpp_instr.schema import (
     Splits,
     StepBegin,
     StepEnd,
-    Sync,
     TensorStats,
     Token,
 )
@@ -31,9 +31,22 @@ COUNTER_SLACK = 1_000
 
 
 @dataclass
+class _Context:
+    """What is compared with later events of a context; times in ns."""
+
+    step: int = -1
+    """that began last"""
+    step_end: int = 0
+    """of the latest step"""
+    compute_end: int = 0
+    """of the latest compute"""
+    n_tokens: int = 0
+    """sampled"""
+    token_t: int = 0
+
+
+@dataclass
 class _Step:
-    line: int
-    event: StepBegin
     end: int
     """of its latest compute"""
     n_computes: int = 0
@@ -42,77 +55,60 @@ class _Step:
 
 @dataclass
 class _Compute:
-    event: Compute
     layers: Layers | None = None
     threads: set[int] = field(default_factory=set)
     splits: bool = False
 
 
 class Measures:
-    """The measurements so far that later events are compared with."""
+    """The rules of measurements, for whole events that `refs` has taken."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, refs: Resolver, facts: Facts) -> None:
+        self._refs = refs
         self._facts = facts
-        self._steps = Numbers()
-        self._open: dict[int, _Step] = {}
-        self._running: dict[int, int] = {}
-        """by context: the step that began last"""
-        self._computes = Numbers()
-        self._latest: dict[int, _Compute] = {}
-        """by context"""
-        self._by_number: dict[int, _Compute] = {}
-        """the same, by compute"""
-        self._step_end: dict[int, int] = {}
-        """by context: when its latest step ended"""
-        self._n_tokens: dict[int, int] = {}
-        """by context: tokens sampled"""
-        self._token_t: dict[int, int] = {}
-        self._rules: dict[type[Event], Callable[[int, Any], Iterator[str]]] = {
+        self._rules: dict[type[Event], Callable[[Any], Iterator[str]]] = {
             StepBegin: self._step_begin,
             StepEnd: self._step_ended,
             Compute: self._compute,
             Layers: self._layers,
             Ops: self._ops,
             Splits: self._splits,
-            Sync: self._sync,
             Kv: self._kv,
             Token: self._token,
             TensorStats: self._tensor_stats,
         }
 
-    def findings(self, line: int, event: Event) -> Iterator[str]:
+    def findings(self, event: Event) -> Iterator[str]:
         """The errors of a measurement, given the events before it."""
         rule = self._rules.get(type(event))
-        return rule(line, event) if rule else iter(())
+        return rule(event) if rule else iter(())
 
-    def open_findings(self) -> Iterator[tuple[int, str]]:
-        """What is still open in a closed log, with the line where it began."""
-        for step in self._open.values():
-            yield step.line, f"step_begin: step {step.event.step} is never ended"
+    def _of_context(self) -> _Context:
+        """What is kept with the context that the event names."""
+        context = self._refs.context
+        if context.kept is None:
+            context.kept = _Context()
+        kept: _Context = context.kept
+        return kept
 
     # --- steps ---
 
-    def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
-        yield from self._facts.unknown_context(event.ctx)
-        if not self._steps.give(event.step):
-            yield f"step {event.step} was given before"
-        running = self._running.get(event.ctx)
-        if running in self._open:
-            yield f"begins while step {running} of context {event.ctx} is open"
-        self._running[event.ctx] = event.step
-        ended = self._step_end.get(event.ctx, event.t)
-        if event.t < ended:
-            yield f"begins {ended - event.t} ns before the context's previous step ended"
-        self._open[event.step] = _Step(line, event, event.t)
+    def _step_begin(self, event: StepBegin) -> Iterator[str]:
+        context = self._of_context()
+        if context.step in self._refs.open_steps:
+            yield f"begins while step {context.step} of context {event.ctx} is open"
+        context.step = event.step
+        if event.t < context.step_end:
+            late = context.step_end - event.t
+            yield f"begins {late} ns before the context's previous step ended"
 
-    def _step_ended(self, _line: int, event: StepEnd) -> Iterator[str]:
-        step = self._open.pop(event.step, None)
-        if step is None:
-            known = event.step in self._steps
-            yield f"step {event.step} {'was ended before' if known else 'was never begun'}"
-            return
-        begin = step.event.t
-        self._step_end[step.event.ctx] = event.t
+    def _step_ended(self, event: StepEnd) -> Iterator[str]:
+        known = self._refs.step
+        assert known is not None
+        step, begin = _of_step(known), known.event.t
+        if context := self._refs.contexts.get(known.event.ctx):
+            context.kept = context.kept or _Context()
+            context.kept.step_end = event.t
         if event.t < begin:
             yield f"step {event.step} ends {begin - event.t} ns before it begins"
             return
@@ -128,153 +124,113 @@ class Measures:
 
     # --- computes ---
 
-    def _compute(self, _line: int, event: Compute) -> Iterator[str]:
-        yield from self._facts.unknown_context(event.ctx)
-        if not self._computes.give(event.compute):
-            yield f"compute {event.compute} was given before"
-        graph = self._facts.graphs.get(event.graph)
-        if graph is None:
-            yield f"graph {event.graph} was never given"
-        else:
-            if graph.ctx != event.ctx:
-                yield f"of context {event.ctx}, its graph is of context {graph.ctx}"
-            if graph.computed != event.reused:
-                before = "was" if graph.computed else "was not"
-                yield f"`reused` is {event.reused}, graph {event.graph} {before} computed before"
-            graph.computed = True
-        previous = self._latest.get(event.ctx)
-        if previous and event.t < _end(previous.event):
-            late = _end(previous.event) - event.t
+    def _compute(self, event: Compute) -> Iterator[str]:
+        context, graph = self._of_context(), self._refs.graph
+        computed = graph.kept is not None
+        if computed != event.reused:
+            before = "was" if computed else "was not"
+            yield f"`reused` is {event.reused}, graph {event.graph} {before} computed before"
+        graph.kept = True
+        if event.t < context.compute_end:
+            late = context.compute_end - event.t
             yield f"begins {late} ns before the context's previous compute ended"
-        if previous and self._by_number.get(previous.event.compute) is previous:
-            del self._by_number[previous.event.compute]
-        self._latest[event.ctx] = self._by_number[event.compute] = _Compute(event)
-        if event.step != -1:
-            yield from self._compute_in_step(event)
+        context.compute_end = _end(event)
+        self._refs.compute.kept = _Compute()
+        if self._refs.step is not None:
+            yield from _compute_in_step(event, self._refs.step)
 
-    def _compute_in_step(self, event: Compute) -> Iterator[str]:
-        step = self._open.get(event.step)
-        if step is None:
-            yield f"step {event.step} {'is over' if event.step in self._steps else 'never began'}"
-            return
-        if step.event.ctx != event.ctx:
-            yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
-        if event.t < step.event.t:
-            yield f"begins {step.event.t - event.t} ns before its step"
-        step.end = max(step.end, _end(event))
-        if event.source != "memory_update":
-            step.n_computes += 1
-            step.n_reused += event.reused
-
-    def _measured(
-        self, compute: int, t: int, gap: list[int] | None, dur: list[int]
-    ) -> tuple[_Compute | None, list[str]]:
-        """The latest compute that columns belong to, and whether they are inside it."""
-        latest = self._by_number.get(compute)
-        if latest is None:
-            over = compute in self._computes
-            return None, [f"compute {compute} {'is over' if over else 'was never given'}"]
+    def _measured(self, event: Layers | Ops | Splits) -> Iterator[str]:
+        """Whether intervals are inside their compute."""
+        compute = self._refs.compute.event
         slack = 0 if self._facts.clock == "monotonic" else COUNTER_SLACK
-        begin = latest.event.t + latest.event.start
-        first = t + (gap[0] if gap else 0)
-        end = t + sum(dur) + sum(gap or ())
+        begin = compute.t + compute.start
+        first = event.t + (event.gap[0] if event.gap else 0)
+        end = event.t + sum(event.dur) + sum(event.gap or ())
         if first < begin - slack:
-            return latest, [f"begins {begin - first} ns before its compute"]
-        if end > _end(latest.event) + slack:
-            return latest, [f"ends {end - _end(latest.event)} ns after its compute"]
-        return latest, []
+            yield f"begins {begin - first} ns before its compute"
+        elif end > _end(compute) + slack:
+            yield f"ends {end - _end(compute)} ns after its compute"
 
-    def _layers(self, _line: int, event: Layers) -> Iterator[str]:
-        compute, wrong = self._measured(event.compute, event.t, event.gap, event.dur)
-        yield from wrong
-        if compute is None:
-            return
+    def _layers(self, event: Layers) -> Iterator[str]:
+        yield from self._measured(event)
+        compute = self._of_compute()
         if compute.layers:
             yield f"the layers of compute {event.compute} were given before"
         elif compute.threads:
             yield f"comes after the ops of compute {event.compute}"
         compute.layers = event
 
-    def _ops(self, _line: int, event: Ops) -> Iterator[str]:
+    def _ops(self, event: Ops) -> Iterator[str]:
         if self._facts.level == "minimal":
             yield "ops at level minimal"
         elif self._facts.level == "detailed" and (event.thread or event.wait is not None):
             yield "another thread than 0, or waiting, at level detailed"
-        compute, wrong = self._measured(event.compute, event.t, event.gap, event.dur)
-        yield from wrong
-        plan = self._facts.plans.get(event.plan)
-        if plan is None:
-            yield f"plan {event.plan} was never given"
-            return
-        if len(event.dur) != plan.n_kernels:
-            yield f"{len(event.dur)} kernels, plan {event.plan} has {plan.n_kernels}"
-            return
-        if compute is None:
-            return
-        if plan.graph != compute.event.graph:
-            graph = compute.event.graph
-            yield f"plan {event.plan} is of graph {plan.graph}, the compute of graph {graph}"
-            return
+        yield from self._measured(event)
+        compute, of = self._of_compute(), self._refs.compute.event
+        plan: PlanFacts | None = self._refs.plan.kept
         # an aborted compute leaves kernels out; where values are read, so does a thread that has
         # no part in some of the pieces in which the graph is then computed
-        if plan.missing and compute.event.status == 0 and not self._facts.perturbed:
+        if plan and plan.missing and of.status == 0 and not self._facts.perturbed:
             yield f"plan {event.plan} has {plan.missing}"
-        if event.thread >= compute.event.n_threads:
-            yield f"thread {event.thread}, the compute has {compute.event.n_threads}"
+        if event.thread >= of.n_threads:
+            yield f"thread {event.thread}, the compute has {of.n_threads}"
         if event.thread in compute.threads:
             yield f"thread {event.thread} of compute {event.compute} was given before"
         compute.threads.add(event.thread)
-        if event.thread == 0 and compute.layers and plan.runs is not None:
+        if event.thread == 0 and compute.layers and plan:
             yield from _layers_against_ops(compute.layers, event, plan.runs)
 
-    def _splits(self, _line: int, event: Splits) -> Iterator[str]:
-        compute, wrong = self._measured(event.compute, event.t, event.gap, event.dur)
-        yield from wrong
-        graph = self._facts.graphs.get(compute.event.graph) if compute else None
-        if compute is None or graph is None:
-            return
+    def _splits(self, event: Splits) -> Iterator[str]:
+        yield from self._measured(event)
+        compute = self._of_compute()
         if compute.splits:
             yield f"the splits of compute {event.compute} were given before"
         compute.splits = True
-        if max(event.split, default=-1) >= graph.n_splits:
-            yield f"split {max(event.split)}, the graph has {graph.n_splits}"
+
+    def _of_compute(self) -> _Compute:
+        """What is kept with the compute that the event names; it may not have been whole."""
+        known = self._refs.compute
+        known.kept = known.kept or _Compute()
+        kept: _Compute = known.kept
+        return kept
 
     # --- the rest ---
 
-    def _sync(self, _line: int, event: Sync) -> Iterator[str]:
-        return self._facts.unknown_context(event.ctx)
-
-    def _kv(self, _line: int, event: Kv) -> Iterator[str]:
-        yield from self._facts.unknown_context(event.ctx)
-        if event.step != -1 and event.step not in self._steps:
-            yield f"step {event.step} never began"
+    def _kv(self, event: Kv) -> Iterator[str]:
         if event.cells is not None and self._facts.level != "verbose":
             yield f"with cells at level {self._facts.level}"
 
-    def _token(self, _line: int, event: Token) -> Iterator[str]:
-        yield from self._facts.unknown_context(event.ctx)
-        if event.step != -1 and event.step not in self._steps:
-            yield f"step {event.step} never began"
-        expected = self._n_tokens.get(event.ctx, 0)
-        if event.index != expected:
-            yield f"`index` is {event.index}, the context's next token is {expected}"
-        self._n_tokens[event.ctx] = event.index + 1
-        before = self._token_t.get(event.ctx, event.t)
-        if event.t < before:
-            yield f"`t` is {before - event.t} ns before the context's previous token"
-        self._token_t[event.ctx] = event.t
+    def _token(self, event: Token) -> Iterator[str]:
+        context = self._of_context()
+        if event.index != context.n_tokens:
+            yield f"`index` is {event.index}, the context's next token is {context.n_tokens}"
+        context.n_tokens = event.index + 1
+        if event.t < context.token_t:
+            yield f"`t` is {context.token_t - event.t} ns before the context's previous token"
+        context.token_t = event.t
 
-    def _tensor_stats(self, _line: int, event: TensorStats) -> Iterator[str]:
-        if event.compute not in self._computes:
-            yield f"compute {event.compute} was never given"
-        graph = self._facts.graphs.get(event.graph)
-        if graph is None:
-            yield f"graph {event.graph} was never given"
-        elif event.node >= graph.n_nodes:
-            yield f"node {event.node} of graph {event.graph}, which has {graph.n_nodes}"
-        elif graph.layer is not None and graph.layer[event.node] != event.layer:
-            layer = graph.layer[event.node]
+    def _tensor_stats(self, event: TensorStats) -> Iterator[str]:
+        nodes = self._refs.graph.event.nodes
+        if nodes and nodes.layer[event.node] != event.layer:
+            layer = nodes.layer[event.node]
             yield f"node {event.node} has layer {event.layer}, in its graph {layer}"
+
+
+def _of_step(known: KnownStep) -> _Step:
+    """What is kept with a step."""
+    known.kept = known.kept or _Step(known.event.t)
+    kept: _Step = known.kept
+    return kept
+
+
+def _compute_in_step(event: Compute, known: KnownStep) -> Iterator[str]:
+    if event.t < known.event.t:
+        yield f"begins {known.event.t - event.t} ns before its step"
+    step = _of_step(known)
+    step.end = max(step.end, _end(event))
+    if event.source != "memory_update":
+        step.n_computes += 1
+        step.n_reused += event.reused
 
 
 def _end(compute: Compute) -> int:
@@ -285,8 +241,6 @@ def _layers_against_ops(
     layers: Layers, ops: Ops, runs: list[tuple[int, int, int]]
 ) -> Iterator[str]:
     """The layers' runs must be those of the plan, and span the same nanoseconds as its ops."""
-    if len(layers.dur) != len(layers.layer):
-        return  # said before
     if layers.layer != [layer for layer, _, _ in runs]:
         yield "the compute's `layers` are not the runs of layers in its plan"
         return
@@ -304,7 +258,6 @@ def _layers_against_ops(
 
 
 def _intervals(t: int, gap: list[int] | None, dur: list[int]) -> tuple[list[int], list[int]]:
-    gaps = gap if gap and len(gap) == len(dur) else [0] * len(dur)
-    lengths = [g + d for g, d in zip(gaps, dur, strict=True)]
+    lengths = [g + d for g, d in zip(gap or [0] * len(dur), dur, strict=True)]
     ends = [t + end for end in accumulate(lengths)]
     return [end - d for end, d in zip(ends, dur, strict=True)], ends

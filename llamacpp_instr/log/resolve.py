@@ -1,0 +1,437 @@
+"""Follows the ids of a log: what each event refers to, in bounded memory.
+
+Invariant: an event is whole if it does not lie before the session, an earlier event assigned every
+id that it names, the id can still be named, and its columns fit each other and what they describe.
+Every reader and `check` use these rules, so they accept and refuse the same events for the same
+reasons. The docstring of `schema` says how long an id can be named; what cannot be named any more
+is forgotten. Only the ids of the weights that a graph reads are not followed: no reader needs them,
+and `check` checks them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.graph.kernels import graph_problems, plan_problems
+from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.schema import (
+    CONTEXTS_KEPT,
+    GRAPHS_KEPT,
+    LATEST,
+    MOST,
+    Compute,
+    Context,
+    Event,
+    Graph,
+    Kv,
+    Layers,
+    Mark,
+    Memory,
+    Model,
+    Ops,
+    Plan,
+    SessionStart,
+    Splits,
+    StepBegin,
+    StepEnd,
+    Sync,
+    Tensor,
+    TensorStats,
+    Token,
+    event_name,
+)
+
+
+class Numbers:
+    """The ids that were assigned. They count up, so one range and a few others suffice."""
+
+    def __init__(self) -> None:
+        self._first = self._next = 0
+        self._others: set[int] = set()
+
+    def add(self, number: int) -> None:
+        if self._first == self._next:
+            self._first = self._next = number  # a part of a rotated log does not begin at zero
+        self._others.add(number)
+        while self._next in self._others:
+            self._others.remove(self._next)
+            self._next += 1
+
+    def __contains__(self, number: int) -> bool:
+        return self._first <= number < self._next or number in self._others
+
+    def __len__(self) -> int:
+        return self._next - self._first + len(self._others)
+
+
+@dataclass(eq=False)
+class KnownModel:
+    event: Model
+    tensors: Numbers = field(default_factory=Numbers)
+
+
+@dataclass(eq=False)
+class KnownContext:
+    event: Context
+    model: KnownModel
+    graphs: dict[int, KnownGraph] = field(default_factory=dict)
+    """the one that was given or computed last at the end"""
+    compute: KnownCompute | None = None
+    """the latest"""
+    kept: Any = None
+    """what a reader keeps with the context; forgotten with it. The same below"""
+
+
+@dataclass(eq=False)
+class KnownGraph:
+    event: Graph
+    context: KnownContext
+    plans: list[int] = field(default_factory=list)
+    kept: Any = None
+
+
+@dataclass(eq=False)
+class KnownPlan:
+    event: Plan
+    graph: KnownGraph
+    kept: Any = None
+
+
+@dataclass(eq=False)
+class KnownStep:
+    event: StepBegin
+    line: int
+    kept: Any = None
+
+
+@dataclass(eq=False)
+class KnownCompute:
+    event: Compute
+    graph: KnownGraph
+    kept: Any = None
+
+
+class Resolver:
+    """Takes the events of one log in order. Its attributes `model` to `mark` are what the latest
+    event refers to; those that it does not refer to are of earlier events."""
+
+    model: KnownModel
+    context: KnownContext
+    graph: KnownGraph
+    plan: KnownPlan
+    compute: KnownCompute
+    """that `layers`, `ops`, `splits` and `tensor_stats` measure"""
+    step: KnownStep | None
+    """that a `step_end` ends or a `compute` belongs to"""
+    mark: Mark
+    """the begin of a mark that ends"""
+
+    def __init__(self) -> None:
+        self.start: SessionStart
+        self._begin = 0
+        self.left_out = 0
+        """events that `follow` left out"""
+        self.models: dict[int, KnownModel] = {}
+        self.contexts: dict[int, KnownContext] = {}
+        """the one that was named last at the end"""
+        self.graphs: dict[int, KnownGraph] = {}
+        self.plans: dict[int, KnownPlan] = {}
+        self.computes: dict[int, KnownCompute] = {}
+        self.open_steps: dict[int, KnownStep] = {}
+        """begun and not ended"""
+        self.open_marks: dict[int, tuple[int, Mark]] = {}
+        """with the line; begun and not ended"""
+        self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
+        self._rules: dict[type[Event], Callable[[int, Any], Iterator[str]]] = {
+            SessionStart: self._session_start,
+            Mark: self._mark,
+            Model: self._model,
+            Tensor: self._tensor,
+            Context: self._context,
+            Memory: self._of_context,
+            Graph: self._graph,
+            Plan: self._plan,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Compute: self._compute,
+            Layers: self._layers,
+            Ops: self._ops,
+            Splits: self._splits,
+            Sync: self._of_context,
+            Kv: self._of_step,
+            Token: self._of_step,
+            TensorStats: self._tensor_stats,
+        }
+
+    def follow(self, reader: LogReader, lenient: bool = False) -> Iterator[tuple[int, Event]]:
+        """The line number and the event of every whole event; `start` is the first.
+
+        Raises LogError with the line for an event that is not whole; `lenient` leaves such events
+        out, as if the log did not have them.
+        """
+        events = iter(reader)
+        line, event = next(events, (1, None))
+        if not isinstance(event, SessionStart):
+            raise LogError("its session_start is damaged", reader.path, 1)
+        self.start = event
+        self._begin = event.t
+        yield line, event
+        for line, event in events:
+            problem = next(self.problems(line, event), None)
+            if problem is None:
+                yield line, event
+            elif lenient:
+                self.left_out += 1
+            else:
+                raise LogError(f"{event_name(event)}: {problem}", reader.path, line)
+
+    def problems(self, line: int, event: Event) -> Iterator[str]:
+        """Why the event is not whole, one message each.
+
+        The event is taken once the iterator is exhausted. If there were problems, it is taken as
+        far as later events can then be checked.
+        """
+        # loading a model begins before the library can open a session by itself
+        if event.t < self._begin and not isinstance(event, Model):
+            yield f"`t` is {self._begin - event.t} ns before session_start"
+        rule = self._rules.get(type(event))
+        if rule is not None:
+            yield from rule(line, event)
+
+    def step_of(self, event: Event) -> int:
+        """The step that the latest event belongs to, -1 for none."""
+        step: int | None = getattr(event, "step", None)
+        if step is None:
+            compute = self.computes.get(getattr(event, "compute", -1))
+            step = compute.event.step if compute else -1
+        return step
+
+    # --- facts ---
+
+    def _session_start(self, line: int, event: SessionStart) -> Iterator[str]:
+        if line == 1:
+            self._begin = event.t
+        else:
+            yield "occurs a second time"
+
+    def _model(self, _line: int, event: Model) -> Iterator[str]:
+        if event.model in self.models:
+            yield f"model {event.model} was given before"
+            return
+        self.models[event.model] = KnownModel(event)
+
+    def _tensor(self, _line: int, event: Tensor) -> Iterator[str]:
+        model = self.models.get(event.model)
+        if math.prod(event.ne) > MOST:
+            yield "an impossible tensor shape"
+        if model is None:
+            yield self._missing("model", event.model)
+            return
+        self.model = model
+        if event.tensor in model.tensors:
+            yield f"tensor {event.tensor} of model {event.model} was given before"
+            return
+        model.tensors.add(event.tensor)
+
+    def _context(self, _line: int, event: Context) -> Iterator[str]:
+        model = self.models.get(event.model)
+        if event.ctx in self._given["context"]:
+            yield f"context {event.ctx} was given before"
+        if model is None:
+            yield self._missing("model", event.model)
+        if model is None or event.ctx in self._given["context"]:
+            return
+        self._given["context"].add(event.ctx)
+        self.model = model
+        self.context = self.contexts[event.ctx] = KnownContext(event, model)
+        if len(self.contexts) > CONTEXTS_KEPT:
+            forgotten = self.contexts.pop(next(iter(self.contexts)))
+            for graph in forgotten.graphs.values():
+                self._forget(graph)
+            if forgotten.compute:
+                del self.computes[forgotten.compute.event.compute]
+
+    def _graph(self, _line: int, event: Graph) -> Iterator[str]:
+        context = self._named(event.ctx)
+        if event.graph in self._given["graph"]:
+            yield f"graph {event.graph} was given before"
+            return
+        if context is None:
+            yield self._missing("context", event.ctx)
+        yield from graph_problems(event)
+        if context is None:
+            return
+        self._given["graph"].add(event.graph)
+        self.graphs[event.graph] = KnownGraph(event, context)
+        context.graphs[event.graph] = self.graphs[event.graph]
+        if len(context.graphs) > GRAPHS_KEPT:
+            self._forget(context.graphs.pop(next(iter(context.graphs))))
+
+    def _plan(self, _line: int, event: Plan) -> Iterator[str]:
+        graph = self.graphs.get(event.graph)
+        if event.plan in self._given["plan"]:
+            yield f"plan {event.plan} was given before"
+            return
+        if graph is None:
+            yield self._missing("graph", event.graph)
+            return
+        yield from plan_problems(event, graph.event)
+        self._given["plan"].add(event.plan)
+        self.graph = graph
+        self.plan = self.plans[event.plan] = KnownPlan(event, graph)
+        graph.plans.append(event.plan)
+
+    def _forget(self, graph: KnownGraph) -> None:
+        del self.graphs[graph.event.graph]
+        for plan in graph.plans:
+            del self.plans[plan]
+
+    def _mark(self, line: int, event: Mark) -> Iterator[str]:
+        if event.phase == "end":
+            begun = self.open_marks.pop(event.mark, None)
+            if begun is None:
+                yield f"mark {event.mark} ends and was not begun"
+            else:
+                self.mark = begun[1]
+        elif event.mark in self._given["mark"]:
+            yield f"mark {event.mark} was given before"
+        else:
+            self._given["mark"].add(event.mark)
+            if event.phase == "begin":
+                self.open_marks[event.mark] = line, event
+
+    # --- steps and computes ---
+
+    def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
+        if self._named(event.ctx) is None:
+            yield self._missing("context", event.ctx)
+        if event.step in self._given["step"]:
+            yield f"step {event.step} was given before"
+            return
+        self._given["step"].add(event.step)
+        self.step = self.open_steps[event.step] = KnownStep(event, line)
+
+    def _step_end(self, _line: int, event: StepEnd) -> Iterator[str]:
+        self.step = self.open_steps.pop(event.step, None)
+        if self.step is None:
+            over = event.step in self._given["step"]
+            yield f"step {event.step} was {'ended before' if over else 'never begun'}"
+
+    def _compute(self, _line: int, event: Compute) -> Iterator[str]:
+        context, graph = self._named(event.ctx), self.graphs.get(event.graph)
+        self.step = self.open_steps.get(event.step)
+        if event.compute in self._given["compute"]:
+            yield f"compute {event.compute} was given before"
+            return
+        if context is None:
+            yield self._missing("context", event.ctx)
+        if graph is None:
+            yield self._missing("graph", event.graph)
+        elif graph.event.ctx != event.ctx:
+            yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
+        if self.step is None and event.step != -1:
+            over = event.step in self._given["step"]
+            yield f"step {event.step} {'is over' if over else 'never began'}"
+        elif self.step and self.step.event.ctx != event.ctx:
+            yield f"of context {event.ctx}, its step is of context {self.step.event.ctx}"
+        if context is None or graph is None:
+            return
+        self._given["compute"].add(event.compute)
+        if context.compute:
+            del self.computes[context.compute.event.compute]
+        self.graph = graph
+        self.compute = self.computes[event.compute] = KnownCompute(event, graph)
+        context.compute = self.compute
+        recent = graph.context.graphs
+        recent[event.graph] = recent.pop(event.graph)
+
+    # --- measurements ---
+
+    def _layers(self, _line: int, event: Layers) -> Iterator[str]:
+        yield from _interval_problems(event, layer=event.layer, gap=event.gap)
+        if self._measured(event.compute) is None:
+            yield self._missing("compute", event.compute)
+
+    def _ops(self, _line: int, event: Ops) -> Iterator[str]:
+        yield from _interval_problems(event, gap=event.gap, wait=event.wait)
+        compute, plan = self._measured(event.compute), self.plans.get(event.plan)
+        if compute is None:
+            yield self._missing("compute", event.compute)
+        if plan is None:
+            yield self._missing("plan", event.plan)
+            return
+        self.plan = plan
+        if len(event.dur) != len(plan.event.node):
+            yield f"{len(event.dur)} kernels, plan {event.plan} has {len(plan.event.node)}"
+        elif compute and plan.graph is not compute.graph:
+            other = compute.event.graph
+            yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
+
+    def _splits(self, _line: int, event: Splits) -> Iterator[str]:
+        columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
+        yield from _interval_problems(event, **columns)
+        compute = self._measured(event.compute)
+        if compute is None:
+            yield self._missing("compute", event.compute)
+        elif max(event.split, default=-1) >= len(compute.graph.event.splits):
+            yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
+
+    def _tensor_stats(self, _line: int, event: TensorStats) -> Iterator[str]:
+        graph = self.graphs.get(event.graph)
+        if self._measured(event.compute) is None:
+            yield self._missing("compute", event.compute)
+        if graph is None:
+            yield self._missing("graph", event.graph)
+            return
+        self.graph = graph
+        if event.node >= graph.event.n_nodes:
+            yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
+
+    def _of_context(self, _line: int, event: Memory | Sync) -> Iterator[str]:
+        if self._named(event.ctx) is None:
+            yield self._missing("context", event.ctx)
+
+    def _of_step(self, _line: int, event: Kv | Token) -> Iterator[str]:
+        if self._named(event.ctx) is None:
+            yield self._missing("context", event.ctx)
+        if event.step != -1 and event.step not in self._given["step"]:
+            yield f"step {event.step} never began"
+
+    def _named(self, ctx: int) -> KnownContext | None:
+        """The context, which is now the one that was named last."""
+        context = self.contexts.pop(ctx, None)
+        if context is not None:
+            self.context = self.contexts[ctx] = context
+        return context
+
+    def _measured(self, number: int) -> KnownCompute | None:
+        compute = self.computes.get(number)
+        if compute is not None:
+            self.compute = compute
+        return compute
+
+    def _missing(self, what: str, number: int) -> str:
+        given = number in self._given[what]
+        return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
+
+
+_FORGOTTEN = {
+    "context": f"was given, but {CONTEXTS_KEPT} others were named since",
+    "graph": f"was given, but {GRAPHS_KEPT} others of its context were given or computed since",
+    "plan": f"was given, but {GRAPHS_KEPT} other graphs were given or computed since",
+    "compute": "is over",
+}
+
+
+def _interval_problems(event: Layers | Ops | Splits, **columns: list[int] | None) -> Iterator[str]:
+    for name, column in columns.items():
+        if column is not None and len(column) != len(event.dur):
+            n = len(event.dur)
+            yield f"column `{name}` has {len(column)} entries, `dur` has {n}"
+    if sum(event.dur) + sum(event.gap or ()) > LATEST:
+        yield "an impossible time"
