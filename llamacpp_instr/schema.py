@@ -13,7 +13,7 @@ an event have the same length. In `gap`/`dur` columns the i-th interval begins a
 
 Lifetimes: An event assigns an id once, before any other event names it. A model can be named until
 the log ends. A context can be named until 64 other contexts were named after it. A graph and its
-plans can be named until 4 other graphs of the context were given or computed after it; if the
+plans can be named until 8 other graphs of the context were given or computed after it; if the
 recorder meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
 `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
 `kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
@@ -38,9 +38,8 @@ Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
 
 CONTEXTS_KEPT = 64
-GRAPHS_KEPT = 4
-"""of a context, with their plans; the recorder keeps as many (`graph_of` in
-`llama-instrumentation-graph.cpp`)"""
+GRAPHS_KEPT = 8
+"""of a context, with their plans; the recorder keeps 4 (`llama-instrumentation-graph.cpp`)"""
 
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""

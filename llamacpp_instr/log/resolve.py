@@ -255,6 +255,9 @@ class Resolver:
                 self._forget(graph)
             if forgotten.compute:
                 del self.computes[forgotten.compute.event.compute]
+            # they refer to each other: without this they would wait for the garbage collector
+            forgotten.graphs.clear()
+            forgotten.compute = None
 
     def _graph(self, _line: int, event: Graph) -> Iterator[str]:
         context = self._named(event.ctx)

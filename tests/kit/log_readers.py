@@ -1,0 +1,88 @@
+"""Every reader of whole logs, and a log whose contexts, graphs and plans come and go."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from msgspec.structs import replace
+
+from converters.exports.chrome import write_chrome
+from converters.exports.flat import Selection, expand_lines
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import load_parts
+from llamacpp_instr.schema import Compute, Context, Event, Graph, Mark, Plan, StepBegin
+from tests.kit.made_log import encode, make_log
+
+
+def _perfetto(log: Path) -> None:
+    with Path("/dev/null").open("wb") as out:
+        write_perfetto(read_events(log), out, Options(flows=True))
+
+
+def _chrome(log: Path) -> None:
+    with Path("/dev/null").open("wb") as out:
+        write_chrome(read_events(log), out)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "session in parts": lambda log: deque(load_parts(log, part_rows=1000), 0),
+    "Perfetto": _perfetto,
+    "Chrome": _chrome,
+    "flat": lambda log: deque(expand_lines(read_events(log), Selection()), 0),
+}
+ALL = {**READERS, "check": lambda log: deque(check_log(log), 0)}
+
+_IDS = re.compile(rb'"(t|ctx|graph|plan|step|compute|mark)":(\d+)')
+_GIVEN: dict[str, type[Event]] = {
+    "ctx": Context, "graph": Graph, "plan": Plan, "step": StepBegin, "compute": Compute,
+    "mark": Mark,
+}  # fmt: skip
+
+
+def write_coming_and_going(path: Path, n_bytes: int, n_more: int = 0) -> int:
+    """Writes a log of about `n_bytes` in which one context after the other lives for a few steps
+    that build graphs and `n_more` that reuse the last one. Returns the number of contexts. `check`
+    finds nothing but that the log was not closed."""
+    events = make_log(Random(41).randint, n_contexts=1, level="detailed")[:-1]
+    first = next(i for i, event in enumerate(events) if isinstance(event, Context))
+    life = events[first:] + _repeated(events, n_more)
+    shift = {key: sum(isinstance(e, kind) for e in life) for key, kind in _GIVEN.items()}
+    shift["t"] = max(event.t for event in life) - life[0].t + 1_000_000
+    pieces = _IDS.split(encode(life))
+    size = n = 0
+    with path.open("wb") as file:
+        size += file.write(encode(events[:first]))
+        while size < n_bytes:
+            copy = list(pieces)
+            copy[1::3] = [
+                b'"%s":%d' % (key, int(number) + n * shift[key.decode()])
+                for key, number in zip(pieces[1::3], pieces[2::3], strict=True)
+            ]
+            copy[2::3] = [b""] * len(copy[2::3])
+            size += file.write(b"".join(copy))
+            n += 1
+    return n
+
+
+def _repeated(events: list[Event], n: int) -> list[Event]:
+    """The last step of a log, which must reuse its graph, `n` times, each after the one before."""
+    begins = [i for i, event in enumerate(events) if isinstance(event, StepBegin)]
+    last = events[begins[-1] :]
+    assert not any(isinstance(event, (Graph, Mark)) for event in last)
+    took = last[-1].t - last[0].t + 1_000
+    keys = ("step", "compute", "index")
+    return [
+        replace(
+            event,
+            t=event.t + i * took,
+            **{key: getattr(event, key) + i for key in keys if hasattr(event, key)},
+        )
+        for i in range(1, n + 1)
+        for event in last
+    ]

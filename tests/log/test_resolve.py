@@ -1,0 +1,170 @@
+"""Every reader refuses the same events of a damaged log for the same reason, in flat memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamacpp_instr import schema as s
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.resolve import Resolver
+from tests.kit.log_readers import ALL, READERS, write_coming_and_going
+from tests.kit.made_log import encode, make_log
+from tests.programs.flat_memory import peak_memory
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+LOGS = [
+    *(path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))),
+    *(encode(make_log(Random(i).randint, 2, level)) for i, level in enumerate(s.LEVELS)),
+]
+IDS = ("model", "ctx", "graph", "plan", "step", "compute", "mark")
+NOT_WHOLE = re.compile(
+    r"^\w+: ((model|context|graph|plan|step|compute|mark) \d+ "
+    r"(was never|was given|was ended|is over|never began|ends and)"
+    r"|tensor \d+ of model \d+ was given|of context|occurs a second time"
+    r"|graph \d+ was given without|plan \d+ is of graph|\d+ kernels, plan|split \d+, the graph"
+    r"|node \d+ of graph)"
+)
+"""the findings of `check` that no reader can pass over"""
+
+
+def damage(lines: list[bytes], kind: str, at: int, other: int) -> list[bytes]:
+    """The lines of a log, one of them removed, repeated, exchanged, or with another id."""
+    lines = list(lines)
+    at, to = 1 + at % (len(lines) - 1), 1 + other % (len(lines) - 1)
+    if kind == "remove":
+        del lines[at]
+    elif kind == "repeat":
+        lines.insert(to, lines[at])
+    elif kind == "exchange":
+        lines[at], lines[to] = lines[to], lines[at]
+    else:
+        event: dict[str, Any] = json.loads(lines[at])
+        if keys := [key for key in IDS if key in event]:
+            event[keys[other % len(keys)]] = other % 7
+            lines[at] = json.dumps(event).encode()
+    return lines
+
+
+@given(
+    log=st.sampled_from(LOGS),
+    kind=st.sampled_from(["remove", "repeat", "exchange", "change an id"]),
+    places=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), min_size=1, max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_all_readers_agree_on_what_is_whole(
+    log: bytes, kind: str, places: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lines = log.splitlines()
+    for at, other in places:
+        lines = damage(lines, kind, at, other)
+    path = tmp_path_factory.getbasetemp() / "damaged.log"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert_agreed(path)
+
+
+def assert_agreed(path: Path) -> None:
+    """Every reader refuses the first event that `check` says is not whole, and no other."""
+    first = next((f for f in check_log(path) if NOT_WHOLE.search(f.message)), None)
+    expected = first and str(first)
+    assert {name: refusal(name, path) for name in READERS} == dict.fromkeys(READERS, expected)
+
+
+def refusal(name: str, path: Path) -> str | None:
+    """The line that a reader refuses, and why."""
+    try:
+        READERS[name](path)
+    except LogError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", [s.Token, s.StepBegin, s.Sync, s.Memory, s.Kv])
+def test_an_unknown_context_is_refused_by_all(kind: type[s.Event], tmp_path: Path) -> None:
+    lines = (FIXTURES / "every-event.log").read_bytes().splitlines()
+    name = s.event_name(kind)
+    at = next(i for i, line in enumerate(lines) if b'"event":"%s"' % name.encode() in line)
+    path = tmp_path / "unknown.log"
+    path.write_bytes(b"\n".join([*lines[:at], lines[at].replace(b'"ctx":0', b'"ctx":9')]))
+    expected = f"{path}:{at + 1}: {name}: context 9 was never given"
+    assert {refusal(reader, path) for reader in READERS} == {expected}
+    assert expected in map(str, check_log(path))
+
+
+# --- lifetimes ---
+
+
+def resolver(*kinds: type[s.Event]) -> tuple[Resolver, list[s.Event]]:
+    """A resolver that has taken a log's session, models and contexts; a graph and what `kinds` say,
+    one of each."""
+    events = make_log(Random(4).randint, n_contexts=1, level="detailed")
+    refs = Resolver()
+    for line, event in enumerate(events, 1):
+        if isinstance(event, (s.SessionStart, s.Model, s.Tensor, s.Context)):
+            assert list(refs.problems(line, event)) == []
+    return refs, [next(e for e in events if isinstance(e, kind)) for kind in kinds]
+
+
+def problems(refs: Resolver, event: s.Event, **changes: object) -> list[str]:
+    return list(refs.problems(2, msgspec.structs.replace(event, **changes)))
+
+
+def test_only_the_graphs_of_a_context_that_were_used_last_can_be_named() -> None:
+    refs, (graph, plan, compute) = resolver(s.Graph, s.Plan, s.Compute)
+    for n in range(s.GRAPHS_KEPT):
+        assert problems(refs, graph, graph=n) == []
+        assert problems(refs, plan, plan=n, graph=n) == []
+    assert problems(refs, compute, compute=0, graph=0, step=-1) == []
+    assert problems(refs, graph, graph=s.GRAPHS_KEPT) == []
+    assert problems(refs, compute, compute=1, graph=0, step=-1) == []
+    said = "was given, but 8 others of its context were given or computed since"
+    assert problems(refs, compute, compute=2, graph=1, step=-1) == [f"graph 1 {said}"]
+    assert len(refs.graphs) == s.GRAPHS_KEPT
+    assert len(refs.plans) == s.GRAPHS_KEPT - 1
+
+
+def test_only_the_contexts_that_were_named_last_can_be_named() -> None:
+    refs, (context, graph, plan, sync) = resolver(s.Context, s.Graph, s.Plan, s.Memory)
+    assert problems(refs, graph, graph=0) == []
+    assert problems(refs, plan, plan=0, graph=0) == []
+    for n in range(1, s.CONTEXTS_KEPT):
+        assert problems(refs, context, ctx=n) == []
+    assert problems(refs, sync, ctx=1) == []
+    assert problems(refs, context, ctx=100) == []
+    assert problems(refs, context, ctx=101) == []
+    said = "was given, but 64 others were named since"
+    assert problems(refs, sync, ctx=1) == []
+    assert problems(refs, sync, ctx=0) == [f"context 0 {said}"]
+    assert problems(refs, sync, ctx=2) == [f"context 2 {said}"]
+    assert len(refs.contexts) == s.CONTEXTS_KEPT
+    assert not refs.graphs
+    assert not refs.plans
+
+
+# --- memory ---
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two logs, the second four times as large."""
+    logs = [tmp_path_factory.mktemp("growing") / name for name in ("small.log", "large.log")]
+    for log, n_bytes in zip(logs, (3 << 20, 12 << 20), strict=True):
+        assert write_coming_and_going(log, n_bytes) > 2 * s.CONTEXTS_KEPT
+    return logs
+
+
+@pytest.mark.parametrize("reader", ALL)
+def test_memory_is_flat_while_contexts_graphs_and_plans_come_and_go(
+    reader: str, growing: list[Path]
+) -> None:
+    small, large = (peak_memory(reader, log) for log in growing)
+    assert large - small < 10 << 20
