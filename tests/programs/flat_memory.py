@@ -3,7 +3,7 @@
     python -m tests.programs.flat_memory [--gb 1]
 
 Writes a log of a tenth of the size and one of the size, in which contexts, graphs and plans come
-and go. Prints the peak memory of a process that reads each of them.
+and go. Prints the peak memory of a process that reads each of them. 1 GB takes half an hour.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         small, large = Path(name) / "small.log", Path(name) / "large.log"
         for log, n_bytes in ((small, size // 10), (large, size)):
-            n = write_coming_and_going(log, n_bytes)
-            print(f"{log.stat().st_size / 1e9:.2f} GB: {n:,} contexts, one after the other")
+            n = write_coming_and_going(log, n_bytes, 1000)
+            print(
+                f"{log.stat().st_size / 1e9:.2f} GB: {n:,} contexts, one after the other",
+                flush=True,
+            )
         for reader in ALL:
             peaks = " and ".join(f"{peak_memory(reader, of) / 1e6:.0f} MB" for of in (small, large))
             print(f"{reader}: {peaks}", flush=True)
