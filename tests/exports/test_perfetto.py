@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -18,10 +19,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from converters.exports.perfetto import Options, Written, write_perfetto
 from converters.exports.perfetto import packets as p
-from converters.exports.perfetto.wire import padded_words
+from converters.exports.perfetto.template import ComputeTemplate, Times, padded_words
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.graph.timeline import OpSlice, Selection
 from llamacpp_instr.log.reader import read_events
 from tests.kit.made_log import encode, make_log
 from tests.kit.perfetto_truth import truth
@@ -117,20 +118,22 @@ def test_a_padded_varint_is_the_number(values: list[int]) -> None:
 
 def test_packets_parse_to_what_was_written() -> None:
     packets = p.Packets()
-    body = packets.opening(300, "MUL_MAT", "attention", colour="attention")
     args = {"text": "ä", "whole": -5, "real": 0.25, "truth": True, "big": 2**60}
-    body += packets.args(args) + packets.arg("kept", "once", keep=True) + p.flow_from(7)
-    data = packets.take_interned() + p.event(2**40, body) + p.sample(5, 9, 1.5)
+    event = packets.event(p.BEGIN, 300, "MUL_MAT", "attention", args, colour="attention")
+    packets.add_args(event, {"kept": "once"}, keep=True)
+    data = packets.take_interned() + p.event_packet(2**40, event)
+    assert packets.take_interned() == b""
+    data += p.sample(5, 9, -3) + p.event_packet(6, p.closing(300))
     data += p.track(300, "layers", parent=1, rank=4, note="why", unit="bytes")
-    interned, begin, sample, track = pb.Trace.FromString(data).packet
+    interned, begin, sample, end, track = pb.Trace.FromString(data).packet
     assert interned.interned_data.event_names[0].name == "MUL_MAT"
     assert interned.interned_data.correlation_id_str[0].str == b"attention"
     event = begin.track_event
     assert (begin.timestamp, event.type, event.track_uuid) == (2**40, 1, 300)
     values = [getattr(a, a.WhichOneof("value")) for a in event.debug_annotations]
     assert values == [*args.values(), 1]
-    assert list(event.flow_ids) == [7]
-    assert sample.track_event.double_counter_value == 1.5
+    assert sample.track_event.counter_value == -3
+    assert (end.timestamp, end.track_event.type, end.track_event.track_uuid) == (6, 2, 300)
     described = track.track_descriptor
     assert (described.uuid, described.parent_uuid, described.name) == (300, 1, "layers")
     assert (described.sibling_order_rank, described.description) == (4, "why")
@@ -138,10 +141,29 @@ def test_packets_parse_to_what_was_written() -> None:
 
 
 def test_the_clock_is_monotonic_and_tied_to_the_wall() -> None:
-    snapshot, defaults = pb.Trace.FromString(p.first_packet(5, 7)).packet
+    snapshot, defaults = pb.Trace.FromString(p.first_packets(5, 7)).packet
     assert [(c.clock_id, c.timestamp) for c in snapshot.clock_snapshot.clocks] == [(3, 5), (1, 7)]
     assert snapshot.clock_snapshot.primary_trace_clock == pb.BUILTIN_CLOCK_MONOTONIC
     assert defaults.trace_packet_defaults.timestamp_clock_id == pb.BUILTIN_CLOCK_MONOTONIC
+
+
+def test_a_template_has_each_value_in_its_place() -> None:
+    """Also beside args that equal what marks the places, and for times that need all bytes."""
+    args = {"number": 2**63 - 1, "real": -sys.float_info.max, "text": "ä"}
+    op = OpSlice("ADD", "other", 0, args, flops=8, bytes=4)
+    packets = p.Packets()
+    filled = ComputeTemplate(packets, 5, 1)
+    filled.begin_op(0, op, [*args], waits=True, rates=True, out=[1], into=[0, 2])
+    filled.end(filled.end_of(0))
+    t = np.array([[2**57], [3]])
+    times = Times(t, t + 2, np.array([[0], [2**62]]), t[:, 0])
+    begin, end, later, _ = pb.Trace.FromString(filled.close().fill(times, 10).tobytes()).packet
+    assert (begin.timestamp, end.timestamp, later.timestamp) == (2**57, 2**57 + 2, 3)
+    for event, wait, flow in ((begin.track_event, 0, 10), (later.track_event, 2**62, 13)):
+        found = [getattr(a, a.WhichOneof("value")) for a in event.debug_annotations]
+        assert found == [2**63 - 1, -sys.float_info.max, 1, wait, 2, 4]
+        assert list(event.flow_ids) == [flow + 1]
+        assert list(event.terminating_flow_ids) == [flow, flow + 2]
 
 
 # --- any log ---

@@ -1,8 +1,8 @@
-"""Forms: many events at once, and the trace is as if each had been written on its own."""
+"""Forms, the phases of steps that they draw, and the graphs that a trace keeps."""
 
 from __future__ import annotations
 
-import struct
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from converters.exports.perfetto import Options
 from converters.exports.perfetto.forms import Form, Forms
-from converters.exports.perfetto.packets import Packets
+from converters.exports.perfetto.packets import BEGIN, Packets
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
 from tests.exports.test_perfetto import Back, convert
@@ -25,57 +25,56 @@ times = st.integers(0, 2**63 - 1)
 rows = st.lists(st.tuples(times, int64, st.floats(allow_nan=False), st.text(max_size=3)))
 
 
-def write(made: list[tuple[int, int, float, str]]) -> tuple[bytes, pb.Trace]:
-    """Slices with a number, a double and a text; texts of other lengths are other shapes."""
-    packets, written = Packets(), list[bytes]()
+@given(rows)
+@example([(2**63 - 1, -1, 0.5, "a"), (0, 2**56, -1e300, "ä"), (2**56 - 1, -(2**63), 0.0, "")])
+def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
+    packets, forms = Packets(), Forms()
+    n_made = Counter[str]()
 
-    def make(length: int) -> Form:
+    def make(name: str) -> Form:
+        n_made[name] += 1
         form = Form(packets)
-        text = form.text(length)
-        t, number = form.numbers(2)
-        args = {"number": number, "double": form.double(), "text": text, "same": 7}
-        form.slice(5, "slice", "category", t, t, args)
+        (t, number), real, text, flows = form.numbers(2), form.double(), form.text(), form.flows()
+        args = {"number": number, "double": real, "text": text, "same": 7}
+        form.slice(5, name, "category", t, t, args, flow_ids=flows)
         return form
 
-    forms = Forms(written.append)
-    for t, number, real, text in made:
-        data = text.encode("utf-8", "replace")
-        forms.add(make, (len(data),), data, t, number, real)
-    forms.flush()
-    data = b"".join(written)
-    return data, pb.Trace.FromString(packets.take_interned() + data)
+    data = b""
+    for row in made:
+        flows = range(row[0] % 3)
+        data += forms.fill(make, (f"slice {row[1] % 2}",), *row, flows)
+    assert set(n_made.values()) <= {1}
+    trace = pb.Trace.FromString(packets.take_interned() + data)
+    begins = [q for q in trace.packet if q.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
+    for packet, (t, number, real, text) in zip(begins, made, strict=True):
+        values = packet.track_event.debug_annotations
+        assert packet.timestamp == t
+        assert [getattr(v, v.WhichOneof("value")) for v in values] == [number, real, text, 7]
+        assert list(packet.track_event.flow_ids) == list(range(t % 3))
 
 
-@given(rows)
-@example([(2**63 - 1, -1, 0.5, "a"), (0, 2**56, -1e300, "ä"), (2**56 - 1, -(2**63), 0.0, "b")])
-def test_shapes_alternate_and_every_value_stands_in_its_place(made) -> None:
-    _, trace = write(made)
-    found = []
-    for packet in trace.packet:
-        if packet.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
-            number, real, text, same = packet.track_event.debug_annotations
-            assert same.int_value == 7
-            assert packet.track_event.track_uuid == 5
-            t = packet.timestamp
-            found.append((t, number.int_value, real.double_value, text.string_value))
-    assert found == [(*row[:3], row[3].encode("utf-8", "replace").decode()) for row in made]
+def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
+    monkeypatch.setattr("converters.exports.perfetto.forms.FORMS", 1)
+    made, forms = list[int](), Forms()
 
+    def make(track: int) -> Form:
+        made.append(track)
+        return Form(Packets())
 
-@given(rows)
-def test_how_many_wait_changes_no_byte(made) -> None:
-    large = write(made)[0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("converters.exports.perfetto.forms.WAITING", 1)
-        patch.setattr("converters.exports.perfetto.forms.FORMS", 1)
-        assert write(made)[0] == large
+    for track in (1, 1, 2, 2, 1):
+        forms.fill(make, (track,))
+    assert made == [1, 2, 1]
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**80])
-def test_a_number_without_room_is_an_overflow_and_nothing_is_written(value) -> None:
+def test_a_number_without_room_is_an_overflow(value) -> None:
+    form = Form(Packets())
+    t, number = form.numbers(2)
+    form.slice(5, "slice", "category", t, t, {"number": number})
     with pytest.raises(OverflowError):
-        write([(1, value, 0.0, "")])
-    with pytest.raises(struct.error):
-        struct.pack("<q", value)
+        form.fill(1, value)
+    with pytest.raises(OverflowError):
+        Packets().event(BEGIN, 5, "slice", "category", {"number": value})
 
 
 # --- steps ---

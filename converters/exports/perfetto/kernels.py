@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from converters.exports.perfetto.packets import Packets
 from converters.exports.perfetto.template import (
-    Template,
+    ComputeTemplate,
     Times,
     layers_template,
     runs_template,
@@ -34,7 +34,7 @@ TEMPLATES = 64
 
 @dataclass
 class _Batch:
-    template: Template
+    template: ComputeTemplate
     n_kernels: int
     n: int = 0
     t: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ class KernelSlices:
         gaps, waits = event.gap is not None, event.wait is not None
         key = (event.plan, track, main, gaps, waits)
 
-        def make() -> Template:
+        def make() -> ComputeTemplate:
             timeline = self.timeline(graph, plan)
             packets, selection = self._packets, self._selection
             if main:
@@ -112,7 +112,7 @@ class KernelSlices:
         for batch in self._batches.values():
             self._fill(batch)
 
-    def _batch(self, key: object, n_kernels: int, make: Callable[[], Template]) -> _Batch:
+    def _batch(self, key: object, n_kernels: int, make: Callable[[], ComputeTemplate]) -> _Batch:
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = _Batch(make(), n_kernels)

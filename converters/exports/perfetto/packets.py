@@ -1,200 +1,179 @@
-"""The packets of a trace: interned names, tracks, and events on them, as bytes.
+"""The packets of a trace, made with Perfetto's protobuf classes, and its interned strings.
 
-Field numbers are those of perfetto's perfetto_trace.proto (protos/perfetto/trace). All packets are
-of one sequence, so that a string is written once and referred to by number afterwards.
+All packets are of one sequence. So a string is written once, and later packets refer to its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from typing import Any
 
-from converters.exports.perfetto.wire import data, double, fixed64, number, padded, text, varint
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-MONOTONIC, REALTIME = 3, 1
-"""BuiltinClock"""
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
-"""TrackEvent.Type"""
-_CLEARED, _NEEDS_STATE = 1, 2
+BEGIN = pb.TrackEvent.TYPE_SLICE_BEGIN
+END = pb.TrackEvent.TYPE_SLICE_END
+INSTANT = pb.TrackEvent.TYPE_INSTANT
+COUNTER = pb.TrackEvent.TYPE_COUNTER
+_SEQUENCE = {
+    "trusted_packet_sequence_id": 1,
+    "sequence_flags": pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE,
+}
 
 Value = str | int | float
 
-# tags of fields that come most often
-_PACKET, _TIME, _EVENT, _ARG, _INT = (varint(tag) for tag in (0x0A, 0x40, 0x5A, 0x22, 0x20))
-_SMALL = 256
-"""integers below are written often: steps' sizes, states, layers"""
-SEQUENCE = number(10, 1) + number(13, _NEEDS_STATE)
-"""fields of every packet: the one sequence, and that it refers to interned strings"""
-_KINDS: dict[str, int] = {"category": 1, "name": 2, "arg": 3, "text": 29, "colour": 43}
-"""InternedData's fields"""
-
 
 class Packets:
-    """Makes packets; keeps which strings were already given a number.
+    """Builds track events, and numbers the strings that they refer to.
 
-    Interned strings that a packet needs are collected until `take_interned`, whose bytes have to
-    be written before that packet.
+    `take_interned` returns the new strings. They must be written before the packets that use them.
     """
 
     def __init__(self) -> None:
-        self._ids: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
-        self.new: list[bytes] = []
-        """strings that were interned and not yet taken"""
-        self._arg_names: dict[str, bytes] = {}
-        self._small: dict[tuple[str, int], bytes] = {}
-        self._openings: dict[tuple[int, str, str, str, int], bytes] = {}
+        self._ids: dict[str, dict[str, int]] = {}
+        self._interned = pb.InternedData()
+        self._any_new = False
 
     def take_interned(self) -> bytes:
-        """A packet with the strings that were interned since the last call, or nothing."""
-        if not self.new:
+        """A packet with the strings that were interned since the last call; empty if there are
+        none."""
+        if not self._any_new:
             return b""
-        entries, self.new = b"".join(self.new), []
-        return packet(data(12, entries) + SEQUENCE)
+        entries, self._interned, self._any_new = self._interned, pb.InternedData(), False
+        return packet(interned_data=entries)
 
-    def intern(self, kind: str, value: str) -> int:
-        """The number of a string."""
-        ids = self._ids[kind]
-        if value not in ids:
-            ids[value] = len(ids) + 1
-            self.new.append(data(_KINDS[kind], number(1, ids[value]) + text(2, value)))
-        return ids[value]
+    def intern(self, field: str, value: str) -> int:
+        """The number of a string in a field of InternedData."""
+        ids = self._ids.setdefault(field, {})
+        number = ids.get(value)
+        if number is None:
+            number = ids[value] = len(ids) + 1
+            entry = getattr(self._interned, field).add(iid=number)
+            if isinstance(entry, pb.InternedString):
+                entry.str = value.encode("utf-8", "replace")
+            else:
+                entry.name = valid(value)
+            self._any_new = True
+        return number
 
-    # --- parts of events ---
+    def event(
+        self,
+        kind: int,
+        track: int,
+        name: str,
+        category: str,
+        args: Mapping[str, Value] | None = None,
+        *,
+        colour: str = "",
+        seldom: bool = False,
+    ) -> pb.TrackEvent:
+        """A track event that begins a slice or is an instant.
 
-    def arg(self, name: str, value: Value, keep: bool = False) -> bytes:
-        """An argument; `keep` interns its text, which pays when it comes again."""
-        if type(value) is int and 0 <= value < _SMALL:
-            known = self._small.get((name, value))
-            if known is None:
-                known = self._small[name, value] = self._arg(name, _INT + varint(value))
-            return known
-        if isinstance(value, str):
-            body = number(17, self.intern("text", value)) if keep else text(6, value)
-        elif isinstance(value, bool):
-            body = number(2, value)
-        elif isinstance(value, int):
-            body = _INT + varint(_int64(value))
-        else:
-            body = double(5, value)
-        return self._arg(name, body)
-
-    def _arg(self, name: str, value: bytes) -> bytes:
-        head = self._arg_names.get(name)
-        if head is None:
-            head = self._arg_names[name] = number(1, self.intern("arg", name))
-        body = head + value
-        return _ARG + varint(len(body)) + body
-
-    def arg_of_number(self, name: str) -> bytes:
-        """An argument whose integer is to be overwritten; it ends with the padded varint."""
-        return data(4, number(1, self.intern("arg", name)) + padded(4))
-
-    def args(self, values: Mapping[str, Value], keep: bool = False) -> bytes:
-        """Arguments in their order."""
-        return b"".join(self.arg(name, value, keep) for name, value in values.items())
-
-    def opening(
-        self, track: int, name: str, category: str, colour: str = "", kind: int = BEGIN
-    ) -> bytes:
-        """The fields of a track event that begins a slice, or is an instant, without arguments.
-
-        Slices of one `colour`, a word, look alike in Perfetto's UI whatever their names.
+        `seldom` says that the name is not worth interning, such as a token's text. Slices of one
+        `colour`, a word, have the same colour in Perfetto's UI.
         """
-        key = (track, name, category, colour, kind)
-        body = self._openings.get(key)
-        if body is None:
-            body = number(9, kind) + number(11, track)
-            body += number(10, self.intern("name", name))
-            body += number(3, self.intern("category", category))
-            body += number(54, self.intern("colour", colour)) if colour else b""
-            self._openings[key] = body
-        return body
+        event = pb.TrackEvent(type=kind, track_uuid=track)
+        if seldom:
+            event.name = valid(name)
+        else:
+            event.name_iid = self.intern("event_names", name)
+        event.category_iids.append(self.intern("event_categories", category))
+        if colour:
+            event.correlation_id_str_iid = self.intern("correlation_id_str", colour)
+        self.add_args(event, args or {})
+        return event
 
-    def named(self, track: int, name: str, category: str, kind: int = BEGIN) -> bytes:
-        """The same for a name that is not worth a number: a token's text."""
-        body = number(9, kind) + number(11, track) + text(23, name)
-        return body + number(3, self.intern("category", category))
+    def add_args(self, event: pb.TrackEvent, args: Mapping[str, Value], keep: bool = False) -> None:
+        """Adds arguments in their order; `keep` interns texts, for those that occur often.
 
+        Raises OverflowError for an integer of more than 64 bits.
+        """
+        for name, value in args.items():
+            arg = self.add_arg(event, name)
+            if isinstance(value, str):
+                if keep:
+                    arg.string_value_iid = self.intern("debug_annotation_string_values", value)
+                else:
+                    arg.string_value = valid(value)
+            elif isinstance(value, bool):
+                arg.bool_value = value
+            elif isinstance(value, int):
+                if not -(1 << 63) <= value < 1 << 63:
+                    raise OverflowError
+                arg.int_value = value
+            else:
+                arg.double_value = value
 
-@lru_cache(1024)
-def closing(track: int) -> bytes:
-    """The fields of a track event that ends the slice begun last."""
-    return number(9, END) + number(11, track)
-
-
-def flow_from(flow: int) -> bytes:
-    """A field of the event at which a flow begins."""
-    return fixed64(47, flow)
-
-
-def flow_to(flow: int) -> bytes:
-    """A field of the event at which a flow ends."""
-    return fixed64(48, flow)
-
-
-def event(t: int, body: bytes) -> bytes:
-    """A packet of one track event at `t`."""
-    whole = _TIME + varint(t) + _EVENT + varint(len(body)) + body + SEQUENCE
-    return _PACKET + varint(len(whole)) + whole
-
-
-def event_to_fill(body: bytes) -> tuple[bytes, int, int]:
-    """The same with a time to be overwritten: the packet, the offset of the time's padded varint,
-    and where the body does."""
-    time = padded(8)
-    inner = data(11, body)
-    whole = packet(time + inner + SEQUENCE)
-    start = len(whole) - len(time + inner + SEQUENCE)
-    return whole, start + 1, start + len(time) + len(inner) - len(body)
+    def add_arg(self, event: pb.TrackEvent, name: str) -> pb.DebugAnnotation:
+        """Adds an argument without a value."""
+        iid = self.intern("debug_annotation_names", name)
+        return event.debug_annotations.add(name_iid=iid)
 
 
-def sample(t: int, track: int, value: float) -> bytes:
+def valid(text: str) -> str:
+    """The text with `?` for lone surrogates, which are not valid UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def closing(track: int) -> pb.TrackEvent:
+    """The event that ends the slice of a track that began last."""
+    return pb.TrackEvent(type=END, track_uuid=track)
+
+
+def add_packet(trace: pb.Trace, **fields: Any) -> pb.TracePacket:
+    """Adds a packet of the sequence to a Trace."""
+    return trace.packet.add(**_SEQUENCE, **fields)
+
+
+def packet(**fields: Any) -> bytes:
+    """A packet, serialized as part of a Trace."""
+    trace = pb.Trace()
+    add_packet(trace, **fields)
+    data: bytes = trace.SerializeToString()
+    return data
+
+
+def event_packet(t: int, event: pb.TrackEvent) -> bytes:
+    """A track event at `t`. Raises OverflowError for a time that has no place in a trace."""
+    try:
+        return packet(timestamp=t, track_event=event)
+    except ValueError:
+        raise OverflowError from None
+
+
+def sample(t: int, track: int, value: int) -> bytes:
     """A counter's value from `t` on."""
-    body = _sampling(track)
-    whole = isinstance(value, int)
-    return event(t, body + (number(30, _int64(int(value))) if whole else double(44, value)))
-
-
-@lru_cache(1024)
-def _sampling(track: int) -> bytes:
-    return number(9, COUNTER) + number(11, track)
-
-
-def _int64(value: int) -> int:
-    """Raises OverflowError for a number that has no place in a trace."""
-    if not -(1 << 63) <= value < 1 << 63:
-        raise OverflowError
-    return value
+    return event_packet(t, pb.TrackEvent(type=COUNTER, track_uuid=track, counter_value=value))
 
 
 def track(
     uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: str | None = None
 ) -> bytes:
-    """A track's description. Its children are in the order of their ranks; tracks of one name
-    and one parent are shown as one. With `unit` it is a counter of bytes, or of what that says."""
-    body = number(1, uuid) + text(2, name)
+    """The description of a track. Its children are in the order of their ranks; tracks of one name
+    and one parent are shown as one. With `unit` it is a counter of bytes, or of that unit."""
+    described = pb.TrackDescriptor(uuid=uuid, name=valid(name), sibling_order_rank=rank)
     if parent:
-        body += number(5, parent)
+        described.parent_uuid = parent
     if note:
-        body += text(14, note)
-    if unit is not None:
-        body += data(8, number(3, 3) if unit == "bytes" else text(6, unit))
+        described.description = valid(note)
+    if unit is None:
+        described.child_ordering = pb.TrackDescriptor.EXPLICIT
+    elif unit == "bytes":
+        described.counter.unit = pb.CounterDescriptor.UNIT_SIZE_BYTES
     else:
-        body += number(11, 3)
-    return packet(data(60, body + number(12, rank)) + SEQUENCE)
+        described.counter.unit_name = unit
+    return packet(track_descriptor=described)
 
 
-def first_packet(t: int, wall: int) -> bytes:
+def first_packets(t: int, wall: int) -> bytes:
     """Begins the sequence: times are of CLOCK_MONOTONIC, and `t` was `wall` in real time."""
-    clocks = b"".join(
-        data(1, number(1, clock) + number(2, time))
-        for clock, time in ((MONOTONIC, t), (REALTIME, wall))
-    )
-    snapshot = packet(data(6, clocks + number(2, MONOTONIC)) + number(10, 1))
-    defaults = data(59, number(58, MONOTONIC))
-    return snapshot + packet(number(10, 1) + number(13, _CLEARED | _NEEDS_STATE) + defaults)
-
-
-def packet(body: bytes) -> bytes:
-    """A TracePacket, as an entry of a Trace."""
-    return _PACKET + varint(len(body)) + body
+    monotonic = pb.BUILTIN_CLOCK_MONOTONIC
+    trace = pb.Trace()
+    snapshot = trace.packet.add(trusted_packet_sequence_id=1).clock_snapshot
+    snapshot.primary_trace_clock = monotonic
+    snapshot.clocks.add(clock_id=monotonic, timestamp=t)
+    snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=wall)
+    first = add_packet(trace)
+    first.sequence_flags |= pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+    first.trace_packet_defaults.timestamp_clock_id = monotonic
+    data: bytes = trace.SerializeToString()
+    return data

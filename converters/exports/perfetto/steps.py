@@ -1,18 +1,29 @@
-"""The slices of steps, phases and tokens, and the counters: a few packets an event.
+"""The slices of steps, phases and tokens, and the counters: a few packets for each event.
 
-What comes in every step has a form; the rest is encoded as it comes. Invariant: a slice is written
-when both its ends are known, never reaches beyond what it is in, and comes after what lies before
-it on its track.
+What comes in every step has a form; other packets are built one by one. Invariant: a slice is
+written when both its ends are known, never reaches beyond the slice that it is in, and comes after
+what lies before it on its track.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
-from converters.exports.perfetto.forms import Blank, Form, Forms, Part, Row, blank_field
-from converters.exports.perfetto.packets import INSTANT, Packets, Value, closing, event, sample
+from converters.exports.perfetto.forms import Blank, Form, Forms
+from converters.exports.perfetto.packets import (
+    BEGIN,
+    INSTANT,
+    Packets,
+    Value,
+    closing,
+    event_packet,
+    sample,
+    valid,
+)
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.graph.timeline import Lanes, PlanTimeline, remember
 from llamacpp_instr.schema import (
@@ -40,7 +51,7 @@ class OpenStep:
     begin: StepBegin
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
-    computes: list[Row] = field(default_factory=list)
+    computes: list[bytes] = field(default_factory=list)
     """those that are not drawn yet: `prepare` comes before them, and is known at the end"""
     first: int | None = None
     """when its first ubatch began, apply included"""
@@ -51,11 +62,11 @@ class OpenStep:
 class StepSlices:
     """Draws what is not layers and ops."""
 
-    def __init__(self, packets: Packets, tracks: Tracks, forms: Forms) -> None:
+    def __init__(self, packets: Packets, tracks: Tracks, write: Callable[[bytes], object]) -> None:
         self._packets = packets
         self._tracks = tracks
-        self._forms = forms
-        self._write = forms.add_packets
+        self._write = write
+        self._forms = Forms()
         self.ended: dict[int, tuple[int, int]] = {}
         """begin and end of the latest steps"""
         self._lanes = Lanes()
@@ -70,13 +81,16 @@ class StepSlices:
         args: dict[str, Value],
     ) -> None:
         """One slice."""
-        body = self._packets.opening(track, name, category) + self._packets.args(args)
-        self._write(event(begin, body) + event(max(begin, end), closing(track)))
+        event = self._packets.event(BEGIN, track, name, category, args)
+        self._write(event_packet(begin, event) + event_packet(max(begin, end), closing(track)))
 
     def instant(self, track: int, name: str, t: int, category: str, args: dict[str, Value]) -> None:
         """One instant."""
-        body = self._packets.named(track, name, category, INSTANT) + self._packets.args(args)
-        self._write(event(t, body))
+        event = self._packets.event(INSTANT, track, name, category, args, seldom=True)
+        self._write(event_packet(t, event))
+
+    def _draw(self, make: Callable[..., Form], shape: tuple[object, ...], *values: Any) -> None:
+        self._write(self._forms.fill(make, shape, *values))
 
     # --- facts ---
 
@@ -102,7 +116,7 @@ class StepSlices:
             self._write(sample(memory.t, counter, memory.rss))
 
     def kv(self, kv: Kv, home: int) -> None:
-        self._forms.add(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
+        self._draw(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
         if kv.op != "apply":
             names = ("seq", "seq_dst", "p0", "p1", "arg")
             args = {name: v for name in names if (v := getattr(kv, name)) is not None}
@@ -126,8 +140,8 @@ class StepSlices:
             # those that overlap each have a lane, so that none has to nest in another
             lane = self._lanes.begin(mark.mark, mark.t)
             track = self._tracks.child(home, "marks", lane=lane)
-            body = self._packets.named(track, mark.name, "mark") + self._packets.args(args)
-            self._write(event(mark.t, body))
+            event = self._packets.event(BEGIN, track, mark.name, "mark", args, seldom=True)
+            self._write(event_packet(mark.t, event))
         else:
             self._end_mark(mark.mark, mark.t)
 
@@ -139,7 +153,7 @@ class StepSlices:
     def _end_mark(self, mark: int, t: int) -> None:
         lane, begin = self._lanes.end(mark, t)
         track = self._tracks.child(self._tracks.home, "marks", lane=lane)
-        self._write(event(max(begin, t), closing(track)))
+        self._write(event_packet(max(begin, t), closing(track)))
 
     # --- steps ---
 
@@ -153,26 +167,27 @@ class StepSlices:
         took = t - begin.t
         rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
         positions = _positions(begin)
-        shape = (home, begin.name, end is not None, len(rate), len(step.flows), len(positions))
-        self._forms.add(self._step_form, shape, *values, *rate, *step.flows, positions)
+        shape = (home, begin.name, end is not None, bool(rate), bool(positions))
+        self._draw(self._step_form, shape, step.flows, *values, *rate, *positions)
         remember(self.ended, begin.step, (begin.t, t), KEPT)
         if end is not None and end.prepare > 0:
             until = min(begin.t + end.prepare, t if step.first is None else step.first)
-            self._forms.add(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
+            self._draw(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
         self._draw_computes(step)
         if end is not None and end.readback > 0:
             # the log has the sum over the ubatches; it is drawn after the last of them
             since = max(step.last, begin.t)
             shown = min(since + end.readback, max(t, since))
             if end.n_ubatch > 1:
-                self._forms.add(self._readbacks_form, (home,), since, shown, end.n_ubatch)
+                self._draw(self._readbacks_form, (home,), since, shown, end.n_ubatch)
             else:
-                self._forms.add(self._phase_form, (home, "readback"), since, shown)
+                self._draw(self._phase_form, (home, "readback"), since, shown)
 
     def _step_form(
-        self, home: int, name: str, ended: bool, n_rates: int, n_flows: int, length: int
+        self, home: int, name: str, ended: bool, has_rate: bool, has_positions: bool
     ) -> Form:
         form = Form(self._packets)
+        flows = form.flows()
         begin, until = form.numbers(2)
         names = ["step", "tokens", "outputs", "sequences", "thread"]
         args: dict[str, Value | Blank] = dict(zip(names, form.numbers(5), strict=True))
@@ -186,15 +201,11 @@ class StepSlices:
                 ("minor page faults", "faults", minor, "page faults"),
                 ("major page faults", "faults", major, "page faults"),
             ]
-        if n_rates:
+        if has_rate:
             counters.append(("tokens/s", "tokens/s", form.double(), ""))
-        flows: list[Part] = []
-        for _ in range(n_flows):
-            flows += blank_field(48, form.flow())  # terminating_flow_ids
-        positions = form.text(length)
-        if length:
-            args["positions"] = positions
-        form.slice(home, name, "step", begin, until, args | result, flows)
+        if has_positions:
+            args["positions"] = form.text()
+        form.slice(home, name, "step", begin, until, args | result, terminating_flow_ids=flows)
         for what, unit, value, below in counters:
             form.sample(begin, self._tracks.child(home, what, unit, below=below), value)
         return form
@@ -225,24 +236,23 @@ class StepSlices:
                 times += now, max(now, end)
                 now = end
         end = start + compute.dur
-        row = self._forms.row(
+        drawing = self._forms.fill(
             self._compute_form, (home, drawn, compute.source, compute.reused),
             *times, start, end, compute.compute, compute.graph, compute.n_tokens,
             compute.n_threads, compute.status,
         )  # fmt: skip
         if step is None:
-            self._forms.add_row(row)
+            self._write(drawing)
             return
         if step.first is None and compute.source != "memory_update":  # part of preparing
             step.first = compute.t
         step.last = end
-        step.computes.append(row)
+        step.computes.append(drawing)
         if len(step.computes) > KEPT:
             self._draw_computes(step)
 
     def _draw_computes(self, step: OpenStep) -> None:
-        for row in step.computes:
-            self._forms.add_row(row)
+        self._write(b"".join(step.computes))
         step.computes.clear()
 
     def _compute_form(self, home: int, drawn: tuple[bool, ...], source: str, reused: bool) -> Form:
@@ -263,7 +273,7 @@ class StepSlices:
         dur = compute.dur
         if dur > 0:
             rates = timeline.bytes / dur, timeline.flops / dur
-            self._forms.add(self._rates_form, (home,), compute.t + compute.start, *rates)
+            self._draw(self._rates_form, (home,), compute.t + compute.start, *rates)
 
     def _rates_form(self, home: int) -> Form:
         form = Form(self._packets)
@@ -290,7 +300,7 @@ class StepSlices:
             self.slice(track, name, begin, now, "split", args)
 
     def sync(self, sync: Sync, home: int) -> None:
-        self._forms.add(self._sync_form, (home,), sync.t, sync.t + sync.dur)
+        self._draw(self._sync_form, (home,), sync.t, sync.t + sync.dur)
 
     def _sync_form(self, home: int) -> Form:
         form = Form(self._packets)
@@ -302,68 +312,49 @@ class StepSlices:
         """A token in the sampler's track, and on the step that it came out of while that is
         known."""
         step, p, hexadecimal = token.step, token.p, token.hex
-        text, quoted = _utf8(token.text), _quoted(token.text)
-        values = [token.t, token.t + token.dur, token.id, token.index]
+        text = valid(token.text)
+        values: list[Value] = [token.t, token.t + token.dur, token.id, token.index]
         of_step = self.ended.get(step)
         if step >= 0:
             values.append(step)
         if of_step is not None:
             values += of_step
-        more = [value for value in (p, flow) if value is not None]
-        hexed = None if hexadecimal is None else _utf8(hexadecimal)
-        texts = (text, quoted) if hexed is None else (text, quoted, hexed)
-        shape = (
-            home, step >= 0, of_step is not None, p is not None, flow is not None,
-            *map(len, texts),
-        )  # fmt: skip
-        self._forms.add(self._token_form, shape, *values, *more, *texts)
+        values += [value for value in (p, hexadecimal) if value is not None]
+        shape = home, step >= 0, of_step is not None, p is not None, hexadecimal is not None
+        flows = [] if flow is None else [flow]
+        self._draw(self._token_form, shape, flows, text, _quoted(text), *values)
 
     def _token_form(
-        self,
-        home: int,
-        has_step: bool,
-        on_step: bool,
-        has_p: bool,
-        has_flow: bool,
-        text: int,
-        quoted: int,
-        hexed: int | None = None,
+        self, home: int, has_step: bool, on_step: bool, has_p: bool, has_hex: bool
     ) -> Form:
         form = Form(self._packets)
+        flows, text, quoted = form.flows(), form.text(), form.text()
         begin, end, number, index = form.numbers(4)
         step = form.numbers(has_step)
         ends = form.numbers(2 * on_step)
-        p = [form.double()] if has_p else []
-        flow = blank_field(47, form.flow()) if has_flow else []  # flow_ids
-        args: dict[str, Value | Blank] = {"text": form.text(text)}
-        name = form.text(quoted)
-        args |= {"id": number, "index": index}
-        args |= {"p": p[0]} if p else {}
-        args |= {} if hexed is None else {"hex": form.text(hexed)}
+        args: dict[str, Value | Blank] = {"text": text, "id": number, "index": index}
+        args |= {"p": form.double()} if has_p else {}
+        args |= {"hex": form.text()} if has_hex else {}
         args |= {"step": step[0]} if step else {}
-        form.slice(self._tracks.child(home, "sampler"), "sample", "sampler", begin, end, args, flow)
+        sampler = self._tracks.child(home, "sampler")
+        form.slice(sampler, "sample", "sampler", begin, end, args, flow_ids=flows)
         if ends:
-            form.slice(home, name, "token", ends[0], ends[1], args)
+            form.slice(home, quoted, "token", ends[0], ends[1], args)
         return form
 
 
-def _positions(begin: StepBegin) -> bytes:
+def _positions(begin: StepBegin) -> list[str]:
     """Which positions a step takes, in words; nothing when llama.cpp chose them."""
     if begin.pos < 0:
-        return b""
+        return []
     last = begin.pos + begin.n_tokens - 1
     several = begin.n_seqs <= 1 and last > begin.pos
-    return (f"{begin.pos} to {last}" if several else str(begin.pos)).encode()
-
-
-def _utf8(text: str) -> bytes:
-    """Replaces lone surrogates, which are not valid UTF-8."""
-    return text.encode("utf-8", "replace")
+    return [f"{begin.pos} to {last}" if several else str(begin.pos)]
 
 
 @lru_cache(KEPT)
-def _quoted(text: str) -> bytes:
-    return _utf8(json.dumps(text, ensure_ascii=False))
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 _SHOWN = frozenset({"model", "arch", "ftype", "params", "bytes", "tensors"})

@@ -9,9 +9,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from converters.exports.perfetto.forms import Forms
 from converters.exports.perfetto.kernels import KernelSlices
-from converters.exports.perfetto.packets import Packets, Value, first_packet
+from converters.exports.perfetto.packets import Packets, Value, first_packets
 from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import LogError, UsageError
@@ -140,8 +139,7 @@ class _Writer:
         return Written(self._bytes, self._refs.left_out)
 
     def _emit(self, data: Any) -> None:
-        if self._packets.new:
-            interned = self._packets.take_interned()
+        if interned := self._packets.take_interned():
             self._output(interned)
             self._bytes += len(interned)
         self._output(data)
@@ -154,15 +152,14 @@ class _Writer:
     # --- the session ---
 
     def _start(self, start: SessionStart) -> None:
-        self._emit(first_packet(start.t, start.wall))
+        self._emit(first_packets(start.t, start.wall))
         note = f"Recorded {start.time} at level {start.level} on {start.host.cpu or 'a machine'}."
         if start.perturbed:
             note += " Tensor values were read (--stats): do not compare times."
         if start.args.get("dialect"):
             note += " Converted from an earlier fork's log: it measured times differently."
         self._tracks = Tracks(self._emit, note)
-        self._forms = Forms(self._emit)
-        self._draw = StepSlices(self._packets, self._tracks, self._forms)
+        self._draw = StepSlices(self._packets, self._tracks, self._emit)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
         self._latest = start.t
@@ -180,7 +177,6 @@ class _Writer:
         self._draw.end_marks(self._latest)
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
-        self._forms.flush()
         self._kernels.flush()
         self._check_matches(start)
 

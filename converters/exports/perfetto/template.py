@@ -1,23 +1,33 @@
-"""The bytes of one whole compute on one thread, built once; per compute only numbers change.
+"""The packets of a whole compute on one thread, built once for each plan.
 
-A plan's kernels never change, so all that differs from one compute to the next is when they began
-and ended, and what follows from that. Those numbers have a fixed width, their places are known,
-and numpy writes them for several computes at once.
+A plan's kernels never change, so computes differ only in when the kernels began and ended, and in
+what follows from that. The template has these values at known offsets and in a fixed width, and
+numpy writes them for several computes at once. To find the offsets, the packets are serialized
+with marks in place of the values. All bytes of a mark are at least 0x7F, so it is not part of any
+text or small number.
 """
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto.packets import Packets, closing, event_to_fill, flow_from, flow_to
-from converters.exports.perfetto.wire import PADDED, padded_words
-from llamacpp_instr.graph.timeline import OpSlice, PlanTimeline, Selection, layer_name
+from converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
+from llamacpp_instr.graph.timeline import OpSlice, PlanTimeline, Run, Selection, layer_name
 
 Int64 = NDArray[np.int64]
+
+_NUMBER, _NUMBER_BYTES = 2**63 - 1, b"\xff" * 8 + b"\x7f"
+"""the mark of a number below 2**63: the longest varint of such a number"""
+_RATE_BYTES = b"\xff" * 6 + b"\xef\xff"
+(_RATE,) = struct.unpack("<d", _RATE_BYTES)
+_FLOW, _FLOW_BYTES = 2**64 - 1, b"\xff" * 8
 
 
 @dataclass(frozen=True)
@@ -32,24 +42,23 @@ class Times:
     """(n,): when all threads were done"""
 
 
-class Template:
-    """Built by adding slices in order; then `fill` gives the bytes of any computes."""
+class ComputeTemplate:
+    """Built by adding events in order; then `fill` gives the packets of any computes."""
 
-    def __init__(self, n_kernels: int) -> None:
+    def __init__(self, packets: Packets, track: int, n_kernels: int) -> None:
+        self._packets = packets
+        self._track = track
         self._n = n_kernels
         self._parts: list[bytes] = []
-        self._size = 0
-        self._time_at: list[int] = []
-        self._time_of: list[int] = []
-        self._rate_at: list[int] = []
-        self._rate_of: list[int] = []
-        self._rate_work: list[int] = []
-        self._wait_at: list[int] = []
-        self._wait_of: list[int] = []
-        self._flow_at: list[int] = []
-        self._flow_of: list[int] = []
+        self.size = 0
+        """bytes of one compute"""
         self.n_flows = 0
-        self._bytes = np.zeros(0, np.uint8)
+        # offsets of values, each with what the value is
+        self._times: list[tuple[int, int]] = []
+        self._waits: list[tuple[int, int]] = []
+        self._flows: list[tuple[int, int]] = []
+        self._rates: list[tuple[int, int]] = []
+        self._work: list[int] = []
 
     # --- building: times are numbered begins, ends, done ---
 
@@ -66,156 +75,179 @@ class Template:
         """The number of the time when all threads were done."""
         return 2 * self._n
 
-    def add(self, time: int, body: bytes) -> int:
-        """Adds an event at a time of that number; where its body ends is returned."""
-        packet, time_at, body_at = event_to_fill(body)
-        self._time_at.append(self._size + time_at)
-        self._time_of.append(time)
-        end = self._size + body_at + len(body)
+    def begin(self, time: int, name: str, category: str, layer: int | None = None) -> None:
+        """Begins a slice at the time of that number."""
+        args = {} if layer is None else {"layer": layer}
+        self._add(time, self._packets.event(BEGIN, self._track, name, category, args))
+
+    def begin_op(
+        self,
+        kernel: int,
+        op: OpSlice,
+        args: Sequence[str],
+        waits: bool = False,
+        rates: bool = False,
+        out: Sequence[int] = (),
+        into: Sequence[int] = (),
+    ) -> None:
+        """Begins the slice of a kernel with the op's `args`, and with its wait or its rates.
+
+        `out` and `into` number the flows that begin and end there, from 0 in each compute.
+        """
+        event = self._packets.event(BEGIN, self._track, op.name, op.block, colour=op.block)
+        self._packets.add_args(event, {name: op.args[name] for name in args}, keep=True)
+        if waits:
+            self._packets.add_args(event, {"wait_ns": _NUMBER})
+        work = {"GB/s": op.bytes, "GFLOP/s": op.flops} if rates else {}
+        work = {name: amount for name, amount in work.items() if amount}
+        self._packets.add_args(event, dict.fromkeys(work, _RATE))
+        event.flow_ids.extend([_FLOW] * len(out))
+        event.terminating_flow_ids.extend([_FLOW] * len(into))
+        # of all args the marked ones are the last, so their bytes are the last of that kind
+        self._add(self.begin_of(kernel), event)
+        self._waits += [(at, kernel) for at in self._last(_NUMBER_BYTES, waits)]
+        self._rates += [(at, kernel) for at in self._last(_RATE_BYTES, len(work))]
+        self._work += work.values()
+        flows = [*out, *into]
+        self._flows += zip(self._last(_FLOW_BYTES, len(flows)), flows, strict=True)
+        self.n_flows = max(self.n_flows, *(flow + 1 for flow in flows), 0)
+
+    def end(self, time: int) -> None:
+        """Ends the slice that began last."""
+        self._add(time, closing(self._track))
+
+    def _add(self, time: int, event: pb.TrackEvent) -> None:
+        packet = event_packet(_NUMBER, event)
+        self._times.append((self.size + packet.index(_NUMBER_BYTES), time))
         self._parts.append(packet)
-        self._size += len(packet)
-        return end
+        self.size += len(packet)
 
-    def add_rate(self, before: int, kernel: int, work: int) -> None:
-        """The 8 bytes that end at `before` are `work` in a nanosecond of the kernel."""
-        self._rate_at.append(before - 8)
-        self._rate_of.append(kernel)
-        self._rate_work.append(work)
+    def _last(self, mark: bytes, n: int) -> list[int]:
+        """Offsets of the last `n` marks in the packet that was added last, in their order."""
+        packet = self._parts[-1]
+        found = [len(packet)]
+        for _ in range(n):
+            found.append(packet.rindex(mark, 0, found[-1]))
+        return [self.size - len(packet) + at for at in found[:0:-1]]
 
-    def add_wait(self, before: int, kernel: int) -> None:
-        """The padded varint that ends at `before` is the kernel's wait."""
-        self._wait_at.append(before - PADDED)
-        self._wait_of.append(kernel)
-
-    def add_flow(self, before: int, edge: int) -> None:
-        """The 8 bytes that end at `before` are the number of a flow."""
-        self._flow_at.append(before - 8)
-        self._flow_of.append(edge)
-        self.n_flows = max(self.n_flows, edge + 1)
-
-    def close(self) -> Template:
+    def close(self) -> ComputeTemplate:
         """Nothing is added any more."""
-        self._bytes = np.frombuffer(b"".join(self._parts), np.uint8)
+        self._bytes = np.frombuffer(bytearray(b"".join(self._parts)), np.uint8)
         self._parts.clear()
-        self._fields = (
-            np.array(self._time_at, np.intp), np.array(self._time_of, np.intp),
-            np.array(self._rate_at, np.intp), np.array(self._rate_of, np.intp),
-            np.array(self._wait_at, np.intp), np.array(self._wait_of, np.intp),
-            np.array(self._flow_at, np.intp), np.array(self._flow_of, np.uint64),
-        )  # fmt: skip
-        self._work = np.array(self._rate_work, np.float64)
+        self._fields = [
+            np.array(places, np.intp).reshape(-1, 2).T
+            for places in (self._times, self._rates, self._waits, self._flows)
+        ]
+        self._amounts = np.array(self._work, np.float64)
+        for at, _ in self._times + self._waits:
+            self._bytes[at + 8] = 0
         return self
-
-    @property
-    def size(self) -> int:
-        """Bytes of one compute."""
-        return self._size
 
     # --- filling ---
 
     def fill(self, times: Times, first_flow: int = 0) -> NDArray[np.uint8]:
-        """The packets of the computes, one after the other; flows are numbered onwards from
-        `first_flow`, `n_flows` a compute."""
-        time_at, time_of, rate_at, rate_of, wait_at, wait_of, flow_at, flow_of = self._fields
+        """The packets of the computes, one after the other. Flows are numbered from `first_flow`
+        on, `n_flows` for each compute."""
+        (time_at, time_of), (rate_at, rate_of), (wait_at, wait_of), (flow_at, flow_of) = (
+            self._fields
+        )
         n = len(times.begin)
         # the last word may reach beyond the end
-        out = np.empty(n * self._size + 8, np.uint8)
-        rows = out[: n * self._size].reshape(n, self._size)
+        out = np.empty(n * self.size + 8, np.uint8)
+        rows = out[: n * self.size].reshape(n, self.size)
         rows[:] = self._bytes
         # the same bytes as words that begin at any byte: one store writes eight of them
-        words = np.ndarray((n, self._size), "<u8", out, strides=(self._size, 1))
-        doubles = np.ndarray((n, self._size), "<f8", out, strides=(self._size, 1))
+        words = np.ndarray((n, self.size), "<u8", out, strides=(self.size, 1))
+        doubles = np.ndarray((n, self.size), "<f8", out, strides=(self.size, 1))
         t = np.concatenate((times.begin, times.end, times.done[:, None]), axis=1)[:, time_of]
-        self._put(rows, words, time_at, t)
+        _put(rows, words, time_at, t)
         if len(rate_at):
             dur = (times.end - times.begin)[:, rate_of]
-            # what took no time that the clock could see has no rate: 0
-            doubles[:, rate_at] = np.where(dur > 0, self._work / np.maximum(dur, 1), 0.0)
-        if len(wait_at) and times.wait is not None:
-            self._put(rows, words, wait_at, times.wait[:, wait_of])
+            # a duration below the resolution of the clock has no rate: 0
+            doubles[:, rate_at] = np.where(dur > 0, self._amounts / np.maximum(dur, 1), 0.0)
+        if times.wait is not None:
+            _put(rows, words, wait_at, times.wait[:, wait_of])
         if len(flow_at):
-            base = first_flow + self.n_flows * np.arange(n, dtype=np.uint64)
-            words[:, flow_at] = base[:, None].astype(np.uint64) + flow_of
-        return out[: n * self._size]
+            base = first_flow + self.n_flows * np.arange(n)
+            words[:, flow_at] = base[:, None] + flow_of
+        return out[: n * self.size]
 
-    @staticmethod
-    def _put(
-        rows: NDArray[np.uint8], words: NDArray[np.uint64], at: NDArray[np.intp], values: Int64
-    ) -> None:
-        words[:, at] = padded_words(values)
-        if values.size and int(values.max()) >> 56:
-            rows[:, at + 8] = values >> 56
+
+def _put(
+    rows: NDArray[np.uint8], words: NDArray[np.uint64], at: NDArray[np.intp], values: Int64
+) -> None:
+    words[:, at] = padded_words(values)
+    if values.size and int(values.max()) >> 56:
+        rows[:, at + 8] = values >> 56
+
+
+def padded_words(values: Int64) -> NDArray[np.uint64]:
+    """The first 8 bytes of varints of 9 bytes, each as a little-endian word; the last byte is
+    `values >> 56`.
+
+    A byte of a varint holds 7 bits and says with its highest bit whether another byte follows. So
+    zero bytes of bits at the end give any number below 2**63 the same width. Every parser accepts
+    them (https://protobuf.dev/programming-guides/encoding), but the protobuf classes write none.
+    """
+    x: NDArray[np.uint64] = values.astype(np.uint64)
+    # each step moves the upper half of every group up, to make room: 28 bits, 14, 7
+    for low, high, shift in _SPREAD:
+        x = (x & low) | ((x & high) << shift)
+    x |= _MORE
+    return x
+
+
+_SPREAD = tuple(
+    (np.uint64(low), np.uint64(high), np.uint64(shift))
+    for low, high, shift in (
+        (0x0000_0000_0FFF_FFFF, 0x00FF_FFFF_F000_0000, 4),
+        (0x0000_3FFF_0000_3FFF, 0x0FFF_C000_0FFF_C000, 2),
+        (0x007F_007F_007F_007F, 0x3F80_3F80_3F80_3F80, 1),
+    )
+)
+_MORE = np.uint64(0x8080_8080_8080_8080)
 
 
 def layers_template(
     packets: Packets, timeline: PlanTimeline, selection: Selection, track: int, flows: bool
-) -> Template:
+) -> ComputeTemplate:
     """Layers, blocks in them, ops in those: what thread 0 did."""
-    template = Template(len(timeline.ops))
+    template = ComputeTemplate(packets, track, len(timeline.ops))
     chosen = [selection.has_op(op) for op in timeline.ops]
     edges = [e for e in timeline.edges if chosen[e[0]] and chosen[e[1]]] if flows else []
-    edges_at: dict[int, list[tuple[int, bool]]] = {}
+    out: dict[int, list[int]] = {}
+    into: dict[int, list[int]] = {}
     for number, (producer, reader) in enumerate(edges):
-        edges_at.setdefault(producer, []).append((number, True))
-        edges_at.setdefault(reader, []).append((number, False))
-    opens: dict[int, list[bytes]] = {}
-    closes: dict[int, int] = {}
+        out.setdefault(producer, []).append(number)
+        into.setdefault(reader, []).append(number)
+    opens: dict[int, list[tuple[Run, str]]] = {}
+    closes: Counter[int] = Counter()
     for runs, category in ((timeline.layers, "layer"), (timeline.blocks, "block")):
         for run in runs:
             if any(chosen[run.first : run.last + 1]):
-                body = packets.opening(track, run.name, category)
-                opens.setdefault(run.first, []).append(body + packets.arg("layer", run.layer))
-                closes[run.last] = closes.get(run.last, 0) + 1
+                opens.setdefault(run.first, []).append((run, category))
+                closes[run.last] += 1
     for i, op in enumerate(timeline.ops):
-        for body in opens.get(i, ()):
-            template.add(template.begin_of(i), body)
+        for run, category in opens.get(i, ()):
+            template.begin(template.begin_of(i), run.name, category, run.layer)
         if chosen[i]:
-            _add_op(template, packets, i, op, track, edges_at.get(i, []))
-            template.add(template.end_of(i), closing(track))
-        for _ in range(closes.get(i, 0)):
-            template.add(template.end_of(i), closing(track))
+            template.begin_op(i, op, [*op.args], False, True, out.get(i, ()), into.get(i, ()))
+            template.end(template.end_of(i))
+        for _ in range(closes[i]):
+            template.end(template.end_of(i))
     return template.close()
 
 
 def runs_template(
     packets: Packets, layers: Sequence[int], selection: Selection, track: int
-) -> Template:
+) -> ComputeTemplate:
     """The layers alone, where no ops were recorded."""
-    template = Template(len(layers))
+    template = ComputeTemplate(packets, track, len(layers))
     for i, layer in enumerate(layers):
-        if not selection.has_layer(layer):
-            continue
-        body = packets.opening(track, layer_name(layer), "layer") + packets.arg("layer", layer)
-        template.add(template.begin_of(i), body)
-        template.add(template.end_of(i), closing(track))
+        if selection.has_layer(layer):
+            template.begin(template.begin_of(i), layer_name(layer), "layer", layer)
+            template.end(template.end_of(i))
     return template.close()
-
-
-def _add_op(
-    template: Template,
-    packets: Packets,
-    i: int,
-    op: OpSlice,
-    track: int,
-    edges: list[tuple[int, bool]],
-) -> None:
-    """`edges` are those that begin (True) or end at the op, by their numbers."""
-    body = packets.opening(track, op.name, op.block, colour=op.block)
-    body += packets.args(op.args, keep=True)
-    # the fields to fill are at the end; each value is the last bytes of its field
-    flows, rates = list[tuple[int, int]](), list[tuple[int, int]]()
-    for edge, begins in edges:
-        body += flow_from(0) if begins else flow_to(0)
-        flows.append((len(body), edge))
-    for name, work in (("GB/s", op.bytes), ("GFLOP/s", op.flops)):
-        if work:
-            body += packets.arg(name, 0.0)
-            rates.append((len(body), work))
-    start = template.add(template.begin_of(i), body) - len(body)
-    for at, edge in flows:
-        template.add_flow(start + at, edge)
-    for at, work in rates:
-        template.add_rate(start + at, i, work)
 
 
 def thread_template(
@@ -225,28 +257,20 @@ def thread_template(
     track: int,
     gaps: bool,
     waits: bool,
-) -> Template:
+) -> ComputeTemplate:
     """What one of ggml's threads did: ops, each with its wait inside barriers, and the barriers
     between them where the log has them (`gaps`)."""
-    template = Template(len(timeline.ops))
-    wait = packets.opening(track, "wait", "wait")
+    template = ComputeTemplate(packets, track, len(timeline.ops))
     last = len(timeline.ops) - 1
     for i, op in enumerate(timeline.ops):
         if not selection.has_op(op):
             continue
         if gaps and i:
-            template.add(template.end_of(i - 1), wait)
-            template.add(template.begin_of(i), closing(track))
-        body = packets.opening(track, op.name, op.block, colour=op.block)
-        kept = {name: op.args[name] for name in ("what", "tensor", "layer")}
-        body += packets.args(kept, keep=True)
-        if waits:
-            body += packets.arg_of_number("wait_ns")
-        end = template.add(template.begin_of(i), body)
-        if waits:
-            template.add_wait(end, i)
-        template.add(template.end_of(i), closing(track))
+            template.begin(template.end_of(i - 1), "wait", "wait")
+            template.end(template.begin_of(i))
+        template.begin_op(i, op, ("what", "tensor", "layer"), waits=waits)
+        template.end(template.end_of(i))
         if gaps and i == last:
-            template.add(template.end_of(i), wait)
-            template.add(template.done, closing(track))
+            template.begin(template.end_of(i), "wait", "wait")
+            template.end(template.done)
     return template.close()
