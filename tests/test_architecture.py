@@ -44,6 +44,13 @@ CLI_SHARED = {
     f"llamacpp_instr.cli.{name}" for name in ("context_options", "ranges", "report_output")
 }
 
+# Libraries that are slow to import or may be missing, and the modules that may import them.
+LIBRARIES = {
+    "llama_cpp": "llamacpp_instr.llama.",
+    "pandas": "converters.exports.table",
+    "perfetto": "converters.exports.perfetto.",
+}
+
 MAX_LINES = 400
 LONG: dict[str, str] = {
     "llamacpp_instr/schema.py": "the one table of every event: splitting it would hide a half",
@@ -64,7 +71,7 @@ MODULES = modules()
 
 
 def imported(name: str) -> set[str]:
-    """Modules of ours that a module imports, anywhere in it, and llama_cpp."""
+    """Modules of ours and of LIBRARIES that a module imports, anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -74,7 +81,7 @@ def imported(name: str) -> set[str]:
             assert not node.level, f"{name}: imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [n if n in MODULES else str(node.module) for n in names]
-        found |= {n for n in names if n in MODULES or n.partition(".")[0] == "llama_cpp"}
+        found |= {n for n in names if n in MODULES or n.partition(".")[0] in LIBRARIES}
     return found - {name}
 
 
@@ -95,8 +102,8 @@ def allowed(name: str, other: str) -> bool:
     """Whether a module may import another one."""
     if name in TOP:
         return other in TOP[name]
-    if other == "llama_cpp" or other.startswith("llama_cpp."):
-        return room(name) == "llama"
+    if (library := other.partition(".")[0]) in LIBRARIES:
+        return name.startswith(LIBRARIES[library])
     if room(name) == "cli":
         # the only place where both sides meet; its modules share the frame and these two
         return room(other) != "cli" or other in CLI_SHARED
@@ -146,18 +153,30 @@ def test_reading_needs_no_native_library() -> None:
     assert not [name for name in reached if room(name) == "llama" or name.startswith("llama_cpp")]
 
 
+def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> None:
+    def importers(folder: str) -> set[str]:
+        return {
+            name.removeprefix("llamacpp_instr.cli.")
+            for name, others in IMPORTS.items()
+            if not name.startswith(folder) and any(other.startswith(folder) for other in others)
+        }
+
+    assert importers("converters.exports.table") == {"to_parquet"}
+    assert importers("converters.exports.perfetto") == {"run", "to_perfetto", "view"}
+
+
 def test_the_rule_sees_what_it_has_to_see() -> None:
     assert "llamacpp_instr.build.wheel" in IMPORTS["llamacpp_instr.cli.build"], "in a function"
     assert room("llamacpp_instr.errors") == room("llamacpp_instr") == ""
     assert room("llamacpp_instr.log.check.event") == "log"
-    assert not allowed("converters.exports.chrome", "converters.exports.perfetto.wire")
+    assert not allowed("converters.exports.chrome", "converters.exports.perfetto.template")
     assert not allowed("converters.exports.chrome", "llamacpp_instr.llama.native")
     assert not allowed("llamacpp_instr.graph.ops", "llamacpp_instr.log.reader")
     assert not allowed("llamacpp_instr.log.session", "llama_cpp")
     assert not allowed("llamacpp_instr.recording.session", "llamacpp_instr.log.reader")
     assert not allowed("llamacpp_instr.run.exec", "llamacpp_instr.cli")
     assert not allowed("llamacpp_instr.view", "converters.exports.perfetto")
-    assert allowed("converters.exports.perfetto.stream", "converters.exports.perfetto.wire")
+    assert allowed("converters.exports.perfetto.stream", "converters.exports.perfetto.template")
     assert allowed("converters.analyses.stats", "llamacpp_instr.model.file")
     assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.log.session")
 

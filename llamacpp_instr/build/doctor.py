@@ -50,6 +50,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "orjson": ("instr to-perfetto --format json",),
     "numpy": ("summaries, comparisons, conversions and everything about weights",),
     "pandas": ("instr to-parquet", "converters.exports.tables"),
+    "perfetto": ("instr to-perfetto", "instr view"),
     "gguf": ("weights of a quantized model, without the patched library",),
     "zstandard": ("logs that end in .zst",),
     "rich": ("tables in the terminal",),

@@ -58,8 +58,6 @@ def to_perfetto(
     with blocks and ops in them, threads, the sampler and counters. LOG is a file, plain or
     compressed (.gz, .zst), or - for standard input.
     """
-    from converters.exports.chrome import write_chrome
-    from converters.exports.perfetto import Options, write_perfetto
     from llamacpp_instr.graph.timeline import Selection
     from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import check_not_input, check_output, open_output
@@ -71,7 +69,6 @@ def to_perfetto(
         parse_range("--layers", layers, "-"),
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
-    options = Options(selection, not no_threads, flows, compress, lenient)
     if form == "json" and flows:
         raise UsageError("--flows needs the format protobuf")
     output = output or _default_output(log, form, compress)
@@ -83,8 +80,13 @@ def to_perfetto(
         reader = read_events(log, lenient, on_progress)
         with open_output(output, force) as file:
             if form == "json":
+                from converters.exports.chrome import write_chrome
+
                 left_out = write_chrome(reader, file, selection, not no_threads, compress, lenient)
             else:
+                from converters.exports.perfetto import Options, write_perfetto
+
+                options = Options(selection, not no_threads, flows, compress, lenient)
                 left_out = write_perfetto(reader, file, options).left_out
     if reader.end is not None and (said := reader.end.sentence()):
         notice(f"{reader.path}: {said}")
