@@ -1,4 +1,4 @@
-"""The part of a session that says most at first sight: prefill, then the first decodes."""
+"""The part of a session that a viewer shows first: a prefill and the decodes after it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DECODES = 3
 
 
 def first_look(events: Iterable[tuple[int, Event]]) -> tuple[int, int] | None:
-    """Begin and end of what to show first, in ns; None when the log has no step that ended.
+    """Begin and end of the part to show first, in ns; None if the log has no step that ended.
 
-    That is the last prefill before the first decodes, and three of these. Of a prefill that is
-    longer than they are together only so much of its end is in it. Steps of a warm-up, a mark of
-    that name, are passed over. Reads no further than it has to.
+    The part has the first three decodes and the last prefill before them. Of a long prefill it has
+    only the end, which takes at most as long as the decodes together. Steps inside a mark named
+    `warm-up` are skipped. Reads no further than necessary.
     """
     begun: dict[int, StepBegin] = {}
     warm_up: int | None = None
@@ -43,5 +43,5 @@ def first_look(events: Iterable[tuple[int, Event]]) -> tuple[int, int] | None:
     begin, end = decodes[0][0], decodes[-1][1]
     if prefill is not None:
         begin = max(prefill[0], min(begin, prefill[1]) - (end - begin))
-    # no margins: the UI ignores a time that reaches beyond the trace
+    # without margins: the UI ignores a range that extends beyond the trace
     return begin, end

@@ -1,7 +1,6 @@
-"""Tables into a directory, piece by piece: Parquet with a row group for each piece, or CSV.
+"""Writes tables into a directory, piece by piece: CSV, or Parquet with a row group for each piece.
 
-Invariant: a table's file has one schema from its first piece to its last, and no more than one
-piece is in memory.
+Invariant: all pieces of a table have one schema, and only one piece is in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Pieces = Iterable[tuple[str, "pd.DataFrame"]]
 
 
 def check_pyarrow() -> None:
-    """Raises UsageError, with the command that helps, when Parquet cannot be written."""
+    """Raises UsageError, with the command that installs it, if pyarrow is missing."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
@@ -30,10 +29,10 @@ def check_pyarrow() -> None:
 
 
 def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
-    """Write `(name, rows)` after one another to NAME.parquet; returns the rows by name.
+    """Appends each `(name, rows)` to NAME.parquet, and returns the number of rows by name.
 
     Categorical columns become dictionaries of strings, which pandas reads as categorical again.
-    Raises UsageError when pyarrow is missing.
+    Raises UsageError if pyarrow is missing.
     """
     check_pyarrow()
     import pyarrow as pa
@@ -55,20 +54,20 @@ def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
             writer.close()
     except BaseException:
         for writer in writers.values():
-            writer.is_open = False  # else it writes its footer when it is collected
+            writer.is_open = False  # or its destructor writes a footer
         raise
     return n_rows
 
 
 def write_csv(pieces: Pieces, directory: Path) -> dict[str, int]:
-    """Write `(name, rows)` after one another to NAME.csv; returns the rows by name.
+    """Appends each `(name, rows)` to NAME.csv, and returns the number of rows by name.
 
-    UTF-8, one line of headings, text in quotes, nothing where a value is missing.
+    UTF-8 with one line of headings. Text is in quotes, and a missing value is empty.
     """
     n_rows: dict[str, int] = {}
     for name, frame in pieces:
         first = name not in n_rows
-        # text of a model may hold any control character: all text is quoted
+        # a model's text may contain any control character, so all text is quoted
         frame.to_csv(
             directory / f"{name}.csv",
             mode="w" if first else "a",
@@ -82,7 +81,7 @@ def write_csv(pieces: Pieces, directory: Path) -> dict[str, int]:
 
 
 def _schema(frame: pd.DataFrame) -> Any:
-    """The Arrow schema of a table, the same whatever its first piece happens to hold."""
+    """The Arrow schema of a table, which must not depend on the rows of its first piece."""
     import pyarrow as pa
 
     schema = pa.Schema.from_pandas(frame, preserve_index=False)

@@ -1,1 +1,1 @@
-"""A report: its tables, and how they become text, Markdown, CSV, JSON and HTML."""
+"""Reports, and how they become text, Markdown, CSV, JSON and HTML."""

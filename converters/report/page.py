@@ -126,7 +126,7 @@ def _section(section: Report | Picture) -> str:
 
 
 def _scroll(title: str) -> str:
-    """A part that scrolls by itself can be reached by keyboard."""
+    """Opens an element that scrolls and can get the keyboard's focus."""
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(title)}">'
 
 

@@ -1,7 +1,7 @@
-"""Reports in every form that a command writes: text, JSON, CSV, Markdown, HTML.
+"""Renders reports in all forms that commands write: text, JSON, CSV, Markdown, HTML.
 
-Invariant: text from a log or a model never becomes markup, and never controls the terminal that a
-report is printed to, whatever its form.
+Invariant: in every form, text from a log or a model never becomes markup and never controls the
+terminal.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUFFIXES: dict[str, Form] = {
     ".html": "html",
     ".htm": "html",
 }
-"""of files to write, and what they are to hold"""
+"""of output files, and the form that each selects"""
 
 
 def form_of(flag: str | None, output: str) -> Form:
-    """What is written: what a flag says, else what the suffix of the output says, else text."""
+    """The form that `flag` names; else the one of the suffix of `output`; else text."""
     if flag is not None:
         assert flag in FORMS
         return flag
@@ -47,8 +47,8 @@ def render(
     charts: Sequence[Chart] = (),
     title: str | None = None,
 ) -> str:
-    """The reports in a form. CSV contains only `table`, by default the first; charts are
-    in a page only, after the first report, under `title` or that report's own."""
+    """The reports in a form. CSV has only `table`, by default the first report. Only HTML has
+    charts and a title, by default the first report's; see `render_html`."""
     if form == "json":
         return render_json([report.to_json() for report in reports])
     if form == "csv":
@@ -61,7 +61,7 @@ def render(
 
 
 def render_markdown(reports: Sequence[Report]) -> str:
-    """The reports as Markdown with tables as code hosts understand them; numbers as shown."""
+    """The reports as GitHub Flavored Markdown, with rounded numbers."""
     parts = []
     for report in map(Report.filled, reports):
         lines = [f"## {_markdown(report.title)}", ""]
@@ -78,8 +78,9 @@ def render_markdown(reports: Sequence[Report]) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """One report's rows as CSV, numbers as they are: ns, bytes, shares from 0 to 1. A heading has
-    its unit where its name has none; notes are left out. Control characters are written out."""
+    """The rows of one report as CSV, without its notes. Numbers are not rounded: ns, bytes, shares
+    from 0 to 1. A heading has its unit unless its name is the unit. Control characters are
+    escaped."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     units: dict[Unit, str] = {"ns": " (ns)", "bytes": " (bytes)"}
@@ -97,8 +98,8 @@ def render_csv(report: Report) -> str:
 def render_html(
     reports: Sequence[Report], charts: Sequence[Chart] = (), title: str | None = None
 ) -> str:
-    """The reports as one page of HTML that needs nothing else, numbers as shown, and after the
-    first of them the charts, or a note that they need matplotlib."""
+    """The reports as one self-contained HTML page, with rounded numbers. The charts come after the
+    first report; without matplotlib, a note there says that charts need it."""
     sections: list[Report | Picture] = list(reports)
     if charts and (note := missing_note()):
         sections[0] = replace(reports[0], notes=[*reports[0].notes, note])
@@ -117,5 +118,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Characters that Markdown would take for markup are escaped; a line break is a space."""
+    """Escapes the characters of Markdown's markup, and replaces line breaks by spaces."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", printable(" ".join(text.splitlines())))

@@ -1,7 +1,7 @@
-"""A report: a titled table with units and notes, which renders as text and as JSON.
+"""A report: a titled table with units and notes, as text and as JSON.
 
-Invariant: cells hold numbers in nanoseconds, bytes, counts and shares; they are converted and
-rounded only where they are shown, and JSON has them as they are.
+Invariant: cells hold unrounded numbers in nanoseconds, bytes, counts and shares. Only text shows
+them rounded and in other units; JSON has them as they are.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Unit = Literal[
     "probability",
 ]
 Cell: TypeAlias = "str | int | float | None"
-"""None is shown as nothing: not measured"""
+"""None means not measured; text shows an empty cell"""
 Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
-"""what notes say in words, as numbers: name -> value and unit"""
+"""the numbers in the notes: name -> value and unit"""
 
 FOLDED = 22
-"""characters that a column of text has at least, when its cells are as long"""
+"""width to which a column of text may be folded"""
 
 BAR = 10
-"""characters of a full bar"""
+"""characters in a full bar"""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, and what its cells measure."""
+    """A column: its heading and the unit of its cells."""
 
     name: str
     unit: Unit = "text"
@@ -59,7 +59,7 @@ class Column:
 
 @dataclass
 class Report:
-    """One table. Rows have a cell for each column; notes are whole sentences."""
+    """One table. Rows have a cell for each column; notes are complete sentences."""
 
     title: str
     columns: list[Column]
@@ -71,7 +71,7 @@ class Report:
     """shown in JSON only"""
 
     def filled(self) -> Report:
-        """Without the columns of which nothing was measured; the first one stays."""
+        """The report without its empty columns; the first column stays."""
         cells = list(zip(*self.rows, strict=True))
         kept = [i for i, column in enumerate(cells) if i == 0 or any(c is not None for c in column)]
         columns = [self.columns[i] for i in kept]
@@ -79,9 +79,9 @@ class Report:
         return replace(self, columns=columns, rows=rows)
 
     def to_json(self) -> dict[str, Any]:
-        """What a script reads: rows as objects by column name, units beside; the figures of
-        the notes by name. Infinity, for which
-        JSON has no number, is the text "inf" or "-inf"."""
+        """The report for scripts: rows as objects by column name, the units, the figures.
+
+        JSON has no infinity, so infinity is the text "inf" or "-inf"."""
         names = [column.name for column in self.columns]
         return {
             "title": self.title,
@@ -100,8 +100,8 @@ def _plain(cell: Cell) -> Cell:
 
 
 def render_text(reports: Sequence[Report], width: int = 80) -> str:
-    """The reports as text of at most `width` columns, for a terminal or a file. Columns that find
-    no room are shown in a table below, beside the first column once more."""
+    """The reports as text of at most `width` characters a line, for a terminal or a file. Columns
+    that do not fit are shown in a second table, which repeats the first column."""
     from rich.console import Console
     from rich.markup import escape
     from rich.padding import Padding
@@ -140,9 +140,9 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
 
 
 def _fitting(report: Report, width: int) -> list[list[int]]:
-    """The columns' numbers, table by table: as many beside the first as find room.
+    """The numbers of the columns of each table: the first column, and as many others as fit.
 
-    Columns of text fold, so they need no more than FOLDED.
+    A column of text needs at most FOLDED, because its cells can be folded.
     """
     gap = 2
     widths = []
@@ -157,7 +157,7 @@ def _fitting(report: Report, width: int) -> list[list[int]]:
             tables.append([])
         tables[-1].append(i)
     if len(tables) > 1 and len(tables[-1]) == 1 and len(tables[-2]) > 2:
-        tables[-1].insert(0, tables[-2].pop())  # a column alone looks lost
+        tables[-1].insert(0, tables[-2].pop())  # no table with a single column
     return [[0, *table] for table in tables]
 
 
@@ -211,7 +211,7 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
         return f"{value} {units[0]}"
     number = float(value)
     for unit in units[:-1]:
-        # 999.96 would be shown as 1000
+        # 999.96 would be rounded to 1000
         if abs(number) < step * 0.9995:
             return f"{_three_digits(number)} {unit}"
         number /= step

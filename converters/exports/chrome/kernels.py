@@ -1,4 +1,4 @@
-"""The slices of a plan's kernels as text with places for numbers, filled in once per compute."""
+"""The slices of a plan's kernels as JSON text with places for the numbers of a compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEPARATOR = b",\n"
 
 
 class Template:
-    """The events of a plan's kernels on one track, with places for the times of a compute."""
+    """The events of a plan's kernels on one track, built once and filled in for each compute."""
 
     def __init__(self, timeline: PlanTimeline, chosen: Selection, tid: int, runs: bool) -> None:
         self.bytes = sum(op.bytes for op in timeline.ops)
@@ -38,20 +38,20 @@ class Template:
                 body = _body(op.name, op.block, op.args, rates)
                 spans.append((i, 2, i, body, op.bytes, op.flops))
         self.matched = bool(spans)
-        # parents before their children, which may begin at the same time
+        # parents come before children that begin at the same time
         spans.sort(key=lambda span: span[:2])
         track = b'"pid":%d,"tid":%d' % (process_of(tid), tid)
         prefix = SEPARATOR + b'{"ph":"X",' + track + b',"ts":%d.%03d,"dur":%d.%03d,'
         self._text = b"".join(prefix + span[3] for span in spans)
         self._first = np.array([span[0] for span in spans], np.intp)
         self._last = np.array([span[2] for span in spans], np.intp)
-        # in thousandths: what is done in a nanosecond is a giga a second
+        # in thousandths; one per nanosecond is 10^9 per second
         self._work = np.array([span[4:] for span in spans], np.int64).reshape(-1, 2) * 1000
         self._used = np.ones((len(spans), 8), np.bool_)
         self._used[:, 4:] = np.repeat(self._work > 0, 2, axis=1)
 
     def fill(self, start: Int64, end: Int64) -> bytes:
-        """The events of a compute whose kernels began and ended then."""
+        """The events of a compute; `start` and `end` have the times of each kernel, in ns."""
         if not self.matched:
             return b""
         begin = start[self._first]
@@ -62,13 +62,13 @@ class Template:
 
 
 def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
-    """The end of an event, from its name on; `rates` are the last of the args."""
+    """The end of an event, from its name on. `rates` come after the args."""
     text = orjson.dumps({"name": name, "cat": cat, "args": args}).replace(b"%", b"%%")
     return text[1:-2] + rates + b"}}"
 
 
 def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
-    """Begin and end of every kernel or layer."""
+    """Begin and end of each kernel or layer, in ns."""
     gap, dur = interval_columns(event)
     end = event.t + np.cumsum(dur if gap is None else gap + dur)
     return end - dur, end

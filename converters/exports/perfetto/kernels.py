@@ -1,6 +1,6 @@
 """The slices of layers and ops: templates, and the computes that wait to be filled into them.
 
-Invariant: what waits and what is kept is bounded, whatever the log holds.
+Invariant: the number of waiting computes and of kept templates is bounded for every log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Int64 = NDArray[np.int64]
 BATCH = 4096
 """kernels of one plan and thread that are filled in at once"""
 TEMPLATES = 64
-"""templates that are kept; a changed graph makes the older ones useless"""
+"""templates that are kept; once the graph has changed, older ones are no longer used"""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Batch:
 
 
 class KernelSlices:
-    """Takes `layers` and `ops` events that were checked against their plan, writes slices."""
+    """Writes the slices of `layers` and `ops` events, which must fit their plans."""
 
     def __init__(
         self,
@@ -53,8 +53,7 @@ class KernelSlices:
         selection: Selection,
         flows: Callable[[int], int] | None,
     ) -> None:
-        """`flows`, given how many, hands out as many numbers and returns the first; without it
-        no flows are drawn."""
+        """`flows(n)` reserves n numbers for flows and returns the first. None draws no flows."""
         self._packets = packets
         self._write = write
         self._selection = selection
@@ -67,7 +66,7 @@ class KernelSlices:
         """whether the selection contained any op, or any layer of a log without ops"""
 
     def add_layers(self, event: Layers, track: int) -> None:
-        """The layers of a compute of which no ops are known."""
+        """Adds the layers of a compute whose ops are not recorded."""
         key = ("layers", track, tuple(event.layer))
         self.layers_seen.update(event.layer)
         if self._selection.ops is not None:
@@ -81,7 +80,7 @@ class KernelSlices:
         self._add(batch, event, None, 0)
 
     def add_ops(self, event: Ops, graph: Graph, plan: Plan, track: int, main: bool) -> None:
-        """The ops of a compute: on the layers' track when `main`, else on a thread's own."""
+        """Adds the ops of a compute: on the layers' track if `main`, else on a thread's own."""
         gaps, waits = event.gap is not None, event.wait is not None
         key = (event.plan, track, main, gaps, waits)
 
@@ -96,7 +95,7 @@ class KernelSlices:
         self._add(batch, event, event.wait, event.tail)
 
     def timeline(self, graph: Graph, plan: Plan) -> PlanTimeline:
-        """The plan's slices."""
+        """The slices of a plan; computed once and kept while the plan is in use."""
         known = self._timelines.get(plan.plan)
         if known is None:
             known = self._timelines[plan.plan] = plan_timeline(graph, plan)
@@ -108,7 +107,7 @@ class KernelSlices:
         return known
 
     def flush(self) -> None:
-        """Writes all that waits."""
+        """Writes all waiting computes."""
         for batch in self._batches.values():
             self._fill(batch)
 

@@ -41,7 +41,7 @@ from llamacpp_instr.schema import (
 )
 
 KEPT = 4096
-"""ended steps on which a token may yet be drawn, and computes of a step that wait for its end"""
+"""ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class OpenStep:
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
     computes: list[bytes] = field(default_factory=list)
-    """those that are not drawn yet: `prepare` comes before them, and is known at the end"""
+    """packets of computes that wait, because `prepare` comes before them and is known at the end"""
     first: int | None = None
     """when its first ubatch began, apply included"""
     last: int = 0
@@ -60,7 +60,7 @@ class OpenStep:
 
 
 class StepSlices:
-    """Draws what is not layers and ops."""
+    """Draws everything except layers and ops."""
 
     def __init__(self, packets: Packets, tracks: Tracks, write: Callable[[bytes], object]) -> None:
         self._packets = packets
@@ -68,7 +68,7 @@ class StepSlices:
         self._write = write
         self._forms = Forms()
         self.ended: dict[int, tuple[int, int]] = {}
-        """begin and end of the latest steps"""
+        """begin and end of the most recent steps"""
         self._lanes = Lanes()
 
     def slice(
@@ -137,7 +137,7 @@ class StepSlices:
         if mark.phase == "instant":
             self.instant(self._tracks.child(home, "marks"), mark.name, mark.t, "mark", args)
         elif mark.phase == "begin":
-            # those that overlap each have a lane, so that none has to nest in another
+            # overlapping marks are on different lanes, so they need not nest
             lane = self._lanes.begin(mark.mark, mark.t)
             track = self._tracks.child(home, "marks", lane=lane)
             event = self._packets.event(BEGIN, track, mark.name, "mark", args, seldom=True)
@@ -146,7 +146,7 @@ class StepSlices:
             self._end_mark(mark.mark, mark.t)
 
     def end_marks(self, t: int) -> None:
-        """Ends those that the log left open."""
+        """Ends the marks that are still open at the end of the log."""
         for mark in list(self._lanes.open):
             self._end_mark(mark, t)
 
@@ -158,7 +158,7 @@ class StepSlices:
     # --- steps ---
 
     def step(self, step: OpenStep, end: StepEnd | None, t: int, home: int) -> None:
-        """A step; `end` is None when the log ended before it did."""
+        """Draws a step; `end` is None if the log ended before the step."""
         begin = step.begin
         values = [begin.t, t, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs]
         values.append(begin.thread)
@@ -175,7 +175,7 @@ class StepSlices:
             self._draw(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
         self._draw_computes(step)
         if end is not None and end.readback > 0:
-            # the log has the sum over the ubatches; it is drawn after the last of them
+            # the log has the sum over the ubatches, which is drawn after the last one
             since = max(step.last, begin.t)
             shown = min(since + end.readback, max(t, since))
             if end.n_ubatch > 1:
@@ -224,7 +224,7 @@ class StepSlices:
         return form
 
     def compute(self, compute: Compute, step: OpenStep | None, home: int) -> None:
-        """What was done for one compute; with its step, as soon as that is drawn."""
+        """Draws a compute with its phases; if its step is open, when that is drawn."""
         start = compute.t + compute.start
         now = compute.t
         durations = (compute.apply, compute.build, compute.alloc, compute.inputs)
@@ -269,7 +269,7 @@ class StepSlices:
         return form
 
     def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
-        """What a compute achieved: all of its ops' work in all of its time."""
+        """Draws the rates of a compute: the work of all its ops over its time."""
         dur = compute.dur
         if dur > 0:
             rates = timeline.bytes / dur, timeline.flops / dur
@@ -309,8 +309,8 @@ class StepSlices:
         return form
 
     def token(self, token: Token, home: int, flow: int | None) -> None:
-        """A token in the sampler's track, and on the step that it came out of while that is
-        known."""
+        """Draws a token on the sampler's track, and on the step that computed its logits while
+        that is kept."""
         step, p, hexadecimal = token.step, token.p, token.hex
         text = valid(token.text)
         values: list[Value] = [token.t, token.t + token.dur, token.id, token.index]
@@ -344,7 +344,7 @@ class StepSlices:
 
 
 def _positions(begin: StepBegin) -> list[str]:
-    """Which positions a step takes, in words; nothing when llama.cpp chose them."""
+    """The positions of a step in words; empty if llama.cpp chose them."""
     if begin.pos < 0:
         return []
     last = begin.pos + begin.n_tokens - 1

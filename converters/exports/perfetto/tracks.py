@@ -1,8 +1,8 @@
-"""The tracks of a trace and their order; each is described when it is first used.
+"""The tracks of a trace and their order. Each is described when it is first used.
 
-Every context has a track that shows its steps, with the others below it in the order of ORDER.
-None of them is a process's or a thread's: Perfetto would make their children its siblings and
-forget their order.
+A context's track shows its steps, and its other tracks are below it in the order of ORDER. None of
+them is a process or thread track, because Perfetto would show the children of such a track beside
+it and in another order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from converters.exports.perfetto.packets import track
 
 HOME = "session"
-"""the first context's track, on which is also what belongs to no context"""
+"""the first context's track, which also has what belongs to no context"""
 ORDER = (
     "marks",
     "phases",
@@ -32,10 +32,10 @@ ORDER = (
 )
 _NOTES = {
     "marks": "Spans and instants that the application named.",
-    "phases": "What a step is made of besides computing.",
+    "phases": "The parts of a step: preparing, computing, reading back.",
     "layers": "Layers, blocks in them, ops in those, as the first thread ran them.",
     "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
-    "splits": "Runs of nodes that one backend was given. Where a device is asynchronous, a slice"
+    "splits": "Runs of nodes that were given to one backend. If a device is asynchronous, a slice"
     " ends with the submission, not with the computation.",
     "device waits": "Waiting for asynchronous backends.",
     "sampler": "Choosing the next token.",
@@ -63,8 +63,8 @@ class Tracks:
     def child(
         self, parent: int, name: str, unit: str | None = None, lane: int = 0, below: str = ""
     ) -> int:
-        """A track below a context's, one of ORDER; or, when `below` names one of these, below
-        that. Tracks that differ in nothing but their lane are shown as one."""
+        """A track of ORDER below a context's track, or, if `below` names one of these, any track
+        below that one. Tracks that differ only in their lane are shown as one."""
         key = (parent, f"{below}/{name}" if below else name, lane)
         if key in self._uuids:
             return self._uuids[key]

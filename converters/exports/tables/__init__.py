@@ -1,8 +1,8 @@
 """A session as pandas DataFrames: `load_tables(path).ops` has a row for each kernel that ran.
 
-Invariant: rows are in the order of the log, times are ns of CLOCK_MONOTONIC and sizes bytes, as in
-the log; what an op is (its name, shape, weight, work) is worked out once for each plan and
-repeated by number, so a row costs no Python.
+Invariant: rows are in the order of the log, times are ns of CLOCK_MONOTONIC, and sizes are bytes.
+The properties of an op (name, shape, weight, work) are computed once for each plan and repeated by
+numpy, so no Python code runs for a row.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from llamacpp_instr.progress import OnProgress
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one log. Columns of text that repeats are categorical. What a level does not
-    record is missing: `ops` and `nodes` have no rows at `minimal`, `wait` needs `verbose`."""
+    """The tables of one log. Columns of repeated text are categorical. What the log's level does
+    not record is empty: `ops` and `nodes` at `minimal`, the column `wait` below `verbose`."""
 
     steps: pd.DataFrame
     """One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
@@ -80,22 +80,22 @@ class Tables:
     compute, rss (of the whole process) [bytes]."""
     marks: pd.DataFrame
     """One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
-    and dur are missing when it was never ended], thread."""
+    and dur are missing if the span has no end], thread."""
 
 
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
 
 
 def load_tables(path: str | Path, on_progress: OnProgress | None = None) -> Tables:
-    """The tables of the log at `path` (`-` is standard input), unclosed ones included.
+    """The tables of the log at `path` (`-` is standard input), which may lack its end.
 
-    Raises LogError, with the line, for a log that cannot be read.
+    Raises LogError, with the line, if the log cannot be read.
     """
     return tables_of(load_session(path, on_progress))
 
 
 def tables_of(session: Session) -> Tables:
-    """The tables of a session that is loaded."""
+    """The tables of a loaded session."""
     return Tables(**_Builder().frames(session))
 
 
@@ -104,12 +104,12 @@ def stream_tables(
     on_progress: OnProgress | None = None,
     on_end: Callable[[LogEnd], object] | None = None,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The tables in pieces, as (name, some rows), for logs larger than memory.
+    """Yields the tables in pieces, as (name, some rows), for logs larger than memory.
 
-    The pieces of one name, one after the other, are the rows of that table; each name comes at
-    least once, its first piece perhaps empty. Categories grow from piece to piece. `on_end` is
-    told how the log ended once it was read. Raises LogError, with the line, for a log that cannot
-    be read.
+    The pieces of one name, joined in order, are the rows of that table. Each name comes at least
+    once; its first piece may be empty. Categories grow from piece to piece. `on_end` is called
+    after the whole log was read, with how it ended. Raises LogError, with the line, if the log
+    cannot be read.
     """
     builder = _Builder()
     named: set[str] = set()
@@ -127,7 +127,7 @@ def stream_tables(
 
 
 class _Builder:
-    """Makes the tables of a session, or of its parts one after the other."""
+    """Builds the tables of a session, or of its parts in order."""
 
     def __init__(self) -> None:
         self._kernels = KernelRows()
@@ -285,7 +285,7 @@ class _Builder:
 
     def _where(self, timed: Sequence[Timed]) -> dict[str, Any]:
         lengths = np.array([len(of.dur) for of in timed], np.int64)
-        # a compute that this part does not have ran outside of a step: see load_parts
+        # a compute that is missing from this part ran outside of a step: see load_parts
         step = int64([self._step_of.get(of.compute, -1) for of in timed])
         return {
             "step": np.repeat(step, lengths),

@@ -1,4 +1,4 @@
-"""Columns of a DataFrame: words as numbers, numbers that may be missing, rates."""
+"""Columns of a DataFrame: words as numbers, integers that may be missing, rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Words:
 
 
 def joined(pieces: Sequence[NDArray[Any]]) -> Int64:
-    """One after the other; of none, an empty one."""
+    """The pieces joined; empty without any."""
     column: Int64 = np.concatenate([np.zeros(0, np.int64), *pieces])
     return column
 
@@ -40,7 +40,7 @@ def int64(values: Sequence[int]) -> Int64:
 
 
 def rate(amount: NDArray[Any], by: NDArray[Any]) -> NDArray[np.float64]:
-    """NaN where there is nothing to divide, or nothing to divide by."""
+    """`amount / by`; NaN where either of them is 0 or `by` is negative."""
     known = (amount != 0) & (by > 0)
     rates: NDArray[np.float64] = np.full(len(by), np.nan)
     np.divide(amount, by, out=rates, where=known)
@@ -53,7 +53,7 @@ def masked(values: Int64, missing: NDArray[np.bool_]) -> Any:
 
 
 def optional(values: NDArray[Any]) -> Any:
-    """Integers of which None are missing."""
+    """Integers; None becomes a missing value."""
     missing = np.array([value is None for value in values], np.bool_)
     return masked(int64([value or 0 for value in values]), missing)
 

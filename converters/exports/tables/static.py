@@ -1,6 +1,6 @@
-"""What an op and a node are: the columns that do not change from one compute to the next.
+"""The columns that describe ops and nodes, which are the same for every compute.
 
-Invariant: a plan and a graph are looked at once, whatever the number of computes.
+Invariant: each plan and each graph is processed once, whatever the number of computes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KernelRows:
         self._pieces: dict[str, list[NDArray[Any]]] = defaultdict(list)
 
     def rows(self, session: Session, timed: Sequence[Timed]) -> Int64:
-        """The row of each kernel in `timed`, one after the other."""
+        """The row numbers of all kernels in `timed`, in order."""
         for ops in timed:
             if ops.plan not in self._first:
                 self._add(session, ops.plan)
@@ -40,7 +40,7 @@ class KernelRows:
         return _counting(begin, np.array([len(ops.dur) for ops in timed], np.int64))
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows: numbers, or the numbers of words."""
+        """A column of all rows. Words are given as their numbers."""
         pieces = self._pieces[name]
         if len(pieces) != 1:
             pieces[:] = [joined(pieces)]
@@ -94,7 +94,7 @@ NODE_COLUMNS: Mapping[str, str] = {
 
 
 def node_columns(graph: Graph) -> dict[str, list[Any]]:
-    """The rows of a graph's nodes, by the names in NODE_COLUMNS; it must have its nodes."""
+    """The columns of NODE_COLUMNS with a row for each node. The graph must have its nodes."""
     nodes, n = _nodes_of(graph), graph.n_nodes
     leafs = [leaf.name for leaf in graph.leafs]
     work = [node_work(graph, i) for i in range(n)]
@@ -142,7 +142,7 @@ def shape_text(ne: Sequence[int]) -> str:
 
 
 def _counting(begin: Int64, lengths: Int64) -> Int64:
-    """`begin[i], begin[i] + 1, ...` of `lengths[i]` numbers each, one after the other."""
+    """For each i the `lengths[i]` numbers from `begin[i]` on, joined."""
     before = np.cumsum(lengths) - lengths
     rows: Int64 = np.arange(lengths.sum()) + np.repeat(begin - before, lengths)
     return rows
