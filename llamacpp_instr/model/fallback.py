@@ -102,7 +102,7 @@ _LEFT_AS_IT_IS = (
     "mm.a.code_embd",
 )
 _NEVER = ("position_embd.weight", "token_types.weight")
-# what is given Q8_0 in every mixture: of eight experts, and of one architecture
+# tensors with Q8_0 in every mixture: of models with eight experts, and of one architecture
 _ATTENTION = ("attn_v.weight", "attn_k.weight", "attn_qkv.weight", "attn_kv_b.weight")
 
 _GLM5_NEXT = ("attn_q_a", "attn_q_b", "nextn.eh_proj")

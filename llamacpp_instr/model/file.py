@@ -108,7 +108,7 @@ class ModelFile:
 
     @property
     def n_bytes(self) -> int:
-        """Of the weights, without headers and padding."""
+        """Bytes of the weights, without headers and padding."""
         return sum(weight.n_bytes for weight in self.weights)
 
     @property
@@ -120,11 +120,11 @@ class ModelFile:
         """Raise `UsageError` for a file with only a vocabulary."""
         if not self.weights:
             raise UsageError(
-                f"{self.path} holds only a vocabulary, no weights; nothing can be run with it"
+                f"{self.path} contains only a vocabulary, no weights; nothing can be run with it"
             )
 
     def hyper_parameter(self, name: str) -> Scalar | None:
-        """The value of `ARCHITECTURE.name`, such as `block_count`."""
+        """The value of `ARCHITECTURE.name`, such as `block_count`, or None."""
         return self.metadata.get(f"{self.architecture}.{name}")
 
 

@@ -1,7 +1,7 @@
 """Finds the model that a user names, and refuses files that llama.cpp cannot load.
 
-A model that passes is a regular GGUF file with all its parts, and every tensor has its own bytes in
-it.
+A file that passes is a regular GGUF file with all its parts, and the data of its tensors does not
+overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.output import file_mode
 
 DEMO = "demo"
-"""The name of the demo model."""
+"""the name of the demo model"""
 
 _MAX_PARTS = 0xFFFF  # split.count has 16 bits
 _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
@@ -120,8 +120,8 @@ def _check_tensors(path: Path, header: Header) -> None:
         row = tensor.ne[0] if tensor.ne else 1
         if row % type_.block:
             raise UsageError(
-                f"{what} has rows of {row} elements, which blocks of {type_.block} "
-                f"({type_}) do not divide; fetch it again"
+                f"{what} has rows of {row} elements, which are not divisible into blocks of "
+                f"{type_.block} ({type_}); fetch it again"
             )
         end = tensor.offset + math.prod(tensor.ne) // type_.block * type_.block_bytes
         if header.data_start + end > header.file_size:
@@ -139,7 +139,7 @@ def _check_tensors(path: Path, header: Header) -> None:
         if tensor.offset != expected:
             raise UsageError(
                 f"{path} is damaged: tensor {tensor.name!r} begins {tensor.offset:,} bytes into "
-                f"the data, its place is at {expected:,}; fetch it again"
+                f"the data, but belongs at {expected:,}; fetch it again"
             )
         type_ = TYPES[tensor.type]
         end = expected + math.prod(tensor.ne) // type_.block * type_.block_bytes

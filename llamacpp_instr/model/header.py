@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: its metadata and the offsets of its tensors, without their data.
 
 Every count is checked against the size of the file before it is used. So the memory is bounded by
-the bytes that really exist, whatever the counts claim. Layout:
+the size of the file, whatever the counts claim. Layout:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -19,15 +19,15 @@ from typing import BinaryIO, NoReturn, cast
 from llamacpp_instr.errors import UsageError
 
 GGUF_VERSIONS = (2, 3)
-"""Versions that the pinned llama.cpp reads."""
+"""versions that the pinned llama.cpp reads"""
 
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MAX_NAME = 63  # bytes of a tensor's name
 _MAX_ITEMS = 1 << 30  # of an array
 _MAX_COUNT = 1 << 14
-"""Tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
-llama.cpp looks for each among all others, and our tables print every one."""
+"""tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
+llama.cpp compares each with all others, and our tables print every one"""
 _STRING, _ARRAY = 8, 9
 # little-endian struct codes by GGUF's number of the scalar type
 _SCALARS = {
@@ -44,8 +44,8 @@ _TENSOR = [struct.Struct(f"<{n_dims}qIQ") for n_dims in range(_MAX_DIMS + 1)]
 
 _WINDOW = 1 << 18
 _MAX_TEXT = 1 << 24
-"""Bytes of all names and texts outside arrays, which are kept in memory. Real models have a
-hundredth of this."""
+"""bytes of all names and texts outside arrays, which are kept in memory. Real models have a
+hundredth of this"""
 
 Scalar = int | float | bool | str
 
@@ -87,7 +87,7 @@ class Header:
     alignment: int
     """alignment of the tensors, in bytes"""
     infos_start: int
-    """bytes from the start of the file to the tensors' entries: where the metadata ends"""
+    """bytes from the start of the file to the tensors' entries: the end of the metadata"""
     data_start: int
     """bytes from the start of the file"""
     file_size: int
@@ -95,7 +95,8 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the GGUF file at `path`; raises `UsageError` when it is none, or not whole."""
+    """The header of the GGUF file at `path`. Raises `UsageError` if it is another file, or
+    truncated."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         _check_start(path, file.read(64))
@@ -103,18 +104,18 @@ def read_header(path: Path) -> Header:
 
 
 def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
-    """The first `limit` items of an array that `read_header` has found in the file at `path`."""
+    """The first `limit` items of an array from `read_header`, which must be of the same file."""
     count = min(array.count, limit)
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # of a header with very many arrays the same bytes must not be read for each
+        # a header with many arrays must not make us read the same bytes for each
         reader = _Reader(path, file, size, min(_WINDOW, 4096 + 64 * count))
         return list(reader.items(array, range(count)))
 
 
 def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int, Scalar]:
-    """By number the items of an array that `read_header` has found in the file at `path`; those
-    that it does not have are left out. One pass, however many."""
+    """Items of an array from `read_header`, by number; numbers beyond its end are left out. Reads
+    the array once."""
     wanted = sorted({number for number in numbers if 0 <= number < array.count})
     with _opened(path) as file:
         reader = _Reader(path, file, os.fstat(file.fileno()).st_size)
@@ -124,7 +125,7 @@ def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        # the reader has its own window
+        # the reader has its own buffer
         with path.open("rb", buffering=0) as file:
             yield cast(BinaryIO, file)
     except OSError as error:
@@ -165,16 +166,16 @@ def _check_start(path: Path, start: bytes) -> None:
 
 
 def quoted(value: Scalar | None) -> str:
-    """A value of the metadata as a line of ours shows it: in quotes, and cut when it is long."""
+    """A metadata value for a message: in quotes, and shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class _Reader:
-    """Walks the header; every read is held against the end of the file first.
+    """Parses the header; every read is first checked against the end of the file.
 
-    It sees the file through a window, so neither its size nor what lies between costs memory, and
-    a file that is cut off meanwhile is an error and no signal.
+    It reads the file through a window, so memory depends neither on the file's size nor on the
+    skipped bytes. If the file is truncated meanwhile, it raises an error; a map would crash.
     """
 
     def __init__(self, path: Path, file: BinaryIO, size: int, window_bytes: int = _WINDOW) -> None:
@@ -196,7 +197,7 @@ class _Reader:
         for n, things in ((n_tensors, "tensors"), (n_metadata, "metadata entries")):
             if n > _MAX_COUNT:
                 self.damaged(f"it claims {n:,} {things}, more than {_MAX_COUNT:,}")
-        # no list is made of these sizes: the loops end where the file does
+        # these counts allocate nothing: the loops stop where the file ends
         metadata: dict[str, Scalar] = {}
         for index in range(n_metadata):
             key = self.string(f"the key of metadata entry {index}")
@@ -212,7 +213,7 @@ class _Reader:
         for index in range(n_tensors):
             tensor = self.tensor(index)
             if tensor.name in tensors:
-                self.damaged(f"tensor {tensor.name!r} is there twice")
+                self.damaged(f"it has tensor {tensor.name!r} twice")
             tensors[tensor.name] = tensor
 
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -247,7 +248,7 @@ class _Reader:
         return TensorInfo(name, type_, tuple(ne), offset)
 
     def value(self, key: str) -> Scalar | None:
-        """A metadata value; an array is passed over, noted in `arrays`, and gives None."""
+        """A metadata value. An array is skipped, recorded in `arrays`, and returned as None."""
         what = f"the value of {quoted(key)}"
         (type_,) = _U32.unpack(self.take(4, what))
         if type_ == _STRING:
@@ -271,7 +272,7 @@ class _Reader:
         return None
 
     def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
-        """The items of those numbers, which go up and are in the array."""
+        """The items with these numbers, which must be ascending and inside the array."""
         what = "an array"
         self.at = array.start
         if array.type == _STRING:
@@ -287,7 +288,7 @@ class _Reader:
             yield self.scalar(code, what)
 
     def skip_strings(self, count: int, what: str) -> None:
-        # hundreds of thousands in a vocabulary: nothing in this loop but the arithmetic
+        # a vocabulary has hundreds of thousands of items, so this loop does only arithmetic
         length_at, left = _U64.unpack_from, count
         while left:
             self.look(8, what)
@@ -325,7 +326,7 @@ class _Reader:
         self.at += n_bytes
 
     def look(self, n_bytes: int, what: str) -> None:
-        """Have the next bytes in the window."""
+        """Load the next bytes into the window."""
         start = self.at - self.window_start
         if start >= 0 and start + n_bytes <= len(self.window):
             return

@@ -17,30 +17,31 @@ MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 """LLAMA_MAX_EXPERTS"""
 MOST = {
-    # a context is padded to whole blocks of positions; models have blocks of some hundred
+    # a context is padded to whole blocks of positions; real blocks have a few hundred
     "attention.indexer.block_size": 1 << 16,
-    # the values of an output for each token of a batch; models have some thousand
+    # the values of an output for each token of a batch; real models have a few thousand
     "embedding_length_out": 1 << 16,
-    # a kernel repeats itself so often; models say some twenty
+    # the iterations of a kernel; real models have about twenty
     "hyper_connection.sinkhorn_iterations": 1 << 10,
-    # the state of each layer has so many vectors; no RWKV has more than two
+    # vectors in the state of each layer; no RWKV has more than two
     "token_shift_count": 2,
 }
-"""Numbers that cost llama.cpp memory or time, and that no tensor's shape limits."""
+"""numbers that cost llama.cpp memory or time, and that no tensor's shape limits"""
 
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# these have multi-head latent attention: src/models/*.cpp with LLM_KV_ATTENTION_KEY_LENGTH_MLA
+# architectures with multi-head latent attention: src/models/*.cpp with
+# LLM_KV_ATTENTION_KEY_LENGTH_MLA
 _LATENT = {
     "bailingmoe3", "deepseek2", "deepseek2-ocr", "deepseek32", "dots3note", "glm-dsa", "glm5-next",
     "hy_v4", "kimi-k3", "kimi-linear", "mistral4",
 }  # fmt: skip
-# these treat one expert as none
+# architectures that treat one expert as none
 _DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
 
 
 def check_hyper_parameters(path: Path, header: Header) -> None:
     """Raise `UsageError`, with key and value, for values in the first part of a model that violate
-    an assertion of llama.cpp. llama.cpp itself reports a missing key."""
+    an assertion of llama.cpp. llama.cpp itself reports missing keys."""
     arch = str(header.metadata.get("general.architecture", ""))
 
     def number(key: str) -> int:
@@ -72,7 +73,7 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
     if experts:
         check("expert_group_count", groups < experts, f"not less than the {experts} experts")
     else:
-        check("expert_group_count", groups == 0, "and there are no experts")
+        check("expert_group_count", groups == 0, "but the model has no experts")
     if groups > 1:
         check("expert_group_count", experts % groups == 0, f"which does not divide {experts}")
         check("expert_group_used_count", 0 < in_groups < groups, f"of {groups} groups")

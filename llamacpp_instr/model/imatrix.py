@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _F32 = 0
-_TEXT_BYTES = 127  # what llama-quantize keeps of a text
+_TEXT_BYTES = 127  # llama-quantize truncates texts to this
 
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """Importances by tensor."""
-
     path: Path
     entries: dict[str, npt.NDArray[np.float32]]
     """by tensor: a value per column, one expert after the other"""
@@ -130,7 +128,8 @@ def _values(
 
 
 def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
-    """Per entry the length of the name, the name, a number of calls, a number of values, values."""
+    """Each entry has the length of the name, the name, a number of calls, a number of values, and
+    the values."""
     import numpy as np
 
     size = path.stat().st_size

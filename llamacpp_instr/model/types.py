@@ -1,7 +1,7 @@
-"""ggml's storage types and llama.cpp's file types, as the pinned upstream numbers and sizes them.
+"""ggml's storage types and llama.cpp's file types, numbered and sized as in the pinned upstream.
 
-Invariant: equal to what the library says of itself (`ggml_type_name`, `ggml_blck_size`,
-`ggml_type_size`); a test holds the table against it, so that no library is needed to read it.
+Invariant: equal to what the library reports (`ggml_type_name`, `ggml_blck_size`, `ggml_type_size`).
+A test compares the table with the library, so that reading it needs no library.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GgmlType:
-    """A way to store numbers: blocks of so many elements in so many bytes."""
+    """A storage type: blocks of `block` elements in `block_bytes` bytes."""
 
     number: int
     name: str
-    """as the field writes it: `Q4_K`; ggml's own name is `q4_K`"""
+    """in capitals, as in `Q4_K`; ggml's own name is `q4_k`"""
     block: int
     """elements"""
     block_bytes: int
@@ -26,11 +26,11 @@ class GgmlType:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether elements are stored in blocks, as `ggml_is_quantized` says."""
+        """Whether elements are stored in quantized blocks, like `ggml_is_quantized`."""
         return self.block > 1
 
     def row_bytes(self, n_elements: int) -> int:
-        """Bytes of a row, as `ggml_row_size`; `n_elements` must be a multiple of `block`."""
+        """Bytes of a row, like `ggml_row_size`; `n_elements` must be a multiple of `block`."""
         assert n_elements % self.block == 0, f"{self.name} has blocks of {self.block}"
         return n_elements // self.block * self.block_bytes
 
@@ -78,11 +78,11 @@ TYPES: dict[int, GgmlType] = {
         (42, "Q2_0", 64, 18),
     ]
 }
-"""By ggml's number. Numbers that are missing were removed from ggml."""
+"""by ggml's number; missing numbers were removed from ggml"""
 
 NOT_COMPUTED = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
-"""Names of types with which ggml multiplies no matrix (`ggml_type_traits_cpu` has no `vec_dot`): it
-crashes."""
+"""names of types without matrix multiplication (`ggml_type_traits_cpu` has no `vec_dot`), on which
+ggml crashes"""
 
 BY_NAME: dict[str, GgmlType] = {type_.name: type_ for type_ in TYPES.values()}
 
@@ -124,5 +124,5 @@ FILE_TYPES: dict[int, str] = {
     40: "Q1_0",
     41: "Q2_0",
 }
-"""`enum llama_ftype` (include/llama.h) by number: what `general.file_type` holds, under the names
-that llama-quantize takes."""
+"""`enum llama_ftype` (include/llama.h), the value of `general.file_type` -> llama-quantize's
+name"""

@@ -1,4 +1,4 @@
-"""What a model file claims takes no memory; what a context needs, the machine has to have."""
+"""Claims of a model file take no memory, and a context must fit into the machine's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHITECTURES = ["minimax-m3-moe", "mamba2-dense", "hrm_text-dense"]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_number_in_a_model_takes_no_memory(environment: dict[str, str]) -> None:
-    """Every number of these architectures; `python -m tests.programs.claims` has all of them."""
+    """Every number of these architectures; `python -m tests.programs.claims` tests all of them."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.programs.claims", "--quick", *ARCHITECTURES],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
@@ -34,7 +34,7 @@ def test_a_number_in_a_model_takes_no_memory(environment: dict[str, str]) -> Non
 
 
 def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_path: Path) -> None:
-    """Terabytes, for a file that is a hole; nothing is loaded, and no log is left."""
+    """Terabytes, for a file that is a hole; the model is not loaded, and no log remains."""
     model = write_sparse_llama(tmp_path / "large.gguf", layers=4, width=4096, feed_forward=4096)
     assert_refused(
         instr("run", model, "-p", "a", "--ctx", MAX_CTX),

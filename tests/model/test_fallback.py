@@ -1,4 +1,4 @@
-"""Which tensors fell back is what llama-quantize warned of when it made the file."""
+"""The tensors that fell back are those that llama-quantize warned about."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARNING = re.compile(
 def quantize(
     source: Path, into: Path, *options: str
 ) -> tuple[ModelFile, dict[str, tuple[str, str]]]:
-    """What llama-quantize made, and of which tensor it said: wanted this type, took that."""
+    """llama-quantize's file, and tensor -> (wanted type, fallback type) from its warnings."""
     program = native_kit.unpatched_library() / "llama-quantize"
     flags, (file_type,) = options[:-1], options[-1:]
     command = [program, *flags, source, into, file_type, "2"]
@@ -30,7 +30,7 @@ def quantize(
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     warned = {m[1]: (m[4].upper(), m[5].upper()) for m in WARNING.finditer(said)}
-    assert len(warned) == said.count("not divisible"), "every warning was understood"
+    assert len(warned) == said.count("not divisible"), "every warning was parsed"
     return load_model_file(into), warned
 
 
@@ -60,7 +60,7 @@ def test_what_llama_quantize_warned_of(
     assert all(
         wanted in told[name][0] and told[name][1] == has for name, (wanted, has) in warned.items()
     )
-    # of one tensor it says nothing: the output matrix goes to Q8_0
+    # it prints nothing about one tensor: the output matrix becomes Q8_0
     silent = set(told) - set(warned)
     head = "output.weight" if "output.weight" in model.by_name else "token_embd.weight"
     assert silent <= {head}
@@ -72,7 +72,7 @@ def test_a_width_that_256_does_not_divide(tmp_path: Path, monkeypatch: pytest.Mo
     source = tiny_models.write_llama(tmp_path / "source.gguf")
     model, warned = quantize(source, tmp_path / "quantized.gguf", "Q4_K_M")
     told = found(model)
-    # the embeddings serve as output matrix here
+    # the embeddings are also the output matrix here
     assert set(told) == set(warned) | {"token_embd.weight"}
     assert told["token_embd.weight"] == (["Q6_K"], "Q8_0")
     assert told["blk.0.ffn_up.weight"] == (["Q4_K"], "Q5_0")
@@ -101,7 +101,7 @@ def test_rows_that_32_does_not_divide_are_f16(
 
 def test_nothing_falls_back_where_nothing_was_asked_for(tmp_path: Path, demo_model: Path) -> None:
     assert find_fallbacks(load_model_file(demo_model)) == []
-    # Q5_0 is what was asked for, though its rows are no multiple of 256
+    # Q5_0 is the wanted type, although its rows are not a multiple of 256
     source = native_kit.random_models() / "llama-dense.gguf"
     model, warned = quantize(source, tmp_path / "q5_0.gguf", "Q5_0")
     assert warned == {}

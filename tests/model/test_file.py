@@ -1,4 +1,4 @@
-"""A model file is what gguf-py reads of it, in one file or split."""
+"""A model file has the content that gguf-py reads, in one file or split."""
 
 from __future__ import annotations
 

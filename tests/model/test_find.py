@@ -1,4 +1,4 @@
-"""Every file that is no model is refused in one line, before llama.cpp sees it."""
+"""Every file that is not a model is refused in one line, before llama.cpp reads it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def string(text: str) -> bytes:
 
 
 def runnable(name: str) -> Path:
-    """The file that a name stands for, once it has passed as a model that could be run."""
+    """The path for a name, after the checks for a model that can run."""
     model = load_model_file(name)
     model.check_has_weights()
     return model.path
 
 
 def refusal(path: Path | str) -> str:
-    """The line that a file is refused with."""
+    """The error message for a file."""
     with pytest.raises(UsageError) as caught:
         runnable(str(path))
     line = str(caught.value)
@@ -151,8 +151,8 @@ def tensor(name: str, ne: int, type_: int, offset: int) -> bytes:
     [
         ([tensor("a", 32, 0, 0), tensor("b", 32, 0, 64)], "'b' overlaps 'a'"),
         ([tensor("b", 32, 0, 64), tensor("a", 64, 0, 0)], "'b' overlaps 'a'"),
-        ([tensor("a", 32, 0, 0), tensor("a", 32, 0, 128)], "'a' is there twice"),
-        ([tensor("a", 32, 12, 0)], "blocks of 256 (Q4_K) do not divide"),
+        ([tensor("a", 32, 0, 0), tensor("a", 32, 0, 128)], "'a' twice"),
+        ([tensor("a", 32, 12, 0)], "not divisible into blocks of 256 (Q4_K)"),
         ([tensor("a", 32, 4, 0)], "storage type 4, which this llama.cpp"),
         ([tensor("a", 32, 4000, 0)], "storage type 4000"),
         ([tensor("a", 2**60, 0, 0)], "truncated"),

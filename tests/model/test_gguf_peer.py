@@ -1,4 +1,4 @@
-"""No header passes that the pinned gguf.cpp refuses: what we let through cannot stop llama.cpp."""
+"""The pinned gguf.cpp accepts every header that we accept, so llama.cpp cannot abort on one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Params(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def gguf_cpp_reads() -> Callable[[Path], bool]:
-    """Whether the library that knows nothing of us reads a file's header."""
+    """Whether the unpatched library reads a file's header."""
     library = ctypes.CDLL(str(native_kit.unpatched_library() / "libggml-base.so"))
     library.gguf_init_from_file.restype = ctypes.c_void_p
     library.gguf_init_from_file.argtypes = [ctypes.c_char_p, _Params]

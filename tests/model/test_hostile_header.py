@@ -1,4 +1,4 @@
-"""Whatever a header claims: one clear line or a true result, at the cost of what is there."""
+"""Whatever a header claims, the result is one clear line or true, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.gguf_files import save, write_two_parts
 
 STRING, ARRAY, FLOAT32, UINT32 = 8, 9, 6, 4
 MOST = 1 << 14
-"""tensors, and metadata entries"""
+"""tensors, and metadata entries, of a file"""
 
 
 def text(value: str | bytes) -> bytes:
@@ -45,7 +45,7 @@ ARCHITECTURE = entry("general.architecture", STRING, text("llama"))
 
 
 def write(path: Path, entries: list[bytes], tensors: list[bytes], data: int = 4096) -> Path:
-    """A model of these entries, its architecture first, with so many bytes of data."""
+    """A model with these entries (its architecture first), tensors and bytes of data."""
     start = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries) + 1)
     header = start + ARCHITECTURE + b"".join(entries) + b"".join(tensors)
     path.write_bytes(header + bytes(-len(header) % 32 + data))
@@ -53,7 +53,7 @@ def write(path: Path, entries: list[bytes], tensors: list[bytes], data: int = 40
 
 
 def inspect(path: Path) -> str | None:
-    """The line that a file is refused with; None when every form of every report was rendered."""
+    """The error message for a file; None if every report was rendered in every format."""
     try:
         model = load_model_file(path)
         reports = [*compute_inspection(model), compute_tensors(model)]
@@ -70,7 +70,7 @@ def inspect(path: Path) -> str | None:
     return None
 
 
-# --- what hypothesis thinks of ---
+# --- hypothesis ---
 
 WILD = st.sampled_from([0, 1, 7, 8, 31, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**62,
                         2**63 - 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)  # fmt: skip
@@ -78,7 +78,7 @@ WILD = st.sampled_from([0, 1, 7, 8, 31, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**
 
 @st.composite
 def edits(draw: st.DrawFn, size: int) -> list[tuple[int, bytes]]:
-    """Places in a header and what is written there."""
+    """Places in a header and the bytes to write there."""
     at = st.integers(0, size - 1)
     content = st.one_of(
         st.binary(min_size=1, max_size=4),
@@ -147,7 +147,7 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
     inspect(write(tmp_path / "model.gguf", entries, tensors))
 
 
-# --- what was found, or stands in gguf.cpp ---
+# --- former findings, and checks of gguf.cpp ---
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,16 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
         ([entry("k" * 5000, 99, b"")], [], "kkk... has the unknown value type 99"),
         ([entry(f"{i}", UINT32, bytes(4)) for i in range(MOST)], [], "claims 16,385 metadata"),
         ([], [tensor(f"{i}", [0]) for i in range(MOST + 1)], "claims 16,385 tensors, more than"),
-        ([], [tensor("a", [8]), tensor("a", [8], 0, 32)], "tensor 'a' is there twice"),
+        ([], [tensor("a", [8]), tensor("a", [8], 0, 32)], "tensor 'a' twice"),
         ([], [tensor("n" * 64, [8])], "the name of tensor 0 is longer than 63 bytes"),
         ([], [tensor("a", [2**32, 2**31])], "more elements than can be counted"),
         ([], [tensor("a", [2**63])], "negative dimension"),
         ([], [tensor("a", [1] * 5)], "5 dimensions"),
-        ([], [tensor("a", [], 12)], "rows of 1 elements, which blocks of 256 (Q4_K)"),
+        (
+            [],
+            [tensor("a", [], 12)],
+            "rows of 1 elements, which are not divisible into blocks of 256",
+        ),
         ([], [tensor("a", [8]), tensor("b", [8], 0, 64)], "'b' begins 64 bytes into the data"),
         ([], [tensor("b", [8], 0, 32), tensor("a", [8])], "'b' begins 32 bytes into the data"),
         ([entry("general.alignment", UINT32, struct.pack("<I", 48))], [], "not a power of two"),

@@ -1,4 +1,4 @@
-"""What llama.cpp would end the process on is refused in one line; what it loads passes."""
+"""Values on which llama.cpp would end the process are refused in one line; others pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.native_kit import DEMO, random_models
 
 
 def rewritten(path: Path, key: str, value: int | str) -> Path:
-    """A copy of the demo model with one metadata entry more, or with another value."""
+    """A copy of the demo model with a metadata entry added or changed."""
     source = gguf.GGUFReader(DEMO)
     writer = gguf.GGUFWriter(path, "llama")
     for name, field in source.fields.items():
@@ -66,7 +66,7 @@ def test_a_hostile_value_is_named(
 
 @pytest.mark.parametrize("key", ["rope.dimension_count", "rope.dimension_count_swa"])
 def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str) -> None:
-    """A kernel does not end otherwise, whatever a file says of attention that it does not have."""
+    """Otherwise a kernel never ends, even if the file claims attention that the model lacks."""
     path = tmp_path / "hostile.gguf"
     data = bytearray((random_models() / "gemma3-dense.gguf").read_bytes())
     for name, value in ((key, 0), ("attention.key_length_mla", 192)):
@@ -85,7 +85,7 @@ def test_every_architecture_that_upstream_writes_passes() -> None:
 
 
 def test_quality_survives_what_only_an_architecture_asserts(instr: Instr, tmp_path: Path) -> None:
-    """Loaded in a process of its own first, whose end is one line."""
+    """The model is first loaded in a child process, whose end is one line."""
     path = rewritten(tmp_path / "hostile.gguf", "llama.attention.head_count_kv", 3)
     done = instr("quality", "demo", path, "--chunks", "1", "--only", "outputs")
     assert done.returncode == 2, done.stderr
@@ -94,7 +94,7 @@ def test_quality_survives_what_only_an_architecture_asserts(instr: Instr, tmp_pa
 
 
 def test_experts_used_by_layer(tmp_path: Path) -> None:
-    """llama.cpp takes one number for all layers, or one a layer: the most of them counts."""
+    """llama.cpp allows one number for all layers, or one per layer: the largest counts."""
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_uint32("llama.block_count", 2)
     writer.add_uint32("llama.expert_count", 4)

@@ -1,4 +1,4 @@
-"""Importance matrices are read as llama-quantize reads them; damaged ones are refused."""
+"""Importance matrices are read like llama-quantize reads them; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_expert_has_its_count_and_one_never_seen_counts_as_one(tmp_path: Pa
     writer.add_tensor("exps.weight.in_sum2", sums)
     writer.add_tensor("exps.weight.counts", np.array([[2], [0], [2.5]], np.float32))
     save(writer)
-    # 2.5 is rounded away from zero, as lround does
+    # 2.5 is rounded away from zero, as by lround
     assert load_imatrix(path).entries["exps.weight"].tolist() == [1, 2, 1, 1, 3, 3]
 
 
@@ -48,7 +48,7 @@ def test_the_older_format_is_divided_by_its_calls(tmp_path: Path) -> None:
     assert matrix.entries["a.weight"].tolist() == [1, 2, 3, 0.5]
     assert (matrix.dataset, matrix.n_chunks) == ("words.txt", 2)
 
-    # what follows the entries was added to the format later
+    # later versions of the format have more after the entries
     path.write_bytes(legacy_imatrix(SUMS, calls=0)[: -(4 + 4 + 9)])
     matrix = load_imatrix(path)
     assert matrix.entries["a.weight"].tolist() == SUMS["a.weight"].tolist()
@@ -87,7 +87,7 @@ def test_counts_without_sums(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_the_file(tmp_path: Path) -> None:
-    """Tensors that overlap could claim the same bytes many times over."""
+    """Overlapping tensors could claim the same bytes many times."""
     path = tmp_path / "i.gguf"
     many = {f"t{i}.weight": np.ones(1000, np.float32) for i in range(4)}
     data = bytearray(write_imatrix(path, many).read_bytes())

@@ -1,4 +1,4 @@
-"""The table of storage types is what the pinned library, and gguf-py, say of themselves."""
+"""The table of storage types equals that of the pinned library, and of gguf-py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_type_is_ggmls(library: ctypes.CDLL, type_: GgmlType) -> None:
 
 
 def test_no_type_of_ggml_is_missing(library: ctypes.CDLL) -> None:
-    # GGML_TYPE_COUNT is no symbol; ggml aborts on numbers beyond it
+    # GGML_TYPE_COUNT is not a symbol; ggml aborts on numbers beyond it
     known = {int(library_type) for library_type in gguf.GGMLQuantizationType}
     assert known <= set(TYPES)
     last = max(TYPES)
