@@ -1,7 +1,7 @@
-"""What quantization changed of a model's outputs, as tables: one of all candidates, one of the
-perplexities, and for each candidate how far its probabilities are from the reference's.
+"""How quantization changed a model's outputs, as tables: one of all candidates, one of the
+perplexities, and one per candidate of the divergence of its probabilities from the reference's.
 
-Invariant: everything shown comes with the number of tokens that it was measured on.
+Invariant: every table comes with the number of tokens it was measured on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NAMES = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
 def compute_quality(
     outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums] = ()
 ) -> list[Report]:
-    """The tables of a comparison; `files` are the reference and its candidates, `text` is the name
-    of what they computed, None when the reference wrote it, `weights` the errors of all weights of
-    each candidate where they were computed."""
+    """The tables of a comparison. `files` are the reference and its candidates. `text` is the name
+    of the text, or None if the reference wrote it. `weights` are the errors of all weights of each
+    candidate, if they were computed."""
     names = short_names(files)
     pairs = list(zip(names[1:], outputs.divergences, strict=True))
     return [
@@ -51,7 +51,7 @@ def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
 
 
 def short_names(files: Sequence[ModelFile]) -> list[str]:
-    """The names of the files; their paths where two have the same name."""
+    """The names of the files; their paths if two have the same name."""
     short = [file.path.name for file in files]
     if len(set(short)) < len({file.path for file in files}):
         return [str(file.path) for file in files]
@@ -104,7 +104,7 @@ def _notes(
     written = f"written by {reference} itself (temperature 1, seed {outputs.seed})"
     chunks = f"{outputs.n_chunks:,} chunk{'s' * (outputs.n_chunks > 1)} of {outputs.ctx:,} tokens"
     notes = [
-        f"Text: {text or written}; {chunks}, of which {outputs.n_scored:,} in the second halves "
+        f"Text: {text or written}; {chunks}. The {outputs.n_scored:,} tokens in the second halves "
         "are scored.",
         "KL is the KL divergence from the reference's probabilities in nats; Δp is the change of "
         "the probability of the text's own token; ± is one standard error.",

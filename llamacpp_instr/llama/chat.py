@@ -1,7 +1,7 @@
-"""Puts a prompt into the model's own chat template.
+"""Renders a prompt with the model's own chat template.
 
-A template is a program of the model's: it may fail in any way, take any memory, or never end. So
-it runs in a process of its own (`prompts`), which has a limit of memory and here gets one of time.
+A template is a program in the model file: it may fail in any way, take any memory, or never end. So
+it runs in a child process (`prompts`), which has limits of memory and time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import LoadedModel
 
 SECONDS = 5
-"""of computing that a template may take; real ones take milliseconds"""
+"""CPU time that a template may take; real ones take milliseconds"""
 TIME_IS_UP = getattr(signal, "SIGPROF", -1)
-"""the signal that then ends the process"""
+"""the signal that ends the process after that"""
 _MOST_TEXT = 1 << 16
-"""characters that a template may add to eight times the prompt; a few hundred special tokens in a
-text take no time, a hundred thousand take minutes"""
+"""characters that a template may add beyond eight times the prompt; tokenizing a few hundred
+special tokens takes no time, a hundred thousand take minutes"""
 
 
 def render_chat(model: LoadedModel, prompt: str) -> str:
-    """The text of a conversation in which the user has said `prompt` and the model is to answer.
+    """The text of a conversation in which the user said `prompt` and the model answers next.
 
-    It is for `LoadedModel.tokenize`, so it has no BOS if the tokenizer adds one. Ends the process
-    by `TIME_IS_UP` when the template takes more than `SECONDS`.
+    Pass the result to `LoadedModel.tokenize`; it lacks the BOS that the tokenizer adds. The signal
+    `TIME_IS_UP` ends the process if the template takes more than `SECONDS`.
     """
     template = model.chat_template()
     if not template:
@@ -43,8 +43,8 @@ def render_chat(model: LoadedModel, prompt: str) -> str:
         raise UsageError(f"{model.path}: its chat template cannot be rendered: {reason}") from None
     if len(text) > 8 * len(prompt) + _MOST_TEXT:
         raise UsageError(
-            f"{model.path}: its chat template makes {len(text):,} characters of a prompt of "
-            f"{len(prompt):,}; leave out --chat"
+            f"{model.path}: its chat template turns a prompt of {len(prompt):,} characters into "
+            f"{len(text):,}; leave out --chat"
         )
     if model.adds_bos and model.bos:
         text = text.removeprefix(model.bos)
@@ -53,8 +53,8 @@ def render_chat(model: LoadedModel, prompt: str) -> str:
 
 @contextmanager
 def _limited_time() -> Iterator[None]:
-    """End the process when the block computes for more than `SECONDS`: an exception would wait for
-    the end of a call of C, and one such call can take forever."""
+    """End the process if the block computes for more than `SECONDS`. An exception would wait for
+    the current C call to return, which may never happen."""
     if not hasattr(signal, "setitimer"):  # not on this operating system
         yield
         return

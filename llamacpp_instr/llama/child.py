@@ -1,7 +1,7 @@
-"""Calls a function in a process of its own, for work on which llama.cpp may end the process.
+"""Calls a function in a child process, for work during which llama.cpp may end the process.
 
-llama.cpp trusts much of what a model file claims. Whatever it does to the child, the caller gets
-one exception with the reason. Ctrl-C ends the child, also inside a call of C that never returns.
+llama.cpp trusts much of a model file. Whatever happens to the child, the caller gets one exception
+with the reason. Ctrl-C ends the child even inside a C call that never returns.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Result = TypeVar("Result")
 
 
 class ChildEnded(Exception):
-    """The child ended before the function did; the text is the reason."""
+    """The child ended before the function returned; the text is the reason."""
 
     def __init__(self, reason: str, number: int = 0) -> None:
         super().__init__(reason)
         self.number = number
-        """the signal that ended it, 0 if none did"""
+        """the signal that ended it, or 0"""
 
 
 def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: object) -> Result:
-    """What `function` returns or raises for these arguments, in a child that may take `max_bytes`
-    of memory beyond what it needs to start.
+    """What `function` returns or raises for these arguments, called in a child that may take
+    `max_bytes` of memory beyond what it needs to start.
 
-    Raises `ChildEnded` if the process ends, or the memory does not suffice.
+    Raises `ChildEnded` if the process ends or runs out of memory.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     done = subprocess.run(
         python(f"from {__name__} import answer; answer()"),
         input=pickle.dumps((max_bytes, function, arguments)),
-        # without it ggml has a debugger print the stack, for seconds
+        # otherwise ggml starts a debugger to print the stack, which takes seconds
         env={**environment, "GGML_NO_BACKTRACE": "1"},
         capture_output=True,
         check=False,
@@ -64,15 +64,15 @@ def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: o
 
 
 def answer() -> None:
-    """The child's side: from a question on standard input to an answer on standard output."""
-    # what C prints to standard output goes to standard error
+    """The child's side: reads a call from standard input, writes its result to standard output."""
+    # C code that prints to standard output prints to standard error instead
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     no_core_dump()
     max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
     result: Any
     try:
-        native.load()  # numpy takes memory for each processor of the machine: no file's claim
+        native.load()  # before the limit: numpy allocates memory for each CPU
         _limit_memory(max_bytes)
         result = function(*arguments)
     except (InstrError, MemoryError) as error:
@@ -82,7 +82,7 @@ def answer() -> None:
 
 
 def no_core_dump() -> None:
-    """Let no signal that ends this process write a core file."""
+    """Write no core file when a signal ends this process."""
     with suppress(ImportError):  # not on this operating system
         import resource
 
@@ -90,7 +90,7 @@ def no_core_dump() -> None:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Let this process fail where a file makes it claim more."""
+    """Limit the memory that this process may allocate from now on."""
     try:
         import resource
     except ImportError:  # not on this operating system
@@ -105,8 +105,8 @@ def _limit_memory(max_bytes: int) -> None:
 
 
 def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The last line of a process that ended itself: the assertion of ggml's that did not hold, or
-    what an exception of C++ says."""
+    """The last line of a process that ended itself: ggml's failed assertion, or the message of a
+    C++ exception."""
     words = last_line(done.stderr)
     if words or done.returncode >= 0:
         return words

@@ -1,10 +1,9 @@
-"""Prints one line when llama.cpp ends the process: which file it was, and what went wrong.
+"""Prints one line when llama.cpp ends the process: the file, and what went wrong.
 
-llama.cpp ends the process when an assertion of ggml's fails, when nobody catches an exception of
-C++, and when it crashes. Python cannot prevent that, but C calls a function of ours before. That
-function closes and completes nothing: a log stays whole up to its last line and has no end, which
-is what happened. Programs of the user's that use llama.cpp, recorded or not, end as ggml ends them:
-with a stack on standard error and SIGABRT.
+llama.cpp ends the process on a failed assertion of ggml, an uncaught C++ exception, or a crash.
+Python cannot prevent that, but it can register C callbacks that run first. They close no file: a
+log keeps every line that was written and has no end event. Other programs that use llama.cpp,
+recorded or not, end as without this module: with a stack trace on standard error and SIGABRT.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _ON_TERMINATE = ctypes.CFUNCTYPE(None)
 
 _SIGNALS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
-"""`std::set_terminate`, as both runtimes of C++ name it"""
+"""`std::set_terminate`, as mangled by both C++ runtimes"""
 _STRUCT_BYTES = 512
-"""more than a `struct sigaction` has anywhere"""
+"""at least `sizeof(struct sigaction)` on every system"""
 _SECONDS = 5
-"""for the last words: a crash inside of malloc may leave a lock that they wait for"""
+"""time limit for the message: a crash inside malloc may leave a lock that it waits for"""
 
 
 @contextmanager
 def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
-    """Inside, the process ends with one line on standard error when llama.cpp ends it.
+    """Inside, if llama.cpp ends the process, it prints one line to standard error first.
 
-    `about` is asked then, from whichever thread failed, and returns what the line begins with and
-    the exit code.
+    `about` is called then, in the thread that failed, and returns the beginning of the line and
+    the exit status.
     """
     lib = native.import_llama_cpp().llama_cpp._lib
     first = threading.Lock()
@@ -47,7 +46,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
     stderr = os.dup(2)
 
     def end(words: str) -> None:
-        first.acquire()  # and never released: several threads may fail at once
+        first.acquire()  # never released: several threads may fail at once
         status = 1
         try:
             if hasattr(signal, "alarm"):
@@ -65,10 +64,10 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
         end((said and last_line(os.read(said[0], 1 << 16))) or signal.Signals(number).name)
 
     def on_terminate() -> None:
-        # the former handler prints what the exception says, and aborts: that ends in `on_signal`
+        # the previous handler prints the exception's message and aborts, which calls `on_signal`
         reader, writer = os.pipe()
-        os.set_blocking(writer, False)  # for a text that is longer than a pipe takes
-        os.write(writer, b"an exception of C++\n")
+        os.set_blocking(writer, False)  # for a text that does not fit into the pipe
+        os.write(writer, b"a C++ exception\n")
         os.environ["GGML_NO_BACKTRACE"] = "1"
         os.dup2(writer, 2)
         said.append(reader)
@@ -89,7 +88,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
 
 @contextmanager
 def _installed(install: Any, callback: Any) -> Iterator[int]:
-    """Inside, `install` has set the callback; gives the one before."""
+    """Inside, `install` has set the callback; yields the previous one."""
     install.argtypes, install.restype = [ctypes.c_void_p], ctypes.c_void_p
     before = install(ctypes.cast(callback, ctypes.c_void_p))
     try:
@@ -100,8 +99,8 @@ def _installed(install: Any, callback: Any) -> Iterator[int]:
 
 @contextmanager
 def _handled(callback: Any) -> Iterator[None]:
-    """Inside, the signals of a crash call the callback: at once, while Python's own handlers would
-    wait for the call of C to return."""
+    """Inside, the signals of a crash call the callback immediately. Python's own handlers would
+    wait for the C call to return."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     before = {}
@@ -118,8 +117,8 @@ def _handled(callback: Any) -> Iterator[None]:
 
 
 def last_line(said: bytes) -> str:
-    """The last line of what ggml or C++ said, without the place where it was built."""
+    """The last line of a message of ggml or C++, without the path of the source folder."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     words = next((line for line in reversed(lines) if line), "").removeprefix("what():").strip()
-    # /the/place/where/it/was/built/llama-model.cpp:12: GGML_ASSERT(…) failed
+    # /path/of/the/build/llama-model.cpp:12: GGML_ASSERT(…) failed
     return re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)

@@ -1,7 +1,7 @@
 """A model and a context of llama.cpp, checked before every call that would abort the process.
 
-ggml ends the process on misuse (`GGML_ASSERT`). Whatever a user can get wrong is refused here
-first, as a `UsageError`; C objects are freed on every way out.
+ggml ends the process on misuse (`GGML_ASSERT`). Wrong input is refused here first, with a
+`UsageError`. C objects are always freed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CACHE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 30,
     "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
 }  # fmt: skip
-"""Storage types that llama.cpp's own tools allow for a KV cache, with ggml's numbers."""
+"""storage types that llama.cpp's own tools allow for a KV cache, with ggml's numbers"""
 
 FLASH_ATTN = {"auto": -1, "on": 1, "off": 0}
 
 DEFAULT_CTX = 4096
-"""Tokens of a context when the model was trained on more and the user asks for nothing."""
+"""default context size in tokens for models that were trained on more"""
 
 _MAX_TOKENS = 2**31 - 256
 _POSITIONS = "position_embd.weight"
@@ -38,7 +38,7 @@ _CACHE_BLOCK = 32  # elements in a block of every quantized cache type
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What a user may choose about a context; None leaves it to us."""
+    """Options of a context; None selects the default."""
 
     ctx: int | None = None
     batch: int | None = None
@@ -49,7 +49,7 @@ class ContextOptions:
     flash_attn: str = "auto"
 
     def check(self) -> None:
-        """Raise `UsageError` for a value that no model could be run with."""
+        """Raise `UsageError` for a value that is wrong for every model."""
         for name in ("ctx", "batch", "ubatch"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_TOKENS:
@@ -67,7 +67,7 @@ class ContextOptions:
                 raise UsageError(f"--{option} {value!r} is none of {', '.join(allowed)}")
         if self.flash_attn == "off" and is_quantized(self.cache_type_v):
             raise UsageError(
-                f"--cache-type-v {self.cache_type_v} needs flash attention: llama.cpp keeps a "
+                f"--cache-type-v {self.cache_type_v} needs flash attention: llama.cpp supports a "
                 "quantized V cache only with it; leave out --flash-attn off"
             )
 
@@ -76,7 +76,7 @@ class LoadedModel:
     """A loaded model and its vocabulary."""
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
-        """Load `path`, a file that `models.checked_headers` has passed."""
+        """Load `path`, a file that passed `find.checked_headers`."""
         header = read_header(path)
         check_hyper_parameters(path, header)
         self.path = path
@@ -92,10 +92,9 @@ class LoadedModel:
                 raise LlamaFailed
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
-        """rows of the learned position embedding, None without one; ggml aborts beyond them"""
+        """rows of the learned position embedding, or None; ggml aborts on positions beyond them"""
 
     def _params(self, mmap: bool) -> Any:
-        """What the model is loaded with."""
         params = self.api.llama_model_default_params()
         if not mmap:
             params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
@@ -116,7 +115,7 @@ class LoadedModel:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether `llama_encode` runs before, or instead of, `llama_decode`."""
+        """Whether `llama_encode` is called before, or instead of, `llama_decode`."""
         return bool(self.api.llama_model_has_encoder(self.handle))
 
     @property
@@ -137,12 +136,12 @@ class LoadedModel:
 
     @property
     def start_token(self) -> int:
-        """What the decoder of an encoder-decoder model begins with; -1 when the model has none."""
+        """The token that the decoder of an encoder-decoder model begins with, or -1."""
         token = int(self.api.llama_model_decoder_start_token(self.handle))
         return token if token >= 0 else int(self.api.llama_vocab_bos(self.vocab))
 
     def metadata(self, key: str) -> str | None:
-        """A value of the model's metadata as text."""
+        """The text of a metadata value, or None."""
         size = self.api.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
         if size < 0:
             return None
@@ -151,12 +150,12 @@ class LoadedModel:
         return buffer.value.decode(errors="replace")
 
     def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja)."""
+        """The model's own chat template (Jinja), or None."""
         template: bytes | None = self.api.llama_model_chat_template(self.handle, None)
         return template.decode(errors="replace") if template else None
 
     def token_text(self, token: int) -> str:
-        """A token as it stands in the vocabulary; empty for -1, "there is no such token"."""
+        """A token's text in the vocabulary; empty for -1, which means that no token exists."""
         if not 0 <= token < self.n_vocab:
             return ""
         text: bytes = self.api.llama_vocab_get_text(self.vocab, token)
@@ -172,14 +171,14 @@ class LoadedModel:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether `tokenize` puts the beginning-of-sequence token first."""
+        """Whether `tokenize` adds the beginning-of-sequence token."""
         return bool(self.api.llama_vocab_get_add_bos(self.vocab))
 
     def tokenize(self, text: str, parse_special: bool = True) -> list[int]:
-        """The tokens of a text, with the special tokens that the model wants around it; the names
-        of such tokens in the text stand for them if `parse_special`."""
+        """The tokens of a text, with the special tokens that the model expects around it. With
+        `parse_special`, names of special tokens in the text become these tokens."""
         if not self.has_tokenizer:
-            raise UsageError(f"{self.path} has no tokenizer; a text prompt cannot be given to it")
+            raise UsageError(f"{self.path} has no tokenizer, so it cannot take a text prompt")
         data = text.encode()
         special = True, parse_special
         needed = self.api.llama_tokenize(self.vocab, data, len(data), None, 0, *special)
@@ -191,7 +190,7 @@ class LoadedModel:
         return list(tokens[:got])
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; a character may be spread over several tokens."""
+        """The bytes of a token; the bytes of a character may be spread over several tokens."""
         buffer = ctypes.create_string_buffer(64)
         size = self.api.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
         if size < 0:
@@ -200,15 +199,15 @@ class LoadedModel:
         return buffer.raw[: max(size, 0)]
 
     def is_end(self, token: int) -> bool:
-        """Whether the model says with this token that it is done."""
+        """Whether the token ends the generation."""
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
 
 class Context:
-    """A context of a model: its memory and the batches that it computes."""
+    """A context of a model: its memory, and the batches that it computes."""
 
     def __init__(self, model: LoadedModel, options: ContextOptions, embed_tokens: int = 0) -> None:
-        """`embed_tokens` > 0 makes a context for embeddings of prompts of up to so many tokens."""
+        """`embed_tokens` > 0 makes a context for embeddings of prompts of up to that length."""
         options.check()
         self.model = model
         self.api = model.api
@@ -227,17 +226,16 @@ class Context:
         self.memory = self.api.llama_get_memory(self.handle)
 
     def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
-        """What the context is made with."""
         params = self.api.llama_context_default_params()
         params.n_ctx = self._choose_size(options.ctx, embed_tokens)
         params.n_batch = options.batch or max(params.n_batch, embed_tokens)
-        # pooling looks at one ubatch, so a prompt has to fit into it
+        # pooling sees one ubatch only, so a prompt must fit into it
         params.n_ubatch = options.ubatch or max(params.n_ubatch, embed_tokens)
         params.n_threads = params.n_threads_batch = options.threads or default_threads()
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
         params.flash_attn_type = FLASH_ATTN[options.flash_attn]
-        params.swa_full = False  # as llama.cpp's own tools: a window's cache holds the window
+        params.swa_full = False  # as in llama.cpp's own tools: the cache holds only the window
         params.embeddings = embed_tokens > 0
         return params
 
@@ -255,12 +253,12 @@ class Context:
 
     @property
     def takes_whole_prompts(self) -> bool:
-        """Whether a prompt has to be computed in one batch."""
+        """Whether a prompt must be computed in one batch."""
         return self.embeds or self.model.has_encoder or not self.memory
 
     @property
     def n_batch(self) -> int:
-        """Tokens that one call may compute."""
+        """Maximum number of tokens of one call."""
         n_batch = int(self.api.llama_n_batch(self.handle))
         pools = self.embeds and self.pooling != self.api.LLAMA_POOLING_TYPE_NONE
         if pools or self.model.has_encoder or not self.memory:
@@ -274,7 +272,7 @@ class Context:
             self.api.llama_memory_clear(self.memory, True)
 
     def decode(self, tokens: Sequence[int], all_logits: bool = False) -> None:
-        """Compute tokens that follow those already in memory; the last one, or all, get logits."""
+        """Compute tokens after those already in the cache; the last one, or all, get logits."""
         self._compute(self.api.llama_decode, tokens, "decode", all_logits)
 
     def encode(self, tokens: Sequence[int]) -> None:
@@ -304,9 +302,9 @@ class Context:
                 raise LlamaFailed
 
     def embedding(self, n_tokens: int) -> list[float] | None:
-        """One vector for the `n_tokens` computed last; None when the model gives none.
+        """One vector for the last `n_tokens` tokens; None if the model returns none.
 
-        The model's own pooling makes it, or the mean where the model does not say how.
+        The model's own pooling makes it, or the mean if the model defines none.
         """
         width = int(self.api.llama_model_n_embd_out(self.model.handle))
         if self.pooling == self.api.LLAMA_POOLING_TYPE_NONE:
@@ -326,10 +324,10 @@ class Context:
         rows = self.model.n_positions
         if ctx and rows and ctx > rows:
             raise UsageError(
-                f"{self.model.path}: --ctx {ctx} is more than the {rows} positions that the model "
-                "has learned"
+                f"{self.model.path}: --ctx {ctx} exceeds the {rows} positions that the model has "
+                "learned"
             )
-        # a file may claim any number, and what is beyond the largest int is negative here
+        # a file may claim any number, and unsigned numbers above INT_MAX are negative here
         trained = rows or max(self.model.n_ctx_train, 0) or DEFAULT_CTX
         return ctx or min(trained, max(DEFAULT_CTX, embed_tokens))
 
@@ -343,8 +341,8 @@ class Context:
                 length = self._head_length(f"{arch}.attention.{key}")
                 if length % _CACHE_BLOCK:
                     raise UsageError(
-                        f"{self.model.path}: --cache-type-{side} {type_} needs heads that "
-                        f"{_CACHE_BLOCK} divides; this model's have {length} values"
+                        f"{self.model.path}: --cache-type-{side} {type_} needs heads of a multiple "
+                        f"of {_CACHE_BLOCK} values; this model's have {length}"
                     )
 
     def _head_length(self, key: str) -> int:
@@ -358,9 +356,9 @@ class Context:
 
 
 class ComputeError(InstrError):
-    """`llama_decode` or `llama_encode` did not succeed."""
+    """`llama_decode` or `llama_encode` failed."""
 
 
 def is_quantized(cache_type: str) -> bool:
-    """Whether a cache of this type is kept in blocks."""
+    """Whether the type of a KV cache is quantized."""
     return "q" in cache_type

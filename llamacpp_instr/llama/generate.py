@@ -1,6 +1,6 @@
-"""Runs tokens through a context: a prompt and what follows it, or an embedding.
+"""Runs tokens through a context: a prompt and its continuation, or an embedding.
 
-No call here needs a tokenizer; a context is never given more than it holds.
+No function here needs a tokenizer or gives a context more tokens than it holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llamacpp_instr.llama.engine import Context
 from llamacpp_instr.llama.sampling import Sampler
 
 Finish = Literal["end", "length", "context"]
-"""Why generation stopped: the model said so, `n` was reached, the context is full."""
+"""Why generation stopped: the model ended it, `n` tokens were generated, the context is full."""
 
 
 def generate(
@@ -24,9 +24,10 @@ def generate(
     emit: Callable[[int], None],
     stop_at_end: bool = True,
 ) -> Finish:
-    """Compute `prompt`, then up to `n` tokens, each given to `emit`; return why it stopped.
+    """Compute `prompt`, then up to `n` tokens; call `emit` with each, and return why it stopped.
 
-    The model's end-of-generation token is not emitted, and stops unless `stop_at_end` is False.
+    The model's end-of-generation token is not emitted. It stops the generation unless
+    `stop_at_end` is False.
     """
     check_prompt(context, prompt)
     used = _prefill(context, prompt)
@@ -54,7 +55,7 @@ def embed(context: Context, prompt: Sequence[int]) -> list[float]:
         context.decode(prompt)
     values = context.embedding(len(prompt))
     if values is None:
-        raise UsageError(f"{context.model.path}: the model gives no embeddings")
+        raise UsageError(f"{context.model.path}: the model returns no embeddings")
     return values
 
 
@@ -62,8 +63,8 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
     """Raise `UsageError` for a prompt that the context cannot take."""
     if not prompt:
         raise UsageError(
-            "the prompt is empty, and the model begins without a BOS token: there is nothing to "
-            "compute; give some text"
+            "the prompt is empty and the model adds no BOS token, so there is nothing to compute; "
+            "give some text"
         )
     if len(prompt) > context.size:
         raise UsageError(
@@ -72,13 +73,13 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
         )
     if context.takes_whole_prompts and len(prompt) > context.n_batch:
         raise UsageError(
-            f"the prompt has {len(prompt)} tokens, which this model computes in one batch of at "
-            f"most {context.n_batch}; use larger --batch and --ubatch"
+            f"the prompt has {len(prompt)} tokens, but this model computes a prompt in one batch, "
+            f"here of at most {context.n_batch}; use larger --batch and --ubatch"
         )
 
 
 def _prefill(context: Context, prompt: Sequence[int]) -> int:
-    """Compute the prompt; return how many tokens the decoder's memory then holds."""
+    """Compute the prompt; return how many tokens are then in the decoder's cache."""
     if context.model.has_encoder:
         context.encode(prompt)
         prompt = [context.model.start_token]

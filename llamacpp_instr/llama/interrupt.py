@@ -1,10 +1,10 @@
-"""Lets Ctrl-C stop a long compute between two ops, and never get lost on the way.
+"""Lets Ctrl-C stop a long compute between two ops, and never loses one.
 
-Python runs its signal handlers when a C call has returned, and a prefill may take minutes. While
-the call runs only C may look at the flag, so the flag is a C string and the look is `strlen`: as
-an abort callback (`bool (*)(void *)`) it answers 1 once the string is no longer empty. The other
-way round, a handler may run inside a callback from C, where an exception would be swallowed: while
-a call is on, `KeyboardInterrupt` waits for its end.
+Python runs its signal handlers only after a C call returns, and a prefill may take minutes. During
+the call only C code can read the flag. So the flag is a C string, and the abort callback (`bool
+(*)(void *)`) is `strlen`, which returns a nonzero value when the string is no longer empty.
+Conversely, a handler may run inside a callback from C, where an exception would be swallowed. So
+during a call `KeyboardInterrupt` waits for its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Interrupt:
-    """Whether the user wants to stop."""
+    """Whether the user pressed Ctrl-C."""
 
     def __init__(self) -> None:
         self._flag = ctypes.create_string_buffer(2)
@@ -31,7 +31,7 @@ class Interrupt:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Around a call of C: `KeyboardInterrupt` comes at its end, whatever else went wrong."""
+        """Around a C call: `KeyboardInterrupt` is raised at its end, even if the call failed."""
         self._deferred = True
         try:
             yield
@@ -41,7 +41,7 @@ class Interrupt:
                 raise KeyboardInterrupt
 
     def abort_callback(self) -> tuple[int, int]:
-        """ggml's abort callback and its argument; they are good as long as this object lives."""
+        """Addresses of ggml's abort callback and its argument, valid while this object lives."""
         if os.name == "nt":
             return 0, 0
         strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
@@ -49,11 +49,12 @@ class Interrupt:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, SIGINT is ours. Only the main thread gets signals: nothing is done in others."""
+        """Inside, this object handles SIGINT. Does nothing outside the main thread, which alone
+        receives signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # the pipe tells of a signal at once, the handler when Python is next at its turn
+        # the pipe reports a signal immediately, the handler only when Python code runs again
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         fd_before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)

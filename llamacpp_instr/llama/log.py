@@ -1,7 +1,7 @@
-"""Keeps llama.cpp's own log off the terminal, all but its warnings and errors.
+"""Keeps llama.cpp's own log off the terminal, except for its warnings and errors.
 
-These are held back until the work begins, and while a call is tried that may fail: so wrong input
-is told in one line. Everything is put back as it was on the way out.
+Warnings and errors are held back until the work begins, and during calls that may fail, so that
+wrong input gives one line. The previous log callback is restored at the end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _WARN, _ERROR, _CONT = 3, 4, 5
 
 
 class LlamaLog:
-    """What llama.cpp warned of while its log was captured."""
+    """llama.cpp's captured warnings and errors."""
 
     def __init__(self, interrupt: Interrupt) -> None:
         self.interrupt = interrupt
         self._held: list[tuple[int, str]] = []
         self._holding = True
         self.released = False
-        """whether the work has begun, all input being right as far as could be seen"""
+        """whether the input is known to be valid and the work has begun"""
         self._level = 0
         self._line = ""
 
     def receive(self, level: int, text: str) -> None:
-        """A piece of llama.cpp's log; at the level "continued" it belongs to the line before."""
+        """A piece of llama.cpp's log; one of the level "continued" belongs to the line before."""
         if level != _CONT:
             self._level = level
         self._line += text
@@ -42,13 +42,13 @@ class LlamaLog:
             self._show_held()
 
     def release(self) -> None:
-        """Show what was held back, and from now on what comes."""
+        """Print what was held back, and from now on every warning and error immediately."""
         self.released, self._holding = True, False
         self._show_held()
 
     @contextmanager
     def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
-        """Hold messages back; `failure(reason)` is raised for a `LlamaFailed` from inside."""
+        """Hold messages back; raise `failure(reason)` for a `LlamaFailed` inside."""
         before, start = self._holding, len(self._held)
         self._holding = True
         try:
@@ -59,7 +59,7 @@ class LlamaLog:
             del self._held[start:]
             raise failure(_reason(errors)) from None
         except KeyboardInterrupt:
-            del self._held[start:]  # it complains of having been stopped
+            del self._held[start:]  # messages about the interruption
             raise
         finally:
             self._holding = before
@@ -73,12 +73,12 @@ class LlamaLog:
 
 
 class LlamaFailed(Exception):
-    """A call of llama.cpp returned nothing; its log says why."""
+    """A call of llama.cpp failed; its log has the reason."""
 
 
 @contextmanager
 def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
-    """Take llama.cpp's log over; warnings and errors go to standard error, the rest nowhere."""
+    """Capture llama.cpp's log: warnings and errors go to standard error, the rest is discarded."""
     from llamacpp_instr.llama import native
 
     llama_cpp = native.import_llama_cpp().llama_cpp
@@ -99,7 +99,7 @@ def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
 
 
 def _reason(errors: list[str]) -> str:
-    """Why llama.cpp failed: its first error is the cause, those after it say what failed of it."""
+    """Why llama.cpp failed: the first error is the cause, later ones are consequences."""
     if not errors:
         return "it gave no reason"
     reason = errors[0]

@@ -1,7 +1,7 @@
 """Finds the patched library behind `import llama_cpp` and binds its recorder.
 
-Only `load()` hands out the binding, and only after the library has answered with the ABI that this
-package speaks: whoever holds a `Native` may call every function of it.
+Only `load()` returns the binding, after it has checked the library's ABI version. So every function
+of a `Native` may be called.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 from llamacpp_instr.errors import NativeError
 
 ABI = 1
-"""Version of the recorder's C API that this package speaks."""
+"""version of the recorder's C API that this package needs"""
 
 OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR = 1, 2, 4
-"""Flags of `Native.begin`."""
+"""flags of `Native.begin`"""
 
 ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4
-"""Bits of `Native.status`."""
+"""bits of `Native.status`"""
 
 BEGIN, END, INSTANT = 0, 1, 2
-"""Phases of `Native.mark`."""
+"""phases of `Native.mark`"""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Native:
     """the shared library"""
 
     def info(self) -> dict[str, Any]:
-        """What the library says of itself: the fields of `schema.Producer`."""
+        """The library's description of itself: the fields of `schema.Producer`."""
         info: dict[str, Any] = json.loads(self.lib.llama_instr_info())
         return info
 
     def begin(self, path: bytes, level: str, args: str, stats: str | None, flags: int) -> int:
-        """Open a session; 0, or a negative errno with the reason in `error()`."""
+        """Open a session; returns 0, or a negative errno with the reason in `error()`."""
         return int(
             self.lib.llama_instr_begin(
                 path, level.encode(), args.encode(), stats.encode() if stats else None, flags
@@ -53,31 +53,31 @@ class Native:
         )
 
     def end(self) -> int:
-        """Close the session; 0, or a negative errno when something could not be written."""
+        """Close the session; returns 0, or a negative errno if writing failed."""
         return int(self.lib.llama_instr_end())
 
     def error(self) -> str:
-        """The last error's text."""
+        """The text of the last error."""
         return (self.lib.llama_instr_error() or b"").decode(errors="replace")
 
     def status(self) -> int:
-        """`ACTIVE`, `WRITE_FAILED` and `NAN_SEEN`, or-ed."""
+        """A combination of the bits `ACTIVE`, `WRITE_FAILED` and `NAN_SEEN`."""
         return int(self.lib.llama_instr_status())
 
     def dropped(self) -> int:
-        """Events that could not be written so far."""
+        """Number of events that could not be written so far."""
         return int(self.lib.llama_instr_dropped())
 
     def mark(self, phase: int, mark: int, name: str) -> int:
-        """Begin (returns the mark's number), end or place a mark; -1 without a session."""
+        """Begin (returns the mark's number), end or set a mark; -1 without a session."""
         return int(self.lib.llama_instr_mark(phase, mark, name.encode()))
 
     def note(self, name: str, data: str) -> int:
-        """Add an event with JSON text of the application's own; 0, or a negative errno."""
+        """Add an event with the application's JSON text; returns 0, or a negative errno."""
         return int(self.lib.llama_instr_note(name.encode(), data.encode()))
 
     def memory(self, ctx: int) -> list[dict[str, Any]]:
-        """Bytes that a `llama_context *` holds by buffer: the fields of `schema.BufferUse`."""
+        """The buffers of a `llama_context *`: the fields of `schema.BufferUse`."""
         size = int(self.lib.llama_instr_memory(ctx, None, 0))
         buffer = ctypes.create_string_buffer(size + 1)
         self.lib.llama_instr_memory(ctx, buffer, size + 1)
@@ -87,7 +87,7 @@ class Native:
 
 @functools.cache
 def load() -> Native:
-    """The patched library, loaded and checked; raises `NativeError` with what to do about it."""
+    """The patched library, loaded and checked. Raises `NativeError`, which tells what to do."""
     llama_cpp = import_llama_cpp()
     lib: ctypes.CDLL = llama_cpp.llama_cpp._lib
     path = Path(lib._name)
@@ -109,12 +109,12 @@ def load() -> Native:
 
 
 def import_llama_cpp() -> ModuleType:
-    """The package `llama_cpp`; raises `NativeError` when there is none that loads."""
+    """The package `llama_cpp`. Raises `NativeError` if it is missing or does not load."""
     if importlib.util.find_spec("llama_cpp") is None:
         raise NativeError("the patched llama-cpp-python is not installed; run `instr build`")
     try:
         return importlib.import_module("llama_cpp")
-    # a missing shared object, symbol or dependency surfaces as any of these
+    # a missing shared object, symbol or dependency raises any of these
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise NativeError(

@@ -1,7 +1,7 @@
-"""Turns texts into tokens, in a process of its own: see `child`.
+"""Turns texts into tokens, in a child process (see `child`).
 
-A vocabulary may lack what its tokenizer needs, a chat template is a program of the model's, and a
-text of a megabyte may take minutes. The tokens are those that `LoadedModel.tokenize` gives.
+A vocabulary may lack what its tokenizer needs, a chat template is a program in the model file, and
+a text of a megabyte may take minutes. The tokens equal those of `LoadedModel.tokenize`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 
 _MAX_BYTES = 2 << 30
-"""that a vocabulary and a chat template may take"""
+"""memory that a vocabulary and a chat template may take"""
 _BYTES_OF_TEXT = 256
-"""that the tokenizers may take for each byte of text"""
+"""memory that the tokenizers may take for each byte of text"""
 
 
 def tokenize(
     path: Path, texts: Sequence[str], *, chat: bool = False, parse_special: bool = True
 ) -> list[list[int]]:
-    """The tokens of each text by the vocabulary of the model at `path`; with `chat` of what the
-    model's chat template makes of it.
+    """The tokens of each text, by the vocabulary of the model at `path`. With `chat`, each text is
+    first rendered with the model's chat template.
 
     Raises `UsageError` for a model whose tokenizer or template does not work.
     """

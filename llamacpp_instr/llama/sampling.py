@@ -1,4 +1,4 @@
-"""Chooses tokens: greedy, or llama.cpp's own sampler chain with a seed that is always known."""
+"""Chooses tokens: greedily, or with llama.cpp's own sampler chain and a known seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamacpp_instr.llama.engine import Context
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. At temperature 0 the most probable one, always."""
+    """How tokens are chosen. At temperature 0, always the most probable one."""
 
     temp: float = 0.0
     top_k: int | None = None
@@ -20,7 +20,7 @@ class Sampling:
     seed: int | None = None
 
     def check(self) -> None:
-        """Raise `UsageError` for a value out of range, or one that would have no effect."""
+        """Raise `UsageError` for a value that is out of range or would have no effect."""
         if not 0 <= self.temp <= 100:
             raise UsageError(f"--temp is {self.temp}; it must be from 0 (greedy) to 100")
         if self.top_k is not None and self.top_k < 1:
@@ -36,7 +36,7 @@ class Sampling:
                 raise UsageError(f"--{option} has no effect on greedy sampling; add --temp")
 
     def with_seed(self) -> Sampling:
-        """The same with a seed, so that the run can be repeated."""
+        """A copy with a seed, so that the run can be repeated."""
         if self.temp == 0 or self.seed is not None:
             return self
         seed = random.SystemRandom().randrange(2**32 - 1)
@@ -57,8 +57,8 @@ class Sampler:
             self.api.llama_sampler_chain_add(self.handle, link)
 
     def sample(self, token: int = -1) -> int:
-        """A token for the logits that were computed last, or for those of a `token` of the batch
-        all of which got some."""
+        """Choose a token from the logits that were computed last, or from those of batch position
+        `token` if several positions have logits."""
         return int(self.api.llama_sampler_sample(self.handle, self.context.handle, token))
 
     def __enter__(self) -> Sampler:
@@ -73,7 +73,7 @@ class Sampler:
         api = self.api
         if sampling.temp == 0:
             return [api.llama_sampler_init_greedy()]
-        # llama.cpp's own order: cut the unlikely off, then spread what is left
+        # llama.cpp's own order: first remove unlikely tokens, then apply the temperature
         links = []
         if sampling.top_k is not None:
             links.append(api.llama_sampler_init_top_k(sampling.top_k))

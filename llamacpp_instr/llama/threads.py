@@ -1,4 +1,4 @@
-"""How many CPUs there are, and how many threads ggml computes with unless a user says so."""
+"""How many CPUs there are, and the default number of threads of a compute."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ MAX_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use."""
+    """Number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def default_threads() -> int:
-    """Physical cores that this process may use: ggml's threads wait for each other.
+    """Number of physical cores that this process may use, because ggml's threads wait for each
+    other.
 
-    A container's share counts (cgroup v2): https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+    Respects a container's limit: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
     """
     try:
         usable = os.sched_getaffinity(0)
@@ -34,6 +35,6 @@ def default_threads() -> int:
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         share = max(int(quota) // int(period), 1)
-    except (OSError, ValueError):  # no such file, or "max": all of them
+    except (OSError, ValueError):  # no such file, or "max": no limit
         share = MAX_THREADS
     return min(len(cores), share, MAX_THREADS)

@@ -1,1 +1,1 @@
-"""Memory: what a context takes, predicted by a dry run or recorded."""
+"""The memory of a context: predicted by a dry run, or recorded."""

@@ -1,7 +1,7 @@
-"""What a model and a context hold in memory, by kind and buffer: measured, or predicted.
+"""The memory of a model and a context, by kind and buffer: measured or predicted.
 
-Invariant: both are read from the same events of llama.cpp's recorder, so two of them can be
-subtracted from each other.
+Invariant: both come from the same events of the recorder, so that they can be subtracted from each
+other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["weights", "cache", "compute"]
 
 PLAIN, MAPPED, REPACKED = "CPU", "CPU_Mapped", "CPU_REPACK"
 """ggml's names of the buffers for plain memory, for mapped files, and for weights whose rows are
-interleaved for the processor's kernels"""
+interleaved for the CPU's kernels"""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MemoryUse:
     """Bytes of one kind in one buffer."""
 
     kind: Kind
-    """cache: the KV cache, or the state of a recurrent model; compute: what a graph computes in"""
+    """cache: the KV cache, or the state of a recurrent model; compute: buffers of the graph"""
     buffer: str
     """ggml's name of the buffer type: `CPU`, `CPU_Mapped`, `CPU_REPACK`"""
     n_bytes: int
@@ -34,7 +34,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """What memory depends on, as llama.cpp made it of what was asked for."""
+    """The settings that determine memory, after llama.cpp chose its defaults."""
 
     n_ctx: int
     n_batch: int
@@ -47,19 +47,19 @@ class ContextSettings:
     embeddings: bool
     kv_unified: bool
     swa_full: bool
-    """a cache for sliding windows holds the whole context; no event tells it"""
+    """whether the cache for sliding windows has the whole context; no event tells"""
     mmap: bool
-    """the file is mapped and not read"""
+    """whether the file is mapped, not read"""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A weight in a buffer. A weight that serves twice may lie in two."""
+    """A weight in a buffer. A weight with two uses may be in two buffers."""
 
     name: str
     buffer: str
     n_bytes: int
-    """as the file stores it"""
+    """as stored in the file"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class MemoryBreakdown:
 
     settings: ContextSettings
     uses: list[MemoryUse]
-    """none of no bytes; by kind in the order of `Kind`, then by buffer"""
+    """without those of 0 bytes; in the order of `Kind`, then by buffer"""
     placements: list[Placement]
     """of the model's weights"""
 
@@ -85,7 +85,7 @@ class MemoryBreakdown:
         return sum(u.n_bytes for u in self.uses if (u.kind, u.buffer) == (kind, buffer))
 
     def buffers_of(self) -> dict[str, list[str]]:
-        """By weight the buffers that it lies in."""
+        """The buffers of each weight, by name."""
         found: dict[str, list[str]] = {}
         for placement in self.placements:
             buffers = found.setdefault(placement.name, [])
@@ -94,7 +94,7 @@ class MemoryBreakdown:
         return found
 
     def with_mapped_weights(self, n_bytes: int) -> MemoryBreakdown:
-        """With `n_bytes` of mapped files in place of the weights in plain memory."""
+        """A copy with `n_bytes` of mapped files in place of the weights in plain memory."""
         uses = [use for use in self.uses if (use.kind, use.buffer) != ("weights", PLAIN)]
         placements = [
             replace(placement, buffer=MAPPED) if placement.buffer == PLAIN else placement
@@ -105,7 +105,7 @@ class MemoryBreakdown:
         return MemoryBreakdown(settings, uses, placements)
 
     def with_room_for(self, other: MemoryBreakdown) -> MemoryBreakdown:
-        """With compute buffers as large as those of `other`, where they were smaller."""
+        """A copy whose compute buffers are at least as large as those of `other`."""
         uses = [
             replace(use, n_bytes=max(use.n_bytes, other.of("compute", use.buffer)))
             if use.kind == "compute"
@@ -118,9 +118,9 @@ class MemoryBreakdown:
 def read_breakdown(
     context: Context, buffers: Sequence[BufferUse], tensors: Iterable[Tensor]
 ) -> MemoryBreakdown:
-    """The breakdown that a context's events tell; `tensors` are those of the context's model.
+    """The breakdown from a context's events; `tensors` are those of its model.
 
-    `swa_full` is taken to be false, as in `instr run`.
+    Assumes that `swa_full` is false, as in `instr run`.
     """
     placements = [Placement(t.name, t.buffer, t.bytes) for t in tensors]
     settings = ContextSettings(
@@ -140,8 +140,8 @@ def read_breakdown(
 
 
 def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:
-    """Bytes of the files that are mapped for the weights of these names: in each file from the
-    first to the last of them, whatever lies between."""
+    """Bytes of the files that are mapped for these weights: in each file the range from the first
+    to the last of them."""
     ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
     for weight in model.weights:
         if weight.name in in_place:
@@ -152,8 +152,8 @@ def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:
     return sum(end - begin for begin, end in ranges.values())
 
 
-# Tensors that llama.cpp maps by themselves when they have more bytes than this, to read rows of
-# them on demand (TENSOR_READ_LAZY, LLAMA_LAZY_MODE_AUTO)
+# Tensors that llama.cpp maps separately if they have more bytes than this, to read their rows on
+# demand (TENSOR_READ_LAZY, LLAMA_LAZY_MODE_AUTO)
 _ON_DEMAND = {
     ("gemma4", "per_layer_token_embd.weight"),
     ("qwen4exp", "per_layer_token_embd.weight"),

@@ -1,20 +1,20 @@
-"""Measures what a model would hold in memory by llama.cpp's own dry run, without reading weights.
+"""Measures the memory of a model by llama.cpp's own dry run, without reading weights.
 
-With `no_alloc` llama.cpp loads a model's metadata only, and a context made of it measures its
-buffers instead of allocating them. It does so to the byte, but for two things that are put right
-here:
+With `no_alloc` llama.cpp loads only a model's metadata, and a context measures its buffers instead
+of allocating them. The result is exact to the byte except for two things, which this module
+corrects:
 
-- It cannot map files then. Where a real load maps, it holds the range of each file from the first
-  to the last weight that is read in place, whatever lies between: repacked weights too, which are
-  held once more in their own buffer. What is mapped follows from where the weights lie in the
-  files, and which of them are read in place the dry run tells.
-- Its compute buffer is that of a prompt's graph; a real one also has room for the graph of single
-  tokens, which some architectures compute in other ways. So a second context, for one token at a
-  time, is measured beside it, and the larger one counts.
+- A dry run cannot map files. A real load maps the range of each file from the first to the last
+  weight that is used in place. The range includes repacked weights, which also have a copy in a
+  buffer of their own. The dry run tells which weights are used in place, and the files where they
+  are.
+- The compute buffer is that of a prompt's graph. A real context also has room for the graph of a
+  single token, which differs in some architectures. So a second context, for one token at a time,
+  is measured, and the larger buffer counts.
 
-Invariant: nothing in proportion to a file, a context or a batch is allocated, but for the 50 bytes
-that llama.cpp keeps of each token of a context; and what it aborts on ends this process:
-`memory_plan` runs these functions in one of their own.
+Invariant: no allocation is proportional to a file, a context or a batch, except 50 bytes per token
+of a context, which llama.cpp keeps. An abort ends this process, so `memory.plan` runs these
+functions in a child.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from llamacpp_instr.schema import Memory as MemoryEvent
 from llamacpp_instr.schema import Tensor as TensorEvent
 
 MAX_CTX = 1 << 25
-"""tokens; for more the dry run's own bookkeeping would take gigabytes"""
+"""tokens; beyond this the dry run's own bookkeeping would take gigabytes"""
 
 
 def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBreakdown:
-    """What a context made as `instr run` makes it would hold; one for embeddings when the model
+    """The memory of a context with the options of `instr run`; of one for embeddings if the model
     has no memory of its own.
 
-    Raises `UsageError` for options that the model cannot be run with, `LoadError` for a model that
-    llama.cpp cannot load, `NativeError` without the patched library. Not to be used while a session
-    is recorded.
+    Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
+    llama.cpp cannot load, `NativeError` without the patched library. Must not be called while a
+    session is recorded.
     """
     options.check()
     _check_size(options.ctx or 0)
@@ -71,7 +71,7 @@ def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBrea
 
 
 def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
-    """What a context with the settings of a recorded one would hold. Raises as `dry_run`."""
+    """The memory of a context with the settings of a recorded one. Raises like `dry_run`."""
     _check_size(settings.n_ctx)
 
     def make(dry: LoadedModel) -> None:
@@ -95,7 +95,7 @@ class LoadError(UsageError):
 
 
 class _DryModel(LoadedModel):
-    """A model's metadata, and buffers of no bytes."""
+    """A model's metadata, and empty buffers."""
 
     def __init__(self, path: Path, log: LlamaLog) -> None:
         try:
@@ -110,7 +110,7 @@ class _DryModel(LoadedModel):
 
 
 class _RecordedContext(Context):
-    """A context made as a recorded one was, whatever made that."""
+    """A context with the settings of a recorded one."""
 
     def __init__(self, model: LoadedModel, settings: ContextSettings) -> None:
         self._settings = settings
@@ -130,10 +130,10 @@ class _RecordedContext(Context):
 
 
 def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) -> MemoryBreakdown:
-    """What the last context that `make` makes would hold; the one before is for single tokens."""
+    """The memory of the last context that `make` makes; the one before it is for single tokens."""
     model.check_has_weights()
     native.load()
-    # the recorder says of every weight where it is put, in the words of any other log
+    # the recorder reports the buffer of every weight, as in any other log
     content = bytearray()
     with (
         LogPipe(content.extend) as log,
@@ -151,8 +151,8 @@ def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) 
 
 
 def _breakdowns(log: bytes) -> list[MemoryBreakdown]:
-    """Of each context in the log, in order."""
-    # not those of the model, because NaN is not valid JSON
+    """The breakdown of each context in the log, in order."""
+    # skips the model's events, because NaN is not valid JSON
     lines = [line for line in log.splitlines() if line.startswith(_NEEDED)]
     events = [_DECODER.decode(line) for line in lines]
     contexts = {event.ctx: event for event in events if isinstance(event, ContextEvent)}

@@ -1,4 +1,4 @@
-"""How much memory this machine can give to a process."""
+"""How much memory this machine has for a process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LIMITS = (
 
 
 def machine_memory() -> int | None:
-    """Bytes of memory and swap, or of this container's share of memory if that is less; None where
-    the system does not tell.
+    """Bytes of memory and swap, or the container's memory limit if that is less; None if the
+    system does not tell.
 
-    A container sees its share at the root of the control groups' file system:
+    A container sees its limit at the root of the cgroup file system:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
     """
     try:
@@ -29,14 +29,14 @@ def machine_memory() -> int | None:
 
 
 def _total(meminfo: str) -> int:
-    """Bytes of memory and swap that Linux speaks of."""
+    """Bytes of memory and swap in Linux's /proc/meminfo."""
     lines = dict(line.split(":", 1) for line in meminfo.splitlines())
-    # always in units of 1024 bytes, whatever it calls them
+    # always in units of 1024 bytes, although it says kB
     return sum(int(lines[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
 
 
 def _limit(path: Path) -> int | None:
-    """Of a control group; None where there is none, or no such group."""
+    """The limit of a control group in bytes; None if there is no limit or no such group."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # "max": no limit

@@ -1,8 +1,8 @@
-"""Predicts what a model will hold in memory, in a process of its own.
+"""Predicts the memory of a model, in a child process.
 
-llama.cpp trusts much of what a file's metadata claims, and ends the process where it finds that
-it should not have: so the dry run is asked for in a child, and its end is one line like any other
-error. The child also keeps a prediction apart from a session that is being recorded here.
+llama.cpp trusts much of a file's metadata, and ends the process on some wrong values. In a child
+this becomes a one-line error. The child also keeps a prediction apart from a session that this
+process records.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.types import NOT_COMPUTED
 
 MAX_BYTES = 2 << 30
-"""that the child may take for a dry run"""
+"""limit of the child's memory for a dry run"""
 
 _INDICES = {"ffn_gate_tid2eid"}
-"""roles of weights that are looked up, not multiplied"""
+"""roles of weights whose rows are looked up, not multiplied"""
 
 
 def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> None:
-    """Raise `UsageError` for a model that must not be loaded into this process: one that llama.cpp
-    fails on or ends the process on, or with a context that this machine's memory cannot hold.
+    """Raise `UsageError` for a model that must not be loaded into this process, because llama.cpp
+    fails or ends the process on it, or because its context does not fit into this machine's memory.
 
-    A few numbers in a file of some kilobytes can ask for any amount of memory, and llama.cpp takes
-    what they ask for. Raises `NativeError` without the patched library.
+    A few numbers in a small file can make llama.cpp allocate any amount of memory. Raises
+    `NativeError` without the patched library.
     """
     _check_types(model)
     plan = plan_memory(model, options, mmap)
-    # a mapped file may be larger than memory, and other devices have their own
+    # a mapped file may be larger than memory, and other devices have their own memory
     held = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
     needed, there = sum(use.n_bytes for use in held), machine_memory()
     if there is not None and needed > there:
@@ -64,20 +64,20 @@ def _gb(n_bytes: int) -> str:
 
 
 def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:
-    """What a context made as `instr run` makes it would hold; one for embeddings when the model
+    """The memory of a context with the options of `instr run`; of one for embeddings if the model
     has no memory of its own.
 
-    Raises `UsageError` for options that the model cannot be run with, `LoadError` for a model that
+    Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
     llama.cpp cannot load, `NativeError` without the patched library.
     """
     return _in_a_child(dry_run, model, options, mmap)
 
 
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
-    """What a context with the settings of a recorded one would hold. Raises as `plan_memory`.
+    """The memory of a context with the settings of a recorded one. Raises like `plan_memory`.
 
-    No event tells whether the cache of a model with sliding windows holds the whole context: it
-    does if only then it is as large as the measured one.
+    No event tells whether the cache of a model with sliding windows has the whole context. This
+    assumes that it does only if the cache would then be as large as the measured one.
     """
     plan = _in_a_child(dry_run_again, model, measured.settings)
     if plan.of_kind("cache") != measured.of_kind("cache"):
@@ -91,7 +91,7 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
 def _in_a_child(
     function: Callable[..., MemoryBreakdown], model: ModelFile, *arguments: object
 ) -> MemoryBreakdown:
-    """What `function` of `memory_dry_run` returns or raises for these arguments."""
+    """What `function` of `memory.dry_run` returns or raises for these arguments."""
     try:
         return call_in_child(MAX_BYTES, function, model, *arguments)
     except ChildEnded as end:

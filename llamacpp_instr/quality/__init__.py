@@ -1,1 +1,1 @@
-"""What quantization costs in output: perplexity and KL divergence."""
+"""The effect of quantization on a model's output: perplexity and KL divergence."""

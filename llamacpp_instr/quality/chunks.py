@@ -1,7 +1,7 @@
 """The chunks of tokens that models are compared on: cut from a text, or written by a model.
 
-Invariant: every chunk has the same length and is computed from nothing, so it begins as the model
-wants a text to begin.
+Invariant: all chunks have the same length. Each is computed with an empty cache, so it begins with
+the token that the model expects at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llamacpp_instr.llama.log import LlamaFailed
 from llamacpp_instr.llama.sampling import Sampler, Sampling
 
 WRITTEN_AT_ONCE = 8
-"""Chunks that a model writes side by side: it is not much slower with eight tokens than with one,
-and the memory of eight chunks is that of a context as others use it."""
+"""chunks that a model writes in parallel. A decode of eight tokens takes little more time than one
+of a single token, and eight chunks take as much memory as an ordinary context"""
 
 _PADDING = 256
 
@@ -32,7 +32,7 @@ class WritingContext(Context):
         params = super()._params(options, embed_tokens)
         self.n_per_chunk = int(params.n_ctx)
         params.n_seq_max = params.n_batch = params.n_ubatch = WRITTEN_AT_ONCE
-        # rounded up as llama.cpp does it, which else says so
+        # rounded up as llama.cpp does, which would otherwise print a warning
         params.n_ctx = -(-self.n_per_chunk // _PADDING) * _PADDING * WRITTEN_AT_ONCE
         return params
 
@@ -40,8 +40,8 @@ class WritingContext(Context):
 def cut_chunks(
     model: LoadedModel, tokens: Sequence[int], ctx: int, at_most: int | None = None
 ) -> list[list[int]]:
-    """The whole chunks of `ctx` tokens of a text, cut as llama-perplexity cuts it: a chunk's first
-    token gives way to the beginning-of-sequence token where the model wants one.
+    """The complete chunks of `ctx` tokens of a text, cut as in llama-perplexity: a chunk's first
+    token is replaced by the beginning-of-sequence token if the model expects one.
 
     Raises UsageError for a text of less than two chunks.
     """
@@ -61,15 +61,15 @@ def cut_chunks(
 def write_chunks(
     context: WritingContext, n: int, seed: int, on_tokens: Callable[[int], None]
 ) -> Iterator[list[int]]:
-    """`n` chunks that a model writes from nothing at temperature 1; `on_tokens` gets the number of
+    """`n` chunks that a model writes from nothing at temperature 1. `on_tokens` gets the number of
     tokens newly computed.
 
-    An end of a text is a token as any other: what the model writes after that has the
-    probabilities that it says, too.
+    An end-of-text token is like any other token here: the model continues after it, and the text
+    still has the model's own probabilities.
     """
     for start in range(0, n, WRITTEN_AT_ONCE):
         count = min(WRITTEN_AT_ONCE, n - start)
-        # so each chunk has a seed of its own, however many there are
+        # so that the seed of a chunk does not depend on the number of chunks
         seeds = [(seed + start + i) % (2**32 - 1) for i in range(count)]
         yield from _write(context, seeds, on_tokens)
 
@@ -108,7 +108,7 @@ def _decode_one_each(context: Context, tokens: Sequence[int], position: int) -> 
 
 
 def _first_token(model: LoadedModel) -> int:
-    """What a text begins with: the BOS token, where there is none what separates texts."""
+    """The first token of a text: BOS, or the token that separates texts if there is no BOS."""
     for token in (model.api.llama_vocab_bos(model.vocab), model.api.llama_vocab_eos(model.vocab)):
         if 0 <= token < model.n_vocab:
             return int(token)

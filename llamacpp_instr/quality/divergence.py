@@ -1,8 +1,9 @@
-"""Perplexity of models and how far their next-token probabilities are from a reference's.
+"""The perplexity of models, and the divergence of their probabilities from those of a reference.
 
-Invariant: what is kept is a few bytes a scored token and model, never logits; every figure is made
-as llama-perplexity makes it, but from logits that were not rounded to 16 bits. Of each token: the
-negative log likelihood, the KL divergence in nats, and Δp, the change of its own probability.
+Invariant: only a few bytes per scored token and model are kept, never logits. All figures follow
+llama-perplexity's formulas, but its logits are rounded to 16 bits and these are not. For each
+token: the negative log likelihood, the KL divergence in nats, and Δp, the change of its
+probability.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="np.generic")
 
 SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
-"""Shares of the tokens at which `Divergence` has percentiles: 0 is the smallest, 1 the largest."""
+"""quantiles of the tokens in `Divergence`: 0 is the smallest value, 1 the largest"""
 
 FEW_TOKENS = 100
-"""Scored tokens below which percentiles mean nothing (llama-perplexity prints none)."""
+"""number of scored tokens below which percentiles mean nothing (llama-perplexity prints none)"""
 
-# values of a block of rows: all arrays over it stay in the processor's cache
+# values of a block of rows: all its arrays together fit into the processor's cache
 _BLOCK = 2**17
 _FEW_FOR_ERRORS = 10
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over the tokens, or what follows from means, and its standard error."""
+    """A mean over the tokens, or a figure computed from means, with its standard error."""
 
     value: float
     error: float
@@ -45,52 +46,52 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A candidate against its reference."""
+    """The divergence of a candidate from its reference."""
 
     perplexity: Estimate
     log_ratio: Estimate
-    """ln of candidate's perplexity / reference's"""
+    """ln(perplexity of the candidate / perplexity of the reference)"""
     ratio: Estimate
     difference: Estimate
     """of the perplexities"""
     correlation: float
-    """of ln of the perplexities; NaN where one of them does not vary"""
+    """of the ln of the perplexities; NaN if one of them does not vary"""
     kl: Estimate
     """in nats"""
     kl_percentiles: tuple[float, ...]
     """at `SHARES`"""
     delta_p: Estimate
-    """change of the probability of the text's own token, from -1 to 1"""
+    """change of the probability of the text's next token, from -1 to 1"""
     delta_p_percentiles: tuple[float, ...]
     """at `SHARES`"""
     delta_p_rms: Estimate
     same_top: Estimate
-    """share of the tokens for which both find the same next token the most probable"""
+    """share of the tokens for which both models have the same most probable next token"""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a reference and its candidates made of one text."""
+    """The figures of a reference and its candidates over one text."""
 
     perplexity: Estimate
     """the reference's"""
     divergences: list[Divergence]
     """of the candidates, in order"""
     n_scored: int
-    """tokens that the figures are of: of each chunk the second half but its last"""
+    """tokens that are scored: the second half of each chunk except its last token"""
     n_chunks: int
     ctx: int
     """tokens of a chunk"""
     seed: int | None
-    """of the text that the reference wrote itself; None where a text was given"""
+    """of the text that the reference wrote; None if a text was given"""
 
 
 @dataclass
 class Scores:
-    """What every scored token says of a reference and of its candidates."""
+    """The scores of every token for a reference and its candidates."""
 
     names: Sequence[str]
-    """the reference's first; for what is wrong with their logits"""
+    """of the models, the reference first; for error messages"""
     _nll: list[list[Floats]] = field(default_factory=list)
     _kl: list[list[Floats]] = field(default_factory=list)
     _same_top: list[list[NDArray[np.bool_]]] = field(default_factory=list)
@@ -101,11 +102,11 @@ class Scores:
         self._same_top = [[] for _ in self.names[1:]]
 
     def add(self, logits: Sequence[Floats], next_tokens: Integers) -> None:
-        """Take in some positions of a text: of each model, in the order of `names`, an array
-        (positions, vocabulary) of its logits, and the tokens that come next in the text.
+        """Add some positions of a text: for each model, in the order of `names`, an array
+        (positions, vocabulary) of its logits; and (positions,) the tokens that follow in the text.
 
-        A logit may be -inf: that token is impossible. Raises InstrError for NaN, +inf, or a row
-        without any possible token.
+        A logit of -inf is allowed: the token is impossible. Raises InstrError for NaN, +inf, or a
+        row without any possible token.
         """
         n_vocab = logits[0].shape[1]
         step = max(1, _BLOCK // n_vocab)
@@ -121,15 +122,15 @@ class Scores:
 
     @property
     def n_tokens(self) -> int:
-        """Scored so far."""
+        """Number of tokens scored so far."""
         return sum(map(len, self._nll[0]))
 
     def perplexity(self) -> Estimate:
-        """The reference's."""
+        """The perplexity of the reference."""
         return compute_perplexity(_joined(self._nll[0]))
 
     def divergences(self) -> list[Divergence]:
-        """Of each candidate, in order."""
+        """The divergence of each candidate, in order."""
         reference = _joined(self._nll[0])
         return [
             compute_divergence(reference, _joined(nll), _joined(kl), _joined(same))
@@ -145,7 +146,7 @@ def compute_perplexity(nll: Floats) -> Estimate:
 def compute_divergence(
     reference_nll: Floats, nll: Floats, kl: Floats, same_top: NDArray[np.bool_]
 ) -> Divergence:
-    """What one value for each scored token comes to.
+    """The figures of a candidate from one value per scored token in each array.
 
     Formulas of errors: https://github.com/ggml-org/llama.cpp/blob/master/tools/perplexity/README.md
     """
@@ -180,18 +181,18 @@ def compute_divergence(
 
 
 class _Block:
-    """Rows of one model's logits on their way to probabilities."""
+    """Rows of one model's logits, as the intermediate arrays of their softmax."""
 
     def __init__(self, name: str, logits: Floats) -> None:
         import numpy as np
 
         self.top: Integers = logits.argmax(axis=1)
         largest = np.take_along_axis(logits, self.top[:, None], axis=1)
-        # a NaN counts as the largest
+        # max() returns NaN if there is one
         if not np.isfinite(largest).all():
             raise InstrError(
-                f"{name}: the model computes logits that are not finite numbers; nothing can be "
-                "said of its text (`instr run --stats` finds the tensor where that begins)"
+                f"{name}: the model computes logits that are NaN or infinite, so its text cannot "
+                "be scored (`instr run --stats` finds the tensor where that begins)"
             )
         with np.errstate(over="ignore"):
             self.shifted = logits - largest
@@ -200,21 +201,21 @@ class _Block:
         self.log_total: Doubles = np.log(self.total, dtype=np.float64)
 
     def nll(self, tokens: Integers) -> Floats:
-        """The negative log likelihood of a token in each row."""
+        """The negative log likelihood of `tokens`, one for each row."""
         import numpy as np
 
         own = np.take_along_axis(self.shifted, tokens[:, None], axis=1)[:, 0]
         return (self.log_total - own).astype(np.float32)
 
     def kl_divergence(self, other: _Block) -> Floats:
-        """Of each row: sum of p ln(p / q), p ours and q the other's."""
+        """For each row: sum of p ln(p / q), where p is of this model and q of the other."""
         import numpy as np
 
         with np.errstate(invalid="ignore"):
             distance = self.shifted - other.shifted
         kl = self._expected(distance)
         if not np.isfinite(kl).all():
-            # what we hold for impossible does not count, whatever the other says
+            # tokens with p = 0 add nothing, whatever q is
             kl = self._expected(np.where(self.weights > 0, distance, np.float32(0)))
         return (kl - self.log_total + other.log_total).astype(np.float32)
 
@@ -242,7 +243,7 @@ def _mean(values: Floats | Doubles) -> Estimate:
 
 
 def _covariance(a: Floats, b: Floats) -> float:
-    """Of the means of two values of the same tokens."""
+    """Covariance of the means of two values of the same tokens."""
     import numpy as np
 
     if len(a) < _FEW_FOR_ERRORS:
@@ -258,12 +259,12 @@ def _exp(log: Estimate) -> Estimate:
 
 
 def _error_of_difference(a: Estimate, b: Estimate, covariance: float) -> float:
-    # rounding may make the difference of equals negative
+    # rounding may make the difference of two equal values negative
     return math.sqrt(max(a.error * a.error + b.error * b.error - 2 * covariance, 0.0))
 
 
 def _percentiles(values: Floats) -> tuple[float, ...]:
     import numpy as np
 
-    with np.errstate(invalid="ignore"):  # between two infinite values
+    with np.errstate(invalid="ignore"):  # both values may be infinite
         return tuple(float(value) for value in np.quantile(values, SHARES))

@@ -1,7 +1,7 @@
-"""Runs a reference and its candidates side by side over one text and compares their logits.
+"""Runs a reference and its candidates over one text and compares their logits.
 
-Invariant: only the logits of one slice of a chunk are ever in memory, once for each model, where
-llama.cpp computed them; none is stored. What ggml would abort at is refused before it is called.
+Invariant: only the logits of one slice of a chunk are in memory, once for each model, in
+llama.cpp's own buffer; none are stored. Input that would abort ggml is refused before the call.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEFAULT_CTX = 512
-"""Tokens of a chunk, as in llama-perplexity."""
+"""tokens of a chunk, as in llama-perplexity"""
 
 WRITTEN_CHUNKS = 16
-"""Chunks that the reference writes itself when nobody says how many."""
+"""default number of chunks that the reference writes"""
 
 DEFAULT_SEED = 1
 
 _LOGITS_BYTES = 64 * 2**20
 _MIN_CTX = 8
-# ggml's kernels take other ways below 64 rows, which changes the fourth digit of a perplexity
+# ggml uses other kernels below 64 rows, which changes the fourth digit of a perplexity
 _ROWS, _MAX_BATCH = 64, 512
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What a user may choose about the comparison; None leaves it to us."""
+    """Options of the comparison; None selects the default."""
 
     ctx: int | None = None
     """tokens of a chunk"""
     chunks: int | None = None
     batch: int | None = None
-    """tokens computed at once: their logits are in memory"""
+    """tokens computed at once; their logits are in memory"""
     threads: int | None = None
     seed: int = DEFAULT_SEED
     """of the text that the reference writes"""
 
     def check(self) -> None:
-        """Raise `UsageError` for a value that no model could be run with."""
+        """Raise `UsageError` for a value that is wrong for every model."""
         if self.ctx is not None and self.ctx < _MIN_CTX:
             raise UsageError(f"--ctx is {self.ctx}; it must be at least {_MIN_CTX}")
         if self.chunks is not None and self.chunks < 1:
@@ -68,12 +68,12 @@ class OutputOptions:
 
 
 def check_comparison(files: Sequence[ModelFile], options: OutputOptions) -> None:
-    """Raise `UsageError` for what can be told to be wrong without loading a model."""
+    """Raise `UsageError` for errors that can be found without loading a model."""
     options.check()
     for file in files:
         if not file.weights:
             raise UsageError(
-                f"{file.path} holds only a vocabulary, no weights; it computes nothing"
+                f"{file.path} contains only a vocabulary, no weights; it computes nothing"
             )
         _check_same_vocabulary(files[0], file)
 
@@ -84,14 +84,14 @@ def compare_outputs(
     options: OutputOptions,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Outputs:
-    """Perplexity of a reference, the first of `files`, and of candidates, the others, and how far
-    each of these is from it on `text`, or on what the reference writes when that is None.
+    """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
+    divergence of each candidate on `text`, or on text that the reference writes if it is None.
 
-    The text is cut into chunks of `options.ctx` tokens, each computed on its own, with the
-    beginning-of-sequence token first where the model wants it; scored are the predictions from
-    the second half of each chunk, as in llama-perplexity. `on_progress` gets the tokens computed
-    so far and those to compute. Raises `UsageError` for what cannot be compared, `NativeError`
-    without the library, `InstrError` when a model fails.
+    The text is cut into chunks of `options.ctx` tokens. Each is computed separately, beginning with
+    the beginning-of-sequence token if the model expects it. As in llama-perplexity, the predictions
+    of the second half of each chunk are scored. `on_progress` gets (tokens computed, tokens to
+    compute). Raises `UsageError` for models or options that cannot be compared, `NativeError`
+    without the patched library, `InstrError` if a model fails.
     """
     check_comparison(files, options)
     for file in files:
@@ -107,7 +107,7 @@ def compare_outputs(
         ctx = options.ctx or _default_ctx(reference)
         batch = options.batch or _choose_batch(reference.n_vocab)
         choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
-        # what is wrong with a text comes before what takes memory
+        # report errors of the text before memory is allocated
         cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
         contexts = [stack.enter_context(Context(model, choice)) for model in models]
         _check_contexts(contexts)
@@ -121,7 +121,7 @@ def compare_outputs(
             chunks = write_chunks(writer, n_chunks, options.seed, advance)
         else:
             chunks = iter(cut)
-        log.release()  # nothing is wrong with the input any more
+        log.release()  # the input is valid
         for chunk in chunks:
             _score(chunk, contexts, batch, scores, advance)
     return Outputs(
@@ -135,7 +135,7 @@ def compare_outputs(
 
 
 def _counter(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """What to call with the number of tokens newly computed."""
+    """A function to call with the number of tokens newly computed."""
     done = 0
 
     def advance(n: int) -> None:
@@ -154,8 +154,8 @@ def _score(
     scores: Scores,
     advance: Callable[[int], None],
 ) -> None:
-    """Compute a chunk in all contexts, and score what follows each token of its second half:
-    before that there is too little to go by."""
+    """Compute a chunk in all contexts, and score the token after each position of its second half.
+    The first half only provides the context."""
     import numpy as np
 
     middle = len(chunk) // 2
@@ -172,11 +172,11 @@ def _score(
 
 
 def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
-    """A chunk's positions piece by piece: none lies on both sides of its middle.
+    """(begin, end) of consecutive slices of a chunk; none crosses its middle.
 
-    The last one is computed although it is not scored, as what follows it is not known: ggml
-    computes a number of rows that its kernels divide otherwise than the odd one left, and a
-    quantized model then differs from llama-perplexity in the fourth digit.
+    The last position is computed although it is not scored: without it the number of rows would be
+    odd, ggml's kernels would divide the rows differently, and the perplexity of a quantized model
+    would differ from llama-perplexity's in the fourth digit.
     """
     for begin, end in ((0, ctx // 2), (ctx // 2, ctx)):
         for start in range(begin, end, batch):
@@ -184,12 +184,12 @@ def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
 
 
 def _logits(context: Context, n: int) -> NDArray[np.float32]:
-    """The logits of the first `n` tokens of those computed last, good until the next are."""
+    """(n, vocabulary): logits of the first `n` tokens computed last, valid until the next call."""
     import numpy as np
 
     pointer = context.api.llama_get_logits(context.handle)
     if not pointer:
-        raise InstrError(f"{context.model.path}: the model gives no logits")
+        raise InstrError(f"{context.model.path}: the model returns no logits")
     return np.ctypeslib.as_array(
         ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n, context.model.n_vocab)
     )
@@ -198,24 +198,24 @@ def _logits(context: Context, n: int) -> NDArray[np.float32]:
 def _open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
     model = stack.enter_context(LoadedModel(file.path, log))
     if model.is_diffusion:
-        raise UsageError(f"{file.path} is a diffusion model: it predicts no next token")
+        raise UsageError(f"{file.path} is a diffusion model: it does not predict the next token")
     if model.has_encoder or not model.has_decoder:
         raise UsageError(
-            f"{file.path} has an encoder; only models that predict each next token from those "
-            "before it can be compared by their outputs (--only weights)"
+            f"{file.path} has an encoder; only models that predict the next token from the "
+            "previous ones can be compared by their outputs (--only weights)"
         )
     return model
 
 
 def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
-    """Raise `UsageError` unless a token is the same text in both: else no probability of one can
-    be held against one of the other."""
+    """Raise `UsageError` unless every token has the same text in both models; otherwise their
+    probabilities cannot be compared."""
     ours, theirs = (file.arrays.get(_TOKENS) for file in (reference, candidate))
     if ours is None or theirs is None:
-        return  # counted once the models are loaded
-    what = f"{candidate.path} has another vocabulary than {reference.path}"
+        return  # checked once the models are loaded
+    what = f"{candidate.path} and {reference.path} have different vocabularies"
     if ours.count != theirs.count:
-        raise UsageError(f"{what}: {theirs.count:,} tokens, not {ours.count:,}")
+        raise UsageError(f"{what}: {theirs.count:,} and {ours.count:,} tokens")
     pairs = zip(
         read_array(reference.path, ours, ours.count),
         read_array(candidate.path, theirs, theirs.count),
@@ -223,7 +223,7 @@ def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
     )
     for i, (one, other) in enumerate(pairs):
         if one != other:
-            raise UsageError(f"{what}: token {i} is {other!r}, not {one!r}")
+            raise UsageError(f"{what}: token {i} is {other!r} and {one!r}")
 
 
 def _check_contexts(contexts: Sequence[Context]) -> None:
@@ -232,12 +232,12 @@ def _check_contexts(contexts: Sequence[Context]) -> None:
         model = context.model
         if not context.memory:
             raise UsageError(
-                f"{model.path} is an encoder; it predicts no next token (--only weights)"
+                f"{model.path} is an encoder; it does not predict the next token (--only weights)"
             )
         if model.n_vocab != reference.n_vocab:
             raise UsageError(
-                f"{model.path} has another vocabulary than {reference.path}: "
-                f"{model.n_vocab:,} tokens, not {reference.n_vocab:,}"
+                f"{model.path} and {reference.path} have different vocabularies: "
+                f"{model.n_vocab:,} and {reference.n_vocab:,} tokens"
             )
 
 
@@ -247,5 +247,5 @@ def _default_ctx(model: LoadedModel) -> int:
 
 
 def _choose_batch(n_vocab: int) -> int:
-    """Tokens to compute at once, so that a model's logits of them stay within `_LOGITS_BYTES`."""
+    """Tokens to compute at once, so that a model's logits take at most `_LOGITS_BYTES`."""
     return min(max(_LOGITS_BYTES // (4 * n_vocab) // _ROWS, 1) * _ROWS, _MAX_BATCH)

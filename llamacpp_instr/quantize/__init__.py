@@ -1,1 +1,1 @@
-"""Quantization by llama.cpp's own quantizer: plan, checks, the process that does it."""
+"""Quantization by llama.cpp's own quantizer: plan, checks, and the process that runs it."""

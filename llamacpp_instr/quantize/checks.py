@@ -1,7 +1,7 @@
-"""What has to hold before a model is quantized, and after: what llama.cpp's quantizer would refuse,
-abort on, or get wrong without a word.
+"""Checks before and after a quantization: for what llama.cpp's quantizer would refuse, abort on, or
+silently get wrong.
 
-Invariant: every check raises one line that names what was wrong, where, and what to do.
+Invariant: every failed check raises one line that tells what was wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from llamacpp_instr.quantize.plan import (
 
 
 def check_source(source: ModelFile, options: QuantizeOptions) -> None:
-    """Raises `UsageError` when the source, or what is asked of its tensors, cannot be quantized."""
+    """Raises `UsageError` if the source cannot be quantized with these options."""
     for pattern, _ in options.tensor_types:
         check_pattern("--tensor-type", pattern)
     if not source.weights:
-        raise UsageError(f"{source.path} holds only a vocabulary, no weights to quantize")
+        raise UsageError(f"{source.path} contains only a vocabulary, no weights to quantize")
     alignment = source.metadata.get("general.alignment", 32)
     if alignment != 32:
         raise UsageError(
@@ -40,8 +40,8 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
         for weight in (source.by_name[name] for name in names if name in source.by_name):
             if type_ and row_length(weight) % type_.block:
                 raise UsageError(
-                    f"{weight.name} cannot be {type_}: it has rows of {row_length(weight)} "
-                    f"elements, which blocks of {type_.block} do not divide"
+                    f"{weight.name} cannot be {type_}: its rows of {row_length(weight)} elements "
+                    f"are not divisible into blocks of {type_.block}"
                 )
     for pattern, type_ in options.tensor_types:
         if not any(finds(pattern, name) for name in source.by_name):
@@ -49,7 +49,7 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
 
 
 def check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
-    """Raises `UsageError` when llama.cpp would ignore the types given for single tensors."""
+    """Raises `UsageError` if llama.cpp would ignore the types given for single tensors."""
     if options.tensor_types and file_type in ("F32", "F16", "BF16"):
         raise UsageError(
             f"llama.cpp accepts types for single tensors only for quantized file types, "
@@ -58,18 +58,18 @@ def check_overrides_used(file_type: str, options: QuantizeOptions) -> None:
 
 
 def check_not_requantized(plan: QuantizationPlan) -> None:
-    """Raises `UsageError` when tensors that are quantized would be quantized again."""
+    """Raises `UsageError` if tensors that are already quantized would be quantized again."""
     again = [tensor for tensor in plan.tensors if tensor.requantized]
     if again:
         raise UsageError(
             f"{plan.source} is already quantized: {again[0].name!r} is {again[0].weight.type}, "
-            f"and {len(again)} of {len(plan.tensors)} tensors would lose more; start from the "
-            "F16 or F32 model, or give --allow-requantize"
+            f"and quantizing {len(again)} of {len(plan.tensors)} tensors again would lose more; "
+            "start from the F16 or F32 model, or use --allow-requantize"
         )
 
 
 def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
-    """Raises `UsageError` when the matrix is of another model or lacks a tensor that needs it."""
+    """Raises `UsageError` if the matrix belongs to another model, or lacks a required tensor."""
     made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
     if made and not any(tensor.name in imatrix.entries for tensor in made):
         raise UsageError(
@@ -88,8 +88,8 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
             )
         if tensor.needs_imatrix and not fits:
             raise UsageError(
-                f"{imatrix.path} has no importances for {weight.name!r}, which would be "
-                f"{tensor.type}; give it another type, or a matrix that has them"
+                f"{imatrix.path} has no importances for {weight.name!r}, which would become "
+                f"{tensor.type}; choose another type, or a matrix that has them"
             )
 
 
@@ -100,16 +100,16 @@ def check_outputs(
     options: QuantizeOptions,
     force: bool,
 ) -> None:
-    """Raises `UsageError` when not all of the files that the plans tell of can be made."""
+    """Raises `UsageError` if a file of the plans cannot be written."""
     for plan, output in zip(plans, outputs, strict=True):
         needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
         if needy and options.imatrix is None:
             raise UsageError(
-                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would be "
-                f"{needy[0].type}); compute one with llama-imatrix and give it with --imatrix"
+                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
+                f"{needy[0].type}); compute one with llama-imatrix and pass it with --imatrix"
             )
         if output.exists() and not output.is_file():
-            raise UsageError(f"{output} is not a regular file; models are written to files only")
+            raise UsageError(f"{output} is not a regular file; models are written only to files")
         check_not_input(output, *source.headers, options.imatrix)
         check_model_output(output, force)
     directory = outputs[0].parent
@@ -119,7 +119,7 @@ def check_outputs(
 
 
 def check_came_true(plan: QuantizationPlan, path: Path) -> None:
-    """Raises `InstrError` unless the file is a whole model of the tensors that were planned."""
+    """Raises `InstrError` unless the file is a complete model with the planned tensors."""
     try:
         written = {weight.name: weight.type for weight in load_model_file(path).weights}
     except UsageError as error:
@@ -127,6 +127,6 @@ def check_came_true(plan: QuantizationPlan, path: Path) -> None:
     for tensor in plan.tensors:
         if written.get(tensor.name) != tensor.type:
             raise InstrError(
-                f"llama.cpp's quantizer made {written.get(tensor.name)} of {tensor.name!r}, "
-                f"where its dry run said {tensor.type}"
+                f"llama.cpp's quantizer wrote {tensor.name!r} as {written.get(tensor.name)}, "
+                f"although its dry run said {tensor.type}"
             )

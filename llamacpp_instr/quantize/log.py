@@ -1,8 +1,8 @@
-"""Reads what llama.cpp's quantizer says in its log: the type that it gives to each tensor.
+"""Reads the type of each tensor from the log of llama.cpp's quantizer.
 
-Nothing but the dry run of the quantizer itself knows these types; it prints them and no more.
-Invariant: a line for each tensor of the model, with its name and its type, or an error: no tensor
-is guessed or left out.
+Only a dry run of the quantizer itself determines these types, and it only prints them. Invariant:
+one line for each tensor of the model, with its name and type, or an error. No tensor is guessed or
+left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llamacpp_instr.quantize.plan import (
 )
 
 PROGRESS = re.compile(r"\[ *(\d+)/ *(\d+)\] ")
-"""How the line of a tensor begins: its number, and how many there are."""
+"""the beginning of a tensor's line: its number, and the number of tensors"""
 
 _TENSOR = re.compile(
     r"\[ *\d+/ *\d+\] (?P<name>.+?) *- \[[ \d,]*\], type = *(?P<type>\w+), "
@@ -40,8 +40,8 @@ _FALLBACK = re.compile(
 def read_dry_run(
     source: ModelFile, file_type: str, options: QuantizeOptions, lines: Iterable[str]
 ) -> list[TensorPlan]:
-    """What becomes of each tensor of `source`, in the order in which they are written; `lines` are
-    the log of a dry run. Raises `InstrError` when they do not tell of every tensor."""
+    """The plan of each tensor of `source`, in the order of writing; `lines` are the log of a dry
+    run. Raises `InstrError` if they do not list every tensor."""
     wanted: dict[str, GgmlType] = {}
     plans: dict[str, TensorPlan] = {}
     for line in lines:
@@ -51,7 +51,7 @@ def read_dry_run(
             name, type_ = match["name"], _type(match["new"] or match["type"])
             weight = source.by_name.get(name)
             if weight is None or name in plans or weight.type != _type(match["type"]):
-                raise InstrError(f"llama.cpp's dry run and the file disagree on {name!r}")
+                raise InstrError(f"llama.cpp's dry run and the file differ in {name!r}")
             plans[name] = TensorPlan(
                 weight,
                 type_,
@@ -67,8 +67,8 @@ def read_dry_run(
 def _silently_replaced(
     weight: Weight, type_: GgmlType, file_type: str, options: QuantizeOptions
 ) -> GgmlType | None:
-    """The type that the output, or the embeddings in its place, would have if their rows
-    divided: for them alone llama.cpp takes Q8_0 without a word (llama_tensor_get_type_impl)."""
+    """The type that the output tensor (or the embeddings used as output) would have if its blocks
+    divided the rows; only here llama.cpp silently uses Q8_0 (llama_tensor_get_type_impl)."""
     chosen = options.pure or options.output_type or options.embedding_type
     if (
         weight.name not in (OUTPUT, *EMBEDDINGS)

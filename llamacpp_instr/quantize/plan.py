@@ -1,7 +1,7 @@
-"""What a quantization is to do, and what becomes of each tensor.
+"""The options of a quantization, and the plan of each tensor.
 
-Invariant: sizes are computed from types and shapes, by the table of `ggml_types`; nothing here is
-an estimate.
+Invariant: sizes are computed from types and shapes with the table of `model.types`; none is an
+estimate.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, GgmlType
 from llamacpp_instr.output import file_mode
 
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-"""Short names of file types, as llama-quantize has them."""
+"""short names of file types, as in llama-quantize"""
 
 READ_ONLY = {"NVFP4"}
-"""File types that llama.cpp reads, but its quantizer has no recipe for."""
+"""file types that llama.cpp reads but cannot quantize to"""
 
 WRITABLE: dict[str, int] = {
     name: number for number, name in FILE_TYPES.items() if name not in READ_ONLY
 }
-"""`enum llama_ftype` of the file types that can be made, by name."""
+"""`enum llama_ftype` of the file types that can be written, by name"""
 
 TENSOR_TYPES: dict[str, GgmlType] = {
     name: type_
     for name, type_ in BY_NAME.items()
     if name not in {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 }
-"""Storage types that `ggml_quantize_chunk` can make: it aborts the process on the others."""
+"""storage types that `ggml_quantize_chunk` supports; it aborts the process on others"""
 
 # ggml_quantize_requires_imatrix: ggml aborts the process without one
 _ABORT_WITHOUT_IMATRIX = {"IQ2_XXS", "IQ2_XS", "IQ1_S"}
-# tensor_requires_imatrix (src/llama-quant.cpp): llama.cpp refuses to make garbage
+# tensor_requires_imatrix (src/llama-quant.cpp): llama.cpp refuses, because the result is unusable
 _REFUSED_WITHOUT_IMATRIX = _ABORT_WITHOUT_IMATRIX | {"IQ3_XXS", "IQ2_S", "IQ1_M"}
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
@@ -48,11 +48,11 @@ _KEY_BYTES = 8 + 4  # of a metadata entry: the length of its key, the type of it
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How to quantize, apart from the file type; the defaults are llama-quantize's."""
+    """The options of a quantization, except the file type; the defaults are llama-quantize's."""
 
     tensor_types: Sequence[tuple[str, GgmlType]] = ()
-    """a pattern (`std::regex`, searched in the name) and the type of the tensors it finds; the
-    first that finds counts"""
+    """pairs of a pattern (`std::regex`, searched in the tensor's name) and a type; the first
+    pattern that matches counts"""
     output_type: GgmlType | None = None
     """of `output.weight`"""
     embedding_type: GgmlType | None = None
@@ -60,24 +60,24 @@ class QuantizeOptions:
     imatrix: Path | None = None
     """a file with an importance matrix"""
     pure: bool = False
-    """all tensors in the file type's main type, no mixture"""
+    """all tensors in the file type's main type, without a mixture"""
     allow_requantize: bool = False
-    """whether tensors that are quantized already may be quantized again, at a loss of quality"""
+    """whether tensors that are already quantized may be quantized again, at a loss of quality"""
     threads: int = 0
-    """0 is one per core"""
+    """0: one per core"""
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What becomes of one tensor."""
+    """The plan of one tensor."""
 
     weight: Weight
-    """as it is in the source"""
+    """the tensor in the source"""
     type: GgmlType
     fallback_from: GgmlType | None = None
-    """the type that it would have if that type's blocks divided its rows"""
+    """the type that the tensor would have if that type's blocks divided its rows"""
     needs_imatrix: bool = False
-    """whether llama.cpp refuses to make it without importances for it"""
+    """whether llama.cpp refuses to write it without importances"""
 
     @property
     def name(self) -> str:
@@ -94,20 +94,20 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """What llama.cpp's quantizer will write."""
+    """The file that llama.cpp's quantizer will write."""
 
     source: Path
     source_bytes: int
     """of the source's weights"""
     file_type: str
     tensors: list[TensorPlan]
-    """in the order in which they are written"""
+    """in the order of writing"""
     header_bytes: int
     """from the file's start to its first tensor"""
 
     @property
     def n_bytes(self) -> int:
-        """Of the weights, without header and padding."""
+        """Bytes of the weights, without header and padding."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
@@ -138,11 +138,11 @@ class QuantizeResult:
     path: Path
     file_bytes: int
     plan: QuantizationPlan
-    """of which each tensor's type came true"""
+    """the written file has these types"""
 
 
 def parse_file_type(name: str) -> str:
-    """llama-quantize's name of a file type, however it is written; raises `UsageError`."""
+    """llama-quantize's spelling of a file type; raises `UsageError` for an unknown one."""
     upper = name.strip().upper()
     file_type = ALIASES.get(upper, upper)
     if file_type in READ_ONLY:
@@ -153,7 +153,7 @@ def parse_file_type(name: str) -> str:
 
 
 def parse_tensor_type(name: str) -> GgmlType:
-    """The storage type of that name, if tensors can be made of it; raises `UsageError`."""
+    """The storage type of that name; raises `UsageError` if llama.cpp cannot quantize to it."""
     upper = name.strip().upper()
     if upper in TENSOR_TYPES:
         return TENSOR_TYPES[upper]
@@ -162,7 +162,7 @@ def parse_tensor_type(name: str) -> GgmlType:
 
 
 def quantized_name(source: Path, file_type: str) -> str:
-    """The name of the file that `source` becomes: `tiny-F16.gguf` gives `tiny-Q4_K_M.gguf`."""
+    """The name of the quantized file: `tiny-F16.gguf` becomes `tiny-Q4_K_M.gguf`."""
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", source.name.removesuffix(".gguf"))
     known = "|".join(sorted([*FILE_TYPES.values(), *ALIASES, "FP16", "FP32"], key=len)[::-1])
     stem = re.sub(rf"(?<=.)[-._](?:{known})$", "", stem, flags=re.IGNORECASE)
@@ -170,7 +170,7 @@ def quantized_name(source: Path, file_type: str) -> str:
 
 
 def needs_imatrix(weight: Weight, type_: GgmlType, file_type: str) -> bool:
-    """Whether llama.cpp makes `type_` of this tensor only with importances for it."""
+    """Whether llama.cpp needs importances to write this tensor as `type_`."""
     if type_ == weight.type:
         return False
     if weight.name in (*EMBEDDINGS, OUTPUT):
@@ -179,17 +179,17 @@ def needs_imatrix(weight: Weight, type_: GgmlType, file_type: str) -> bool:
 
 
 def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dict[str, Path]:
-    """The file to write by file type, each type once; `output` is a directory, or for one type a
-    file. Raises `UsageError`."""
+    """The output file of each file type, without duplicates. `output` is a directory, or a file for
+    a single type. Raises `UsageError` if it does not fit."""
     if output == "-":
-        raise UsageError("models are written to files only; give a directory with -o")
+        raise UsageError("models are written only to files; name a directory with -o")
     names = list(dict.fromkeys(parse_file_type(name) for name in file_types))
     place = Path(output)
     mode = file_mode(place)
     is_directory = mode is not None and stat.S_ISDIR(mode)
     if place.suffix == ".gguf" and not is_directory:
         if len(names) > 1:
-            raise UsageError(f"{output} is one file, for {len(names)} types; give a directory")
+            raise UsageError(f"{output} is one file, for {len(names)} types; name a directory")
         return {names[0]: place}
     if mode is not None and not is_directory:
         raise UsageError(f"{output} is not a directory; name one, or a file that ends in .gguf")
@@ -197,13 +197,13 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
 
 
 def row_length(weight: Weight) -> int:
-    """Elements of a row; a tensor without dimensions is one of one element."""
+    """Elements of a row; 1 for a tensor without dimensions."""
     return weight.ne[0] if weight.ne else 1
 
 
 def finds(pattern: str, name: str) -> bool:
-    """Whether the pattern of an override finds a tensor; true where Python's dialect cannot tell,
-    so that llama.cpp has the last word."""
+    """Whether an override's pattern matches a tensor. True if Python cannot compile the pattern,
+    so that llama.cpp decides."""
     if "[[:" in pattern:
         return True
     try:
@@ -214,7 +214,7 @@ def finds(pattern: str, name: str) -> bool:
 
 def header_bytes(source: ModelFile, extra: dict[str, str | int]) -> int:
     """Bytes of the header that the quantizer writes: the source's metadata with the file type,
-    without what told of a split, and with `extra`; every integer is one of 32 bits."""
+    without the keys of a split, and with `extra`. Every integer has 32 bits."""
     header = source.headers[source.path]
     size = header.infos_start
     for key, n_bytes in (("split.no", 2), ("split.count", 2), ("split.tensors.count", 4)):
@@ -226,7 +226,7 @@ def header_bytes(source: ModelFile, extra: dict[str, str | int]) -> int:
             size -= _entry_bytes(key, source.metadata[key])
         size += _entry_bytes(key, value)
     for weight in source.weights:
-        # dimensions of one at the end are not written
+        # trailing dimensions of 1 are not written
         n_dims = max([i + 1 for i, n in enumerate(weight.ne) if n != 1], default=1)
         size += 8 + len(weight.name.encode()) + 4 + 8 * n_dims + 4 + 8
     return _padded(size)

@@ -1,7 +1,7 @@
-"""Quantizes a model with llama.cpp's own quantizer, or tells beforehand what that would give.
+"""Quantizes a model with llama.cpp's own quantizer, or predicts the result by its dry run.
 
-Invariant: what llama.cpp would refuse or abort on is refused before anything is written; a file
-has its name once it is whole; nothing that happens in the quantizer ends this process.
+Invariant: input that llama.cpp would refuse or abort on is refused before anything is written. A
+file gets its name once it is complete. A crash of the quantizer does not end this process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DEFAULT = QuantizeOptions()
 
 
 class Quantizer:
-    """llama.cpp's quantizer in a process of its own, for one source; a context manager."""
+    """llama.cpp's quantizer in a child process, for one source; a context manager."""
 
     def __init__(self, source: ModelFile, options: QuantizeOptions = _DEFAULT) -> None:
         self.source = source
@@ -64,7 +64,7 @@ class Quantizer:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            # Ctrl-C is for us: we end it
+            # Ctrl-C is for this process, which then ends the child
             start_new_session=True,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         )
@@ -76,7 +76,7 @@ class Quantizer:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._listener.join()
-        # a request that was not taken is still to be written when the pipe is closed
+        # closing the pipe would write a request that the child did not take
         with contextlib.suppress(BrokenPipeError), self._process:
             pass
 
@@ -86,7 +86,7 @@ class Quantizer:
             self._said = (self._said + line)[-4000:]
 
     def plan(self, file_type: str) -> QuantizationPlan:
-        """Return what `write` would write; raises what it raises."""
+        """The file that `write` would write. Raises `UsageError` if it cannot be written."""
         file_type = parse_file_type(file_type)
         check_overrides_used(file_type, self.options)
         lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
@@ -111,9 +111,9 @@ class Quantizer:
         force: bool = False,
         on_progress: OnProgress | None = None,
     ) -> list[QuantizeResult]:
-        """Write each of `plans` to the new file of `outputs`; progress is counted in weights.
+        """Write the file of each plan to the path of `outputs` with the same index.
 
-        Raises `UsageError`, before the first file is begun, for what cannot be done, and for what
+        Raises `UsageError`, before the first file is started, for what cannot be done and for what
         llama.cpp refuses; `InstrError` if the quantizer fails; `NativeError` without the library.
         """
         check_outputs(self.source, plans, outputs, self.options, force)
@@ -139,7 +139,7 @@ class Quantizer:
     def _run(
         self, file_type: str, output: Path, *, dry_run: bool, on_tensor: OnProgress | None = None
     ) -> list[tuple[int, str]]:
-        """The log of a quantization, by level; raises when it failed."""
+        """The log of a quantization, as (level, text); raises an error if it failed."""
         options = self.options
         request = {
             "source": str(self.source.path),
@@ -169,7 +169,7 @@ class Quantizer:
                     return log
             raise self._death(log, file_type)
         except BaseException:
-            # whatever it was, nothing writes on after this
+            # in every case the child must stop writing
             self._process.kill()
             self._process.wait()
             raise
@@ -177,14 +177,14 @@ class Quantizer:
     def _ask(self, request: dict[str, Any]) -> Iterator[list[Any]]:
         assert self._process.stdin
         assert self._process.stdout
-        with contextlib.suppress(BrokenPipeError):  # it has died: the end of its answers tells why
+        with contextlib.suppress(BrokenPipeError):  # the child died: reading its answers tells why
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         for line in self._process.stdout:
             yield json.loads(line)
 
     def _failure(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
-        """What to raise when llama.cpp has refused: its own reason."""
+        """The error if llama.cpp refused: its own reason."""
         errors = [line.strip(" =") for level, line in log if level == _ERROR]
         reason = errors[-1] if errors else "llama.cpp gave no reason"
         if "failed to load model" in reason:
@@ -198,13 +198,13 @@ class Quantizer:
         return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
 
     def _death(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
-        """What to raise when the process has ended: the last that was heard of it."""
+        """The error if the child died: its exit and the last line of its log."""
         code = self._process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         self._listener.join()
         lines = [*(line for _, line in log), *self._said.split("\n")]
         heard = [line.strip() for line in lines if line.strip()]
-        last = printable(heard[-1]) if heard else "it said nothing"
+        last = printable(heard[-1]) if heard else "without a message"
         return InstrError(
             f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"
         )

@@ -1,9 +1,9 @@
-"""The process in which llama.cpp quantizes; `quantize` starts it.
+"""The child process in which llama.cpp quantizes; `quantize.runner` starts it.
 
-A quantization cannot be stopped from Python, and ggml ends the process on misuse; so it has one of
-its own. Requests come as lines of JSON on standard input, answers go as lines of JSON to standard
-output. Invariant: when standard input ends, however the other side ended, this process ends at
-once and takes the file that it was writing with it.
+A quantization cannot be stopped from Python, and ggml ends the process on misuse, so it runs in a
+child. Requests are lines of JSON on standard input, answers are lines of JSON on standard output.
+Invariant: when standard input ends, for whatever reason, this process ends immediately and removes
+its unfinished file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from llamacpp_instr.quantize.log import PROGRESS
 _CONT = 5  # GGML_LOG_LEVEL_CONT
 # LLAMA_KV_OVERRIDE_TYPE_*
 _INT, _STR = 0, 3
-_VALUE_BYTES = 127  # of a text in `llama_model_kv_override`
+_VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
 
 
 def main() -> None:
-    # what libraries print goes to standard error, this stays for answers
+    # libraries print to standard error; this descriptor is for answers only
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,12 +55,12 @@ def main() -> None:
 
 def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     outputs = []
-    for line in sys.stdin.buffer:  # UTF-8, whatever the environment says of standard input
+    for line in sys.stdin.buffer:  # UTF-8, whatever the locale says
         request = json.loads(line)
         if not request["dry_run"]:
             outputs.append(request["output"])
         requests.put(request)
-    # names that are temporary: a file that is whole has another by now
+    # the names are temporary: a complete file has already been renamed
     for path in outputs:
         with contextlib.suppress(OSError):
             Path(path).unlink()
@@ -68,7 +68,7 @@ def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 class _Quantizer:
-    """llama.cpp's quantizer, its log turned into answers."""
+    """llama.cpp's quantizer, with its log as answers."""
 
     def __init__(self, answer: Any) -> None:
         self.lib = native.import_llama_cpp().llama_cpp
@@ -81,7 +81,7 @@ class _Quantizer:
         def log(level: int, text: bytes, _user_data: int) -> None:
             self.receive(level, text.decode(errors="replace"))
 
-        self.log = log  # the library holds no reference
+        self.log = log  # the library does not keep a reference
         self.lib.llama_log_set(log, None)
 
     def receive(self, level: int, text: str) -> None:
@@ -95,7 +95,7 @@ class _Quantizer:
                 self.answer("log", self.level, line)
 
     def run(self, request: dict[str, Any]) -> int:
-        """What `llama_model_quantize` returns: 0 when it is done."""
+        """The return value of `llama_model_quantize`: 0 on success."""
         lib = self.lib
         params = lib.llama_model_quantize_default_params()
         params.nthread = request["threads"]
@@ -139,24 +139,24 @@ class _Quantizer:
                 override.value.val_i64 = value
             overrides.append(override)
         overrides.append(lib.llama_model_kv_override())
-        # the library only reads this pointer, whatever its type is here
+        # the library only reads through this pointer, although its type is not const
         array = (lib.llama_model_kv_override * len(overrides))(*overrides)
         params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
         params._kept = (matrix, array)
 
 
-# of all requests: they are of one model
+# the same for all requests, because they are for one model
 _load_imatrix = functools.cache(load_imatrix)
 
 
 def _check_layout(lib: Any) -> None:
-    """The parameters are passed by address: with another layout the library would read anything."""
+    """The parameters are a struct: with another layout the library would read wrong fields."""
     params = lib.llama_model_quantize_default_params()
     # the defaults of llama_model_quantize_default_params, first to last field
     expected = (0, 7, True, 8 << 30)
     found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
     if found != expected or params.output_tensor_type != params.token_embedding_type:
         raise NativeError(
-            "the installed llama-cpp-python has another quantizer than the pinned one; "
+            "the quantizer of the installed llama-cpp-python differs from the pinned one; "
             "run `instr build`"
         )

@@ -1,1 +1,1 @@
-"""Recording: sessions of this process, and the files that they leave."""
+"""Records sessions of this process, and handles the files that a recording writes."""

@@ -1,7 +1,7 @@
-"""The files that a recording leaves: their names, whether one may be replaced, how they end.
+"""The files of a recording: their names, whether one may be replaced, and how they end.
 
-The recorder names them: `session.log`; `session.part2.log` and so on after a rotation; and before
-the suffix the process id for every process after the first one.
+The recorder chooses the names: `session.log`, then `session.part2.log` and so on after a rotation.
+Every process after the first one adds its process id before the suffix.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from llamacpp_instr.schema import FIRST_BYTES, SessionEnd
 
 _PART = r"\.part(?:[2-9]|[1-9][0-9]+)"
 _TAIL = 1 << 16
-"""bytes; `session_end`, the last line, has some hundreds"""
+"""bytes; the last line, `session_end`, has a few hundred"""
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise `UsageError` unless the file begins as a log does, or holds nothing."""
+    """Raise `UsageError` unless the file begins like a log, or is empty."""
     try:
         with path.open("rb") as file:
             head = file.read(len(FIRST_BYTES))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): is it a log?") from None
     if not FIRST_BYTES.startswith(head):
-        raise UsageError(f"{path} is not a log and is not overwritten; name another file")
+        raise UsageError(f"{path} is not a log, so it is not overwritten; name another file")
 
 
 def fresh_log(path: Path) -> Path:
@@ -40,14 +40,14 @@ def fresh_log(path: Path) -> Path:
 
 
 def later_parts(target: Path) -> list[Path]:
-    """The files that a rotation of the log `target` has left, or another one would write."""
+    """The existing files that a rotation of the log `target` wrote, or another one would write."""
     before, after = _around_suffix(target.name)
     return sorted(_matching(target.parent, f"{before}{_PART}{after}"))
 
 
 def logs_of(target: Path) -> dict[Path, tuple[int, int, int]]:
-    """The logs that there are for `target`, in whose name `%p` stands for a process id, and what
-    tells each from a later one of the same name."""
+    """The existing logs of `target`, in whose name `%p` is any process id, each with a key that
+    changes if the file is replaced."""
     before, after = _around_suffix(target.name)
     found = {}
     for path in _matching(target.parent, rf"{before}(?:\.[0-9]+)?(?:{_PART})?{after}"):
@@ -58,7 +58,8 @@ def logs_of(target: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def shortcoming(log: Path) -> str:
-    """What is missing in a log, as its last line tells once its process has ended; or nothing."""
+    """What is missing in a log, according to its last line once its process has ended; empty if
+    nothing is."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
@@ -73,7 +74,7 @@ def shortcoming(log: Path) -> str:
 
 
 def _around_suffix(name: str) -> tuple[str, str]:
-    """Patterns for what the recorder leaves before and after what it puts into a name."""
+    """Patterns for what the recorder adds to a name: before and after its insertion."""
     dot = name.rfind(".")
     at = dot if dot > 0 else len(name)
     before, after = (re.escape(text).replace("%p", "[0-9]+") for text in (name[:at], name[at:]))
@@ -84,5 +85,5 @@ def _matching(directory: Path, pattern: str) -> list[Path]:
     own = re.compile(pattern)
     try:
         return [path for path in directory.iterdir() if own.fullmatch(path.name) and path.is_file()]
-    except OSError:  # the command has removed the directory
+    except OSError:  # the command removed the directory
         return []

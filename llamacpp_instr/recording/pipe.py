@@ -1,4 +1,4 @@
-"""A log that goes somewhere else than to a file: the recorder writes to a pipe by its path."""
+"""Lets the recorder write a log to something other than a file, through the path of a pipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 class LogPipe:
-    """Inside the block there is a `path` to write a log to; `take` gets its bytes, in a thread.
-    An `OSError` that it raises is kept in `error`, and the writer's next write fails."""
+    """Inside the block, a log can be written to `path`; a thread passes its bytes to `take`. If
+    `take` raises an `OSError`, it is kept in `error`, and the writer's next write fails."""
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
         self._take = take

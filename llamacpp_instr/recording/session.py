@@ -1,7 +1,7 @@
 """Records any use of `llama_cpp` from Python: `with record("session.log") as session:`.
 
-A session is open from the `with` to its end and is closed on every way out; a log that could not be
-written whole is never closed silently.
+A session is closed however the `with` block ends. If the log is incomplete, closing it reports
+that.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from llamacpp_instr.recording.text import log_json, log_name
 from llamacpp_instr.schema import LEVELS
 
 OnLogError = Literal["continue", "stop"]
-"""What happens to the process when the log cannot be written any more."""
+"""what happens to the process if the log can no longer be written"""
 
 
 class Recording:
-    """A session that is being recorded; made by `record`."""
+    """A session that is being recorded; `record` returns one."""
 
     def __init__(self, library: native.Native, path: Path, written: Path) -> None:
         self._native = library
-        self._written = written  # where the log is, until it takes its name
+        self._written = written  # path of the log, until it is renamed
         self._open = True
         self._dropped = 0
         self._nan_seen = False
         self.path = path
-        """the log"""
+        """path of the log"""
         self.problem: str | None = None
-        """one line, known after `close`: what is missing in the log, and why"""
+        """after `close`: one line about what is missing in the log and why, or None"""
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """A named span around what is done inside the `with`."""
+        """A named span around the `with` block."""
         self._require_open()
         name = log_name("the mark's name", name)
         number = self._native.mark(native.BEGIN, -1, name)
@@ -61,8 +61,8 @@ class Recording:
         self._native.mark(native.INSTANT, -1, log_name("the instant's name", name))
 
     def note(self, name: str, data: Any) -> None:
-        """An event of the application's own; raises `UsageError` when `data` is no JSON value, or
-        too large for a log."""
+        """Add an event of the application. Raises `UsageError` if `data` is not a JSON value or too
+        large for a log."""
         self._require_open()
         name = log_name("the note's name", name)
         if self._native.note(name, log_json(f"note {name[:100]!r}: the data", data)) != 0:
@@ -70,23 +70,23 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """Events that could not be written, so far."""
+        """Number of events that could not be written so far."""
         if self._open:
             self._dropped = self._native.dropped()
         return self._dropped
 
     @property
     def nan_seen(self) -> bool:
-        """Whether a tensor chosen with `stats` held a NaN, so far."""
+        """Whether a tensor chosen with `stats` contained a NaN so far."""
         if self._open:
             self._nan_seen = bool(self._native.status() & native.NAN_SEEN)
         return self._nan_seen
 
     def close(self) -> None:
-        """Write the end of the log; `problem` then says what is missing. Twice does nothing."""
+        """Write the end of the log and set `problem`. A second call does nothing."""
         if not self._open:
             return
-        # what the recorder knows of this session it forgets at the end
+        # read before the end, which resets them
         dropped, _ = self.dropped, self.nan_seen
         self._open = False
         if sys.stdout is not None:
@@ -96,10 +96,10 @@ class Recording:
             self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
 
     def take_name(self) -> None:
-        """Put a log that is recorded aside in the place of the one that is there."""
+        """Move a log that was recorded under another name to its path, replacing the old log."""
         if self.is_aside:
             if self.path.is_file():
-                check_replaceable(self.path)  # as it was when the session began?
+                check_replaceable(self.path)  # it may have changed since the session began
             try:
                 self._written.replace(self.path)
             except OSError as error:
@@ -108,11 +108,11 @@ class Recording:
 
     @property
     def is_aside(self) -> bool:
-        """Whether the log has not taken its name yet."""
+        """Whether the log still has its temporary name."""
         return self._written != self.path
 
     def discard(self) -> None:
-        """Remove the log, where it is a file."""
+        """Remove the log, if it is a file."""
         if self._written.is_file():
             self._written.unlink()
 
@@ -122,7 +122,7 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
         if self.problem:
-            # the application's work is done, or fails for its own reason: do not take its place
+            # do not hide an exception of the application
             warnings.warn(self.problem, RuntimeWarning, stacklevel=2)
 
     def _require_open(self) -> None:
@@ -141,15 +141,15 @@ def record(
 ) -> Recording:
     """Begin a session that records every use of `llama_cpp` in this process until it is closed.
 
-    `level` is how much is recorded (`schema.LEVELS`), `stats` a regular expression: the values of
-    the nodes whose names it finds are summarized. `args`, JSON values or what `str` makes of
-    others, is kept in the log's first line. `force` replaces an existing log, and no other file.
-    `stop_on_nan` makes a decode fail once a `stats` tensor holds a NaN. `on_log_error="stop"` ends
-    the process with one line when the log cannot be written any more; with `"continue"` the
-    dropped events are counted.
+    `level` is how much is recorded (`schema.LEVELS`). `stats` is a regular expression: the values
+    of the tensors whose names match are summarized. `args`, a mapping of JSON values (others are
+    converted with `str`), is kept in the log's first line. `force` replaces an existing log, and no
+    other file. `stop_on_nan` makes a decode fail once a `stats` tensor contains a NaN. With
+    `on_log_error="stop"` the process ends with one line if the log can no longer be written; with
+    `"continue"` the dropped events are counted.
 
     Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
-    the patched library. One session at a time in a process.
+    the patched library. A process can have one session at a time.
     """
     return begin_session(
         Path(path),
@@ -175,8 +175,8 @@ def begin_session(
     on_log_error: OnLogError,
     aside: bool = False,
 ) -> Recording:
-    """As `record`. With `aside` an existing log stays what it is until `Recording.take_name`;
-    `force_option` is how the user says `force`."""
+    """Like `record`. With `aside` an existing log is kept until `Recording.take_name`. Messages
+    name `force_option` as the way to set `force`."""
     check_choice("level", level, LEVELS)
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
@@ -200,9 +200,10 @@ def begin_session(
 
 
 def check_log_path(path: Path, force: bool, option: str) -> None:
-    """Raise `UsageError` when a log cannot be opened at `path`; `option` is how `force` is given.
+    """Raise `UsageError` if a log cannot be opened at `path`; messages name `option` as the way to
+    set `force`.
 
-    What is overwritten begins as a log, or is no regular file.
+    An existing file may be replaced if it begins like a log or is not a regular file.
     """
     mode = file_mode(path)
     if mode is None:

@@ -1,7 +1,7 @@
-"""Runs a command so that every process of it that uses llama.cpp records a log of its own.
+"""Runs a command so that each of its processes that uses llama.cpp records a log.
 
-The command sees its own standard streams, signals and environment, the recorder's variables added;
-its exit code is passed on.
+The command gets the standard streams, signals and environment of this process, with the recorder's
+variables added. Its exit status is passed on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 @dataclass(frozen=True)
 class Executed:
-    """What became of a command."""
+    """The result of a command."""
 
     exit_code: int
-    """its own, or 128 + the signal that ended it"""
+    """the command's exit status, or 128 + the signal that ended it"""
     logs: dict[Path, str]
-    """written while it ran, by name and part; with what is missing in each, empty if nothing"""
+    """the logs written while it ran, ordered by name and part -> what is missing in each, or an
+    empty string"""
 
 
 def execute(
@@ -46,21 +47,21 @@ def execute(
 ) -> Executed:
     """Run `command` and wait for it.
 
-    `log` is the path of the log, in which `%p` stands for the process id; left out, it is the
-    command's name with the process id. A log that has grown past `rotate` bytes ends, and the
-    next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
-    replaces an existing log, and deletes its later parts, once it has another one to put there. The
-    log holds the arguments of its process without secrets, unless `keep_args` is set.
+    `log` is the path of the log; `%p` in it is replaced by the process id. It defaults to the
+    command's name with the process id. A log that has grown past `rotate` bytes ends, and the next
+    step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
+    replaces an existing log and deletes its later parts, as soon as it has a new one. The log
+    contains the arguments of its process without secrets, unless `keep_args` is set.
 
-    Raises `UsageError` when there is nothing to run or the log cannot be written, `NativeError`
-    when the command's Python would load an unpatched library.
+    Raises `UsageError` if there is no command or the log cannot be written, `NativeError` if the
+    command's Python would load an unpatched library.
     """
     if log == "-":
         raise UsageError("standard output is the command's; give --log the name of a file")
     program = _find(command)
     _check_pattern(stats)
     check_library(program, command[1:])
-    # the command may change its directory; the log stays where it was asked for
+    # absolute, because the command may change its working directory
     target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
     if "%p" in str(target.parent):
         raise UsageError(f"{target.parent}: the log's directory cannot hold %p, only its name can")
@@ -93,8 +94,8 @@ def execute(
 
 
 def _identity(log: Path) -> str:
-    """What the recorder knows the file by that it may replace, so that of several processes one
-    does; 0:0 when there is none."""
+    """Device and inode of the log that may be replaced, so that only one of several processes
+    replaces it; 0:0 if it does not exist."""
     if not log.is_file():
         return "0:0"
     found = log.stat()
@@ -102,13 +103,13 @@ def _identity(log: Path) -> str:
 
 
 def _order(path: Path) -> list[str | int]:
-    """By name, numbers by their size: part 10 comes after part 9."""
+    """Sort key: by name, with numbers by value, so that part 10 comes after part 9."""
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path.name)]
 
 
 def _find(command: Sequence[str]) -> str:
     if not command:
-        raise UsageError("there is no command to run; write it after --")
+        raise UsageError("no command is given; write it after --")
     program = shutil.which(command[0])
     if program is None:
         reason = "is not executable" if Path(command[0]).exists() else "was not found"
@@ -118,22 +119,22 @@ def _find(command: Sequence[str]) -> str:
 
 def _check_pattern(stats: str | None) -> None:
     check_pattern("--stats", stats or "")
-    # the library takes ECMAScript's syntax; what Python cannot read, it cannot either
+    # the library's syntax is ECMAScript; it cannot compile what Python cannot
     try:
         re.compile(stats or "")
     except re.error as error:
-        raise UsageError(f"--stats {stats!r} is no regular expression: {error}") from None
+        raise UsageError(f"--stats {stats!r} is not a regular expression: {error}") from None
 
 
 def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run to the end; the status as `waitpid` gives it."""
+    """Run the program to its end; returns the status from `waitpid`."""
     awaited = {signal.SIGCHLD, *_FORWARDED}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         child = os.posix_spawn(
             program, list(command), environment,
             setsigmask=mask,
-            # Python ignores these; a program expects them to be as usual
+            # Python ignores these signals; a program expects the default
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )  # fmt: skip
         while True:
@@ -144,7 +145,7 @@ def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> i
                     return status
             elif not from_kernel:
                 os.kill(child, number)
-            # what the terminal sends (Ctrl-C) it has sent to the child as well
+            # the terminal has already sent its signals (Ctrl-C) to the child as well
     except OSError as error:
         raise UsageError(f"{program} cannot be run: {error.strerror}") from None
     finally:
@@ -152,7 +153,7 @@ def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> i
 
 
 def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
-    """The next signal's number and whether the kernel sent it, not a process."""
+    """The next signal's number, and whether the kernel sent it rather than a process."""
     if hasattr(signal, "sigwaitinfo"):
         info = signal.sigwaitinfo(awaited)
         return info.si_signo, info.si_code > 0

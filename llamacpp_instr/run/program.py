@@ -1,4 +1,4 @@
-"""Which llama_cpp a command's own Python would load, found without running any of its code."""
+"""Finds which llama_cpp a command's own Python would load, without running any of its code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from llamacpp_instr.errors import NativeError
 
-# Run by the command's interpreter; its arguments are where that looks first. The working directory
-# goes before anything is imported: this program need not look there.
+# Run by the command's interpreter; its arguments are the first entries of the search path. The
+# working directory is removed before any import, so that no module there runs.
 _PROBE = """
 import sys
 if sys.path[0] == "":
@@ -26,7 +26,7 @@ if spec and spec.origin:
 
 
 def check_library(program: str, arguments: Sequence[str]) -> None:
-    """Raise `NativeError` when `program` is Python and would load an unpatched library."""
+    """Raise `NativeError` if `program` is a Python that would load an unpatched library."""
     path = Path(program)
     if re.fullmatch(r"python[\d.]*", path.name):
         interpreter, (options, first) = program, _search_path(arguments)
@@ -52,8 +52,8 @@ def check_library(program: str, arguments: Sequence[str]) -> None:
 
 
 def _search_path(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """Of a Python's arguments: the options that say where it looks for modules, and the directory
-    of the program, where it looks first; empty for the working directory."""
+    """From a Python's arguments: the options that change the module search path, and the directory
+    of the program, which comes first in it (empty for the working directory)."""
     options: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -76,7 +76,7 @@ def _search_path(arguments: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _named_interpreter(program: Path) -> str | None:
-    """The Python that the first line of a script names."""
+    """The Python interpreter in a script's first line, or None."""
     with program.open("rb") as file:
         first = file.readline(512).decode(errors="replace")
     match = re.match(r"#!\s*(?:/usr/bin/env\s+)?(\S*python[\d.]*)\s*$", first)

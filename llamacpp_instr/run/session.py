@@ -1,6 +1,6 @@
-"""Runs a model on prompts and records the session: what `instr run` does.
+"""Runs a model on prompts and records the session: the work of `instr run`.
 
-Everything a user can get wrong is refused before anything is computed, and then leaves no log.
+Wrong input is refused before anything is computed, and then leaves no log.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DEFAULT_LOG = Path("session.log")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `instr run` is asked for."""
+    """The options of `instr run`."""
 
     model: str
     prompts: Sequence[str]
     log: Path | None = None
-    """`-` is standard output; left out, DEFAULT_LOG with `force`, else a fresh name like it"""
+    """`-` is standard output. The default is DEFAULT_LOG with `force`, else a fresh name like it"""
     n: int = 128
-    """tokens to generate at most"""
+    """maximum number of tokens to generate"""
     level: str = "detailed"
     stats: str | None = None
     stop_on_nan: bool = False
@@ -58,7 +58,7 @@ class RunOptions:
     force: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for what is wrong with any model."""
+        """Raise `UsageError` for a value that is wrong for every model."""
         self.sampling.check()
         self.context.check()
         if self.n < 0:
@@ -67,7 +67,7 @@ class RunOptions:
             raise UsageError(f"--repeat is {self.repeat}; it must be 1 or more")
         if not self.prompts:
             raise UsageError(
-                "there is no prompt; use --prompt TEXT or --prompt-file FILE; - is standard input"
+                "no prompt is given; use --prompt TEXT or --prompt-file FILE; - is standard input"
             )
         if len(self.prompts) > 1 and not self.embed:
             raise UsageError("several prompts can be given with --embed only")
@@ -80,13 +80,12 @@ class RunOptions:
 def run(
     options: RunOptions, out: BinaryIO | None = None, notice: Callable[[str], None] | None = None
 ) -> Path:
-    """Run the model, write text (or JSON arrays) to `out` as it comes; return the log's path.
-    Where `out` is a terminal, control characters of the model's text are written out.
+    """Run the model, write its text (or JSON arrays) to `out` as it is generated; returns the
+    log's path. If `out` is a terminal, control characters of the text are escaped.
 
-    `out` is standard output when left out; `notice` takes a line of what begins or ends early,
-    and prints it to standard error when left out. Raises `UsageError` for
-    wrong input, `NativeError` without the patched library, `InstrError` when a compute fails or
-    the log could not be written whole.
+    `out` defaults to standard output. `notice` is called with lines about the progress; by default
+    it prints them to standard error. Raises `UsageError` for wrong input, `NativeError` without the
+    patched library, `InstrError` if a compute fails or the log is incomplete.
     """
     options.check()
     file = load_model_file(options.model)
@@ -96,7 +95,7 @@ def run(
         check_not_input(options.log, *file.headers)
     interrupt = Interrupt()
     with interrupt.watching(), interrupt.deferred():
-        native.load()  # a module that is interrupted while it is imported blames something else
+        native.load()  # an interrupted import raises a misleading error, so Ctrl-C waits
     check_memory(file, options.context, options.mmap)
     prompts = tokenize(path, options.prompts, chat=options.chat)
     log = options.log or (DEFAULT_LOG if options.force else fresh_log(DEFAULT_LOG))
@@ -115,7 +114,7 @@ def run(
         )
 
         def about() -> tuple[str, int]:
-            if not llama_log.released:  # nothing was computed: the file is wrong, and leaves no log
+            if not llama_log.released:  # loading failed: the file is wrong, and leaves no log
                 session.discard()
                 return str(path), 2
             return f"{path}, recorded in {'standard output' if str(log) == '-' else log}", 1
@@ -185,15 +184,15 @@ def _run_text(
 ) -> None:
     if model.is_diffusion:
         raise UsageError(
-            f"{model.path} is a diffusion model: it does not write from left to right, as this "
-            "command does; use --embed to run a prompt through it"
+            f"{model.path} is a diffusion model: it does not generate text from left to right, "
+            "as this command does; use --embed to run a prompt through it"
         )
     if not model.has_decoder:
-        raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
+        raise UsageError(f"{model.path} is an encoder and generates no text; use --embed")
     [prompt] = prompts
     with Context(model, options.context) as context:
         if not context.memory:
-            raise UsageError(f"{model.path} is an encoder, it writes no text; use --embed")
+            raise UsageError(f"{model.path} is an encoder and generates no text; use --embed")
         if model.has_encoder and model.start_token < 0:
             raise UsageError(f"{model.path} does not say which token its decoder starts with")
         check_prompt(context, prompt)
@@ -240,7 +239,7 @@ def _repeat(
     once: Callable[[], None],
     notice: Callable[[str], None],
 ) -> None:
-    model.log.release()  # nothing is wrong with the input any more
+    model.log.release()  # the input is valid
     session.take_name()
     for number in range(count):
         name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
@@ -251,12 +250,12 @@ def _repeat(
 
 
 class _TextWriter:
-    """Writes tokens as text, whole characters only, the moment they are there."""
+    """Writes tokens as text as soon as their characters are complete."""
 
     def __init__(self, model: LoadedModel, out: BinaryIO) -> None:
         self._model = model
         self._out = out
-        # bytes that will never become a character are replaced
+        # bytes that cannot become a character are replaced
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def token(self, token: int) -> None:
@@ -271,5 +270,5 @@ class _TextWriter:
 
 
 def _arguments(options: RunOptions) -> dict[str, Any]:
-    """What the log keeps of the options, prompts included: enough to run the same again."""
+    """The options that the log keeps, prompts included: enough to repeat the run."""
     return {key: value for key, value in asdict(options).items() if value is not None}

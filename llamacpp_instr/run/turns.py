@@ -1,7 +1,7 @@
-"""Quantizes a model to several file types, runs each and records it: what `compare --types` needs.
+"""Quantizes a model to several file types, runs and records each: the work of `compare --types`.
 
-Invariant: every model runs the same prompt with the same settings, and all take turns: what the
-machine does meanwhile, and what changes from one process to the next, meets all of them alike.
+Invariant: every model runs the same prompt with the same settings, and all models take turns, so
+that other load on the machine and differences between processes affect all of them alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Trial:
     """A model and the logs of its sessions."""
 
     name: str
-    """the file type, or that of the source"""
+    """the file type, or the source's"""
     model: Path
     logs: list[Path]
 
@@ -39,12 +39,12 @@ def run_trials(
     notice: Callable[[str], None],
     inputs: Collection[Path] = (),
 ) -> list[Trial]:
-    """Write `NAME-TYPE.gguf` and `TYPE-ROUND.log` into `directory` for every file type; a single
-    one is tried beside the source itself, which comes first. The model and the log of `options`
-    are replaced, its `force` holds for all files but `inputs`, which are read
-    later; `notice` is told what begins.
+    """Write `NAME-TYPE.gguf` and `TYPE-ROUND.log` into `directory` for every file type. A single
+    type is compared with the source itself, which comes first. The model and the log in `options`
+    are replaced. Its `force` applies to all files except `inputs`, which are read later. `notice`
+    is called with a line before each stage.
 
-    Raises `UsageError` for what cannot be quantized or run, `InstrError` when it fails.
+    Raises `UsageError` for a model that cannot be quantized or run, `InstrError` if that fails.
     """
     options.check()
     if rounds < 1:
@@ -68,12 +68,12 @@ def run_trials(
         notice(f"quantizing {source.path.name} to {', '.join(models)}")
         quantizer.write(plans, list(models.values()), force=options.force)
     for trial in trials:
-        # each is tried before the first is run
+        # each is checked before the first one runs
         check_memory(load_model_file(trial.model), options.context)
     for i in range(rounds):
         notice(f"round {i + 1} of {rounds}: {', '.join(trial.name for trial in trials)}")
         for trial in trials:
             chosen = replace(options, model=str(trial.model), log=trial.logs[i])
-            # what it writes is of no interest here
+            # the generated text is not needed
             run(chosen, io.BytesIO(), notice=lambda _line: None)
     return trials

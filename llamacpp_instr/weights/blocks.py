@@ -1,6 +1,6 @@
 """Finds a tensor whose blocks can be opened, and reads them from its model file.
 
-Invariant: only the bytes that are asked for are read, so memory follows the chunk, not the file.
+Invariant: only the needed bytes are read, so memory follows the chunk, not the file.
 """
 
 from __future__ import annotations
@@ -16,36 +16,34 @@ from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.weights.layout import LAYOUTS, Blocks, Bytes, Floats, can_decode, decode_blocks
 
 CHUNK = 1 << 19
-"""elements that are taken apart at a time: whole blocks of every type"""
+"""elements decoded at a time: whole blocks of every type"""
 
 
 _PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""Types of a reference that store plain numbers, with numpy's codes."""
+"""types of a reference that store plain numbers, with numpy's codes"""
 
 
 @dataclass(frozen=True, eq=False)
 class OneBlock:
-    """A single block, whole."""
-
     weight: Weight
     index: int
     raw: dict[str, bytes]
-    """its bytes by the field's name"""
+    """its bytes by field name"""
     offset: int
     """bytes from the start of the file"""
     blocks: Blocks
-    """it alone"""
+    """this block alone"""
     reference: Floats | None
-    """(block,) the values of the reference at its place"""
+    """(block,) the values of the reference at the same place"""
 
     @property
     def place(self) -> tuple[int, int]:
-        """The row, and the column of its first element."""
+        """(row, column) of its first element."""
         return place(self.weight, self.index)
 
 
 def find_weight(model: ModelFile, name: str) -> Weight:
-    """The tensor of that name; raises `UsageError` with names that are close."""
+    """The tensor of that name. Raises `UsageError`, which suggests similar names."""
     weight = model.by_name.get(name)
     if weight is not None:
         return weight
@@ -58,7 +56,7 @@ def find_weight(model: ModelFile, name: str) -> Weight:
 
 
 def check_openable(model: ModelFile, weight: Weight) -> None:
-    """Raises `UsageError` when the tensor has no blocks that can be taken apart."""
+    """Raises `UsageError` if the blocks of the tensor cannot be decoded."""
     if can_decode(weight.type):
         if weight.n_bytes == 0:
             raise UsageError(f"{weight.path}: tensor {weight.name!r} has no elements")
@@ -74,9 +72,9 @@ def check_openable(model: ModelFile, weight: Weight) -> None:
 
 
 def find_reference(model: ModelFile, weight: Weight) -> Weight:
-    """The tensor of the reference that `weight` can be held against, by its name.
+    """The tensor of the reference model with the name of `weight`.
 
-    Raises `UsageError` when there is none, it has another shape, or a type that cannot be read.
+    Raises `UsageError` if it does not exist, has another shape, or a type that cannot be read.
     """
     reference = find_weight(model, weight.name)
     if reference.ne != weight.ne:
@@ -93,8 +91,8 @@ def find_reference(model: ModelFile, weight: Weight) -> Weight:
 
 
 def load_block(weight: Weight, index: int, reference: Weight | None = None) -> OneBlock:
-    """One block of a tensor that `check_openable` has let pass; raises `UsageError` when it has
-    no block of that number."""
+    """One block of a tensor that passed `check_openable`. Raises `UsageError` if the tensor has
+    no block `index`."""
     type_ = weight.type
     n_blocks = weight.n_elements // type_.block
     if not 0 <= index < n_blocks:
@@ -115,9 +113,9 @@ def load_block(weight: Weight, index: int, reference: Weight | None = None) -> O
 
 
 def load_values(weight: Weight, begin: int, count: int) -> Floats:
-    """`count` elements of a tensor as float32, from element `begin` on, in the file's order.
+    """(count,) elements of a tensor as float32, from element `begin` on, in the file's order.
 
-    Only what is needed is read. The type is one that `find_reference` lets pass.
+    Reads only the bytes it needs. `find_reference` must accept the type.
     """
     block, block_bytes = weight.type.block, weight.type.block_bytes
     first, last = begin // block, -(-(begin + count) // block)
@@ -134,7 +132,7 @@ def load_values(weight: Weight, begin: int, count: int) -> Floats:
 
 
 def read_blocks(weight: Weight) -> Iterator[tuple[int, Blocks]]:
-    """The blocks of a tensor, chunk by chunk, each with the number of its first."""
+    """The blocks of a tensor, chunk by chunk, each with the index of its first block."""
     type_ = weight.type
     n_blocks, per_chunk = weight.n_elements // type_.block, CHUNK // type_.block
     for begin in range(0, n_blocks, per_chunk):
@@ -144,13 +142,13 @@ def read_blocks(weight: Weight) -> Iterator[tuple[int, Blocks]]:
 
 
 def place(weight: Weight, block: int) -> tuple[int, int]:
-    """The row of a block, and the column of its first element."""
+    """(row, column) of the first element of a block."""
     row, in_row = divmod(block, weight.ne[0] // weight.type.block)
     return row, in_row * weight.type.block
 
 
 def _read_bytes(weight: Weight, begin: int, n_bytes: int) -> Bytes:
-    # read, not mapped: a file that becomes shorter meanwhile is an error here, there a signal
+    # read, not mapped: if the file is truncated meanwhile, this raises an error, a map SIGBUS
     try:
         data = np.fromfile(weight.path, np.uint8, n_bytes, offset=weight.offset + begin)
     except OSError as error:

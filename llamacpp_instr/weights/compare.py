@@ -1,7 +1,7 @@
-"""The error of a model's weights against those of another, tensor by tensor from both files.
+"""The error of a model's weights against a reference model, tensor by tensor.
 
-Invariant: however large the models, memory is bounded: pieces of a tensor are read through a map
-of the file and given back to the system, and few tensors are begun before the next is done.
+Invariant: memory is bounded however large the models are. Pieces of a tensor are read through a
+map of the file and released afterwards, and only a few tensors are in progress at a time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from llamacpp_instr.weights.error import (
 )
 
 PIECE = 1 << 22
-"""elements that a thread works on before it looks for what is next; whole chunks"""
+"""elements that a thread processes in one task: whole chunks"""
 
 _TOKENS, _OUTPUT = "token_embd.weight", "output.weight"
-_NAMED = 3  # tensors in a message
+_NAMED = 3  # tensors named in a message
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A tensor of both models, and its bytes in them."""
+    """A tensor of both models, and its bytes in both."""
 
     reference: Weight
     candidate: Weight
@@ -50,7 +50,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Work:
-    """A tensor that threads work on: its pieces and then the whole."""
+    """A tensor in progress: its pieces, then the whole."""
 
     n_bytes: int
     pieces: list[Future[PieceError]]
@@ -65,15 +65,15 @@ def compute_weight_errors(
 ) -> list[WeightError]:
     """The error of every tensor of `candidate`, in its file's order.
 
-    `threads` pieces are worked on at once, as many as there are CPUs unless given; the result does
-    not depend on it. `on_progress` is told bytes read and bytes to read.
+    `threads` pieces are computed at once, by default one per CPU; the result does not depend on
+    it. `on_progress` gets (bytes read, bytes to read).
 
-    Where only one model has an `output.weight`, the other's token embedding is what llama.cpp
-    multiplies with in its place, and what is compared; it counts no bytes. A tensor of a type that
-    the dequantizer lacks comes without numbers and with the reason in `skipped`.
+    If only one model has an `output.weight`, it is compared with the other's token embedding,
+    which llama.cpp then uses as the output; that embedding adds no bytes. A tensor of a type that
+    the dequantizer cannot read has no numbers, and the reason in `skipped`.
 
-    Raises `UsageError`, which names the tensor, when the models have other tensors or shapes or
-    are of other architectures.
+    Raises `UsageError`, which names the tensor, if the models differ in architecture, tensors or
+    shapes.
     """
     dequantizer = load_dequantizer()
     pairs = _match(reference, candidate, dequantizer)
@@ -123,7 +123,7 @@ def _match(reference: ModelFile, candidate: ModelFile, dequantizer: Dequantizer)
 
 
 def _weights(model: ModelFile, other: ModelFile) -> dict[str, Weight]:
-    """The weights by name; with the output, when only the other model has one of its own."""
+    """The weights by name, with an output even if only the other model has one of its own."""
     weights = dict(model.by_name)
     if _TOKENS in weights and _OUTPUT not in weights and _OUTPUT in other.by_name:
         weights[_OUTPUT] = replace(weights[_TOKENS], name=_OUTPUT)
@@ -137,12 +137,12 @@ def _begun(
     pairs: list[_Pair],
     ahead: int,
 ) -> Iterator[_Work]:
-    """Work in the tensors' order; `ahead` tensors are begun before the first is asked for."""
+    """Tensors in order; `ahead` of them are started before the first is requested."""
     queue: deque[_Work] = deque()
     for pair in pairs:
         starts = range(0, 0 if pair.skipped else pair.candidate.n_elements, PIECE)
         pieces = [pool.submit(_piece, maps, dequantizer, pair, start) for start in starts]
-        # waits for its pieces: they were submitted before, so threads work on them
+        # waits for its pieces, which were submitted earlier, so that threads are at work on them
         whole = pool.submit(_whole, pair, pieces)
         n_bytes = pair.reference.n_bytes + pair.candidate.n_bytes
         queue.append(_Work(n_bytes, pieces, whole))
@@ -154,7 +154,7 @@ def _begun(
 def _piece(
     maps: Mapping[Path, mmap.mmap], dequantizer: Dequantizer, pair: _Pair, start: int
 ) -> PieceError:
-    """The error of the elements from `start` on, `PIECE` of them or as many as there are."""
+    """The error of up to `PIECE` elements from `start` on."""
     reference, candidate, n_elements = pair.reference, pair.candidate, pair.candidate.n_elements
     row = candidate.ne[0] if candidate.ne else 1  # a number has no dimensions
     stride = sample_stride(n_elements, row)
@@ -195,7 +195,7 @@ def _whole(pair: _Pair, pieces: list[Future[PieceError]]) -> WeightError:
 
 @contextlib.contextmanager
 def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that begin nothing new once the block was left by an error or Ctrl-C."""
+    """Threads that start no new task after the block ended with an error or Ctrl-C."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
     try:
         yield pool
@@ -205,7 +205,7 @@ def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 @contextlib.contextmanager
 def _maps(paths: list[Path]) -> Iterator[Mapping[Path, mmap.mmap]]:
-    """The files as memory. They are unmapped with the last array that lies in them."""
+    """The files as memory maps. They are unmapped with the last array that refers to them."""
     maps = {}
     for path in paths:
         try:
@@ -220,7 +220,7 @@ def _maps(paths: list[Path]) -> Iterator[Mapping[Path, mmap.mmap]]:
 def _stored(
     maps: Mapping[Path, mmap.mmap], weight: Weight, start: int, end: int
 ) -> Iterator[Bytes]:
-    """The bytes of some elements; afterwards their pages are given back."""
+    """The stored bytes of elements `start` to `end`; their pages are released afterwards."""
     mapped = maps[weight.path]
     begin = weight.offset + weight.type.row_bytes(start)
     size = weight.type.row_bytes(end - start)

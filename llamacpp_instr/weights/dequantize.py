@@ -1,7 +1,7 @@
-"""Turns the bytes of any storage type into numbers: with ggml's own code, or without it gguf-py's.
+"""Converts stored tensors to numbers: with ggml's own code, or with gguf-py if it is missing.
 
-Invariant: ggml is called only with whole blocks of a type that it converts, from bytes that are
-there, into floats that have room: it checks nothing, and aborts the process on what it notices.
+Invariant: ggml is called only with whole blocks of a type that it converts, with enough input and
+output memory. It checks none of this, or aborts the process.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _ALIGNMENT = 8
 
 
 class Dequantizer(ABC):
-    """What turns stored bytes into numbers."""
+    """Converts stored bytes to numbers."""
 
     name: str
-    """whose code it is: `ggml` or `gguf-py`"""
+    """whose code it uses: `ggml` or `gguf-py`"""
 
     def __init__(self) -> None:
         self._types: dict[str, Any] = {}
-        """what converts each type, by its name"""
+        """by name of a type: what converts it"""
 
     @abstractmethod
     def _convert(self, type_: GgmlType, data: Bytes, room: Floats) -> None:
-        """Write the numbers in `data`, whole blocks, to `room`, which has as many elements."""
+        """Writes the numbers in `data`, whole blocks, to `room`, which has as many elements."""
 
     def reads(self, type_: GgmlType) -> bool:
-        """Whether it can turn this type into numbers."""
+        """Whether it can convert this type."""
         return type_.name in _NUMBERS or type_.name in self._types
 
     def fill(
         self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
     ) -> Iterator[int]:
-        """Write the `n_elements` numbers in `data` to `room`, in the order in which they are
-        stored: as many at a time as find room, and yield how many.
+        """Writes the `n_elements` numbers in `data` to `room` in stored order, as many at a time
+        as fit, and yields how many.
 
-        `data` is whole blocks, of one row or of many. Raises `UsageError` for a type that it does
-        not read, for parts of a block, and for bytes of another length.
+        `data` has whole blocks, of one or more rows. Raises `UsageError` for a type that it cannot
+        convert, for parts of a block, and for the wrong number of bytes.
         """
         stored = self._checked(type_, data, n_elements, room)
         for at in range(0, n_elements, room.size or 1):
@@ -73,7 +73,7 @@ class Dequantizer(ABC):
             yield n
 
     def to_float(self, type_: GgmlType, data: bytes | Bytes, n_elements: int) -> Floats:
-        """Return all numbers in `data`, in a new array; raises what `fill` raises."""
+        """(n_elements,) all numbers in `data`, in a new array; otherwise like `fill`."""
         numbers = np.empty(max(n_elements, 0), np.float32)
         for _ in self.fill(type_, data, n_elements, numbers):
             pass
@@ -82,7 +82,7 @@ class Dequantizer(ABC):
     def _checked(
         self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats
     ) -> Bytes:
-        """The bytes as an aligned array that lies in one piece, after every check."""
+        """The bytes as an aligned, contiguous array, after all checks."""
         if not self.reads(type_):
             raise UsageError(f"{self.name} has no conversion of {type_} to numbers")
         if n_elements < 0 or n_elements % type_.block:
@@ -97,22 +97,22 @@ class Dequantizer(ABC):
                 f"not {stored.size:,}"
             )
         if room.dtype != np.float32 or not room.flags.carray or room.size % type_.block:
-            raise UsageError(f"there must be room for whole blocks of {type_} as floats of 32 bits")
+            raise UsageError(f"the output must have room for whole blocks of {type_} as float32")
         if n_elements and not room.size:
-            raise UsageError("there is no room for numbers")
+            raise UsageError("the output has no room for numbers")
         if stored.size and _address(stored) % _ALIGNMENT:
             stored = stored.copy()
         return stored
 
 
 def load_dequantizer() -> Dequantizer:
-    """ggml's own code when the patched library is installed, else gguf-py's, which lacks some
+    """ggml's own code if the patched library is installed, else gguf-py's, which lacks some
     types."""
     try:
         lib = load().lib
     except NativeError:
         return GgufDequantizer()
-    # Windows finds in a library only what is its own, and ggml is another
+    # on Windows a library exports only its own symbols, and ggml is another library
     return GgmlDequantizer(lib) if hasattr(lib, "ggml_get_type_traits") else GgufDequantizer()
 
 
@@ -130,18 +130,18 @@ class _Traits(ctypes.Structure):
     )
 
 
-# from, to, elements. ctypes lets other threads run while it calls.
+# from, to, elements. ctypes releases the GIL during the call.
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 class GgmlDequantizer(Dequantizer):
-    """ggml's `to_float` of every type. Only Q8_1 and Q8_K have none: they hold activations during
-    a matrix product and never occur in a file."""
+    """ggml's `to_float` of every type except Q8_1 and Q8_K, which hold activations during a matrix
+    product and never occur in a file."""
 
     name = "ggml"
 
     def __init__(self, lib: ctypes.CDLL) -> None:
-        """Raises `NativeError` when the library's types are not those that this package knows."""
+        """Raises `NativeError` if the library's types differ from those that this package knows."""
         lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
         lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
         super().__init__()
@@ -158,14 +158,14 @@ class GgmlDequantizer(Dequantizer):
         self._use_vectors(lib)
 
     def _use_vectors(self, lib: ctypes.CDLL) -> None:
-        """The CPU backend has the same conversion of F16 with vector instructions: to the bit the
-        same numbers, in a tenth of the time."""
+        """The CPU backend converts F16 with vector instructions: the same numbers to the bit, in a
+        tenth of the time."""
         try:
             function = lib.ggml_cpu_fp16_to_fp32
             initialize = lib.ggml_cpu_init
-        except AttributeError:  # backends that are loaded at run time export nothing
+        except AttributeError:  # backends loaded at run time do not export it
             return
-        # what is left of a row after the last vector goes through a table that this fills
+        # the elements after the last full vector are converted through a table that this fills
         initialize.restype = None
         initialize()
         function.restype = None
@@ -177,7 +177,7 @@ class GgmlDequantizer(Dequantizer):
 
 
 class GgufDequantizer(Dequantizer):
-    """gguf-py's conversions in numpy; it has none for Q1_0, Q2_0, Q8_1 and Q8_K."""
+    """gguf-py's conversions in numpy, which lack Q1_0, Q2_0, Q8_1 and Q8_K."""
 
     name = "gguf-py"
 
@@ -196,7 +196,7 @@ class GgufDequantizer(Dequantizer):
             self._types[type_.name] = qtype
 
     def _convert(self, type_: GgmlType, data: Bytes, room: Floats) -> None:
-        # scales that are NaN cause warnings; the caller sees the result
+        # NaN scales cause warnings; the caller sees the result
         with np.errstate(all="ignore"):
             room[:] = self._dequantize(data, self._types[type_.name])
 

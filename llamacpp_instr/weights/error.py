@@ -1,7 +1,7 @@
-"""The error of a tensor's numbers against those of a reference: what is measured, and how.
+"""Measures the error of a tensor against a reference.
 
-Invariant: elements that are not finite on either side are counted and excluded from
-everything else. Sums are of float64, over pieces of float32 that stay in the processor's cache.
+Invariant: elements that are not finite on either side are counted, and excluded from everything
+else. Sums are float64, over pieces of float32 that fit into the processor's cache.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from llamacpp_instr.model.types import GgmlType
 Floats = npt.NDArray[np.float32]
 
 CHUNK = 1 << 17
-"""elements that are worked on at once: with what is made of them they stay in the processor's
-cache, and what calling numpy costs is little beside what it does"""
+"""elements processed at once: few enough to stay in the processor's cache with all intermediate
+arrays, many enough that the cost of calling numpy does not matter"""
 
 UNQUANTIZED_BLOCK = 256
-"""elements of a block where the type has none: those of a super-block of the K types"""
+"""elements of a block for a type without blocks: as many as a super-block of the K types"""
 
 SAMPLE = 1 << 18
 """elements up to which percentiles are exact"""
 
-# BLAS starts threads for vectors that are longer
+# BLAS starts threads for longer vectors
 _ROW, _MATRIX = 1 << 12, 1 << 13
-# Squares below 1e-38 have lost digits: with this much in a chunk they do not matter
+# Squares below 1e-38 lose digits, which does not matter in a chunk with at least this sum
 _TINY = 1e-25
 _PERCENTILES = (50, 90, 99, 99.9)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What errors are pooled from, over the elements that are finite on both sides."""
+    """The sums that errors are computed from, over the elements that are finite on both sides."""
 
     n: int = 0
     x2: float = 0.0
@@ -52,26 +52,26 @@ class Sums:
 
     @property
     def rmse(self) -> float:
-        """√(Σ(x-y)²/n); NaN of nothing."""
+        """√(Σ(x-y)²/n); NaN if n is 0."""
         return math.sqrt(self.e2 / self.n) if self.n else math.nan
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantization noise in dB, 10·log10(Σx²/Σ(x-y)²): infinite when equal, minus
-        infinity when only the reference is all zeros, NaN of nothing."""
+        """Signal to quantization noise in dB, 10·log10(Σx²/Σ(x-y)²): infinite if equal, minus
+        infinity if only the reference is all zeros, NaN if n is 0."""
         if not self.n:
             return math.nan
         if not self.e2:
             return math.inf
-        # two logarithms: the quotient of sums may leave the range of numbers
+        # two logarithms, because the quotient of the sums may overflow
         return 10 * (math.log10(self.x2) - math.log10(self.e2)) if self.x2 else -math.inf
 
     @property
     def cosine(self) -> float:
-        """Σxy/(√Σx²·√Σy²): 1 when equal, 0 when one side only is all zeros, NaN of nothing.
+        """Σxy/(√Σx²·√Σy²): 1 if equal, 0 if only one side is all zeros, NaN if n is 0.
 
-        Computed from its distance to 1, (Σ(x-y)² - (√Σx² - √Σy²)²) / (2·√Σx²·√Σy²), which keeps
-        its digits when both are nearly the same.
+        Computed from its distance to 1, (Σ(x-y)² - (√Σx² - √Σy²)²) / (2·√Σx²·√Σy²), which stays
+        accurate if both are nearly equal.
         """
         if not self.n:
             return math.nan
@@ -86,11 +86,11 @@ class Sums:
 
 @dataclass(frozen=True)
 class WeightError:
-    """What storing a tensor as the candidate does costs, against the reference."""
+    """The error of a tensor of the candidate against the reference."""
 
     name: str
     layer: int
-    """-1 when it belongs to no layer"""
+    """-1 if it belongs to no layer"""
     role: str
     reference_type: GgmlType
     type: GgmlType
@@ -103,19 +103,19 @@ class WeightError:
     max_error: float
     """largest |x-y|"""
     p50: float
-    """percentile of |x-y|, interpolated as numpy does; exact up to `SAMPLE` elements, beyond of
-    an even sample, see `sample_stride`"""
+    """percentile of |x-y|, interpolated as numpy does; exact up to `SAMPLE` elements, otherwise of
+    an evenly spaced sample, see `sample_stride`"""
     p90: float
     p99: float
     p999: float
     worst_block: int
-    """the number in the tensor of the block with the largest RMSE, the first of equal ones; blocks
-    are the candidate's, of `UNQUANTIZED_BLOCK` elements when it has none"""
+    """index in the tensor of the block with the largest RMSE, the first of equal ones. Blocks are
+    the candidate's, or of `UNQUANTIZED_BLOCK` elements if its type has none"""
     worst_block_rmse: float
     non_finite: int
-    """elements that are NaN or infinite on either side, left out"""
+    """elements that are NaN or infinite on either side; excluded"""
     skipped: str = ""
-    """why nothing was computed, all numbers NaN; empty when it was"""
+    """why all numbers are NaN; empty if they were computed"""
 
     @property
     def rmse(self) -> float:
@@ -132,7 +132,7 @@ class WeightError:
 
 @dataclass(frozen=True)
 class PieceError:
-    """The errors of a run of elements; those of a tensor's runs make up the tensor's."""
+    """The errors of consecutive elements of a tensor."""
 
     sums: Sums
     max_error: float
@@ -144,14 +144,14 @@ class PieceError:
 
 
 class ErrorSum:
-    """Adds up the errors of a run of a tensor's elements, which begins with the element `first`, a
-    multiple of every type's block. Of `stride` elements one is kept for the percentiles."""
+    """Accumulates the errors of consecutive elements. `first` is the index of the first one, a
+    multiple of every type's block. Every `stride`-th element is kept for the percentiles."""
 
     def __init__(self, block: int, stride: int, first: int = 0) -> None:
         self._block, self._stride, self._first = block, stride, first
         self._numbers = np.empty((2, CHUNK), np.float32)
         self.x, self.y = self._numbers
-        """room for the next elements of the reference and of the candidate"""
+        """buffers for the next elements of the reference and of the candidate"""
         self._errors = np.empty(CHUNK, np.float32)
         self._ones = np.ones(block, np.float32)
         self._done = self._non_finite = 0
@@ -161,13 +161,13 @@ class ErrorSum:
         self._sample: list[Floats] = []
 
     def add(self, n: int) -> None:
-        """Add the first `n` elements of `x` and `y`: all, or the run's last."""
-        # with zeros, which add nothing to a sum, to whole matrices
+        """Add the first `n` elements of `x` and `y`. Only the last call may have fewer than all."""
+        # pads to whole matrices with zeros, which add nothing to a sum
         size = -(-n // _MATRIX) * _MATRIX
         numbers, errors = self._numbers[:, :size], self._errors[:size]
         numbers[:, n:] = 0
         x, y = numbers
-        # the sums show values that are not finite
+        # values that are not finite show up in the sums
         with np.errstate(all="ignore"):
             rows = np.matmul(numbers.reshape(2, -1, 1, _ROW), numbers.reshape(2, -1, _ROW, 1))
             x2, y2 = map(float, rows.sum(axis=(1, 2, 3), dtype=np.float64))
@@ -180,7 +180,7 @@ class ErrorSum:
             if not _fits(x2, x) or not _fits(y2, y) or not _fits(e2, x != y if not e2 else errors):
                 self._add_carefully(n)
                 return
-        # the root of a float's square is the float
+        # sqrt(x*x) is |x| exactly
         self._max_error = max(self._max_error, float(np.sqrt(errors.max())))
         if n % self._block:
             blocks[-1] *= self._block / (n % self._block)
@@ -190,7 +190,7 @@ class ErrorSum:
         return slice(-(self._first + self._done) % self._stride, n, self._stride)
 
     def _add_carefully(self, n: int) -> None:
-        """The same in float64 for numbers whose squares float32 does not hold, or that are none."""
+        """Like `add`, in float64, for numbers whose squares overflow float32 or are not finite."""
         x, y = self.x[:n], self.y[:n]
         finite = np.isfinite(x) & np.isfinite(y)
         wide_x = np.where(finite, x, 0).astype(np.float64)
@@ -203,7 +203,7 @@ class ErrorSum:
         self._non_finite += n - n_finite
         self._max_error = max(self._max_error, float(errors.max()))
         x2, y2, e2 = float(wide_x @ wide_x), float(wide_y @ wide_y), float(blocks.sum())
-        # the difference of two finite floats may be none
+        # the difference of two finite floats may overflow
         largest = np.finfo(np.float32).max
         at = self._sampled(n)
         sample = np.minimum(errors[at][finite[at]], largest).astype(np.float32)
@@ -221,7 +221,7 @@ class ErrorSum:
         self._done += n
 
     def finish(self) -> PieceError:
-        """The errors of all that was added."""
+        """The errors of everything added."""
         mean_square, block = self._worst
         return PieceError(
             self._sums,
@@ -234,7 +234,7 @@ class ErrorSum:
 
 
 def join_pieces(pieces: Sequence[PieceError]) -> PieceError:
-    """A tensor's error from those of its runs, in order; NaN where nothing was compared."""
+    """A tensor's error from its pieces, in order; NaN if nothing was compared."""
     sums = functools.reduce(Sums.__add__, (piece.sums for piece in pieces), Sums())
     non_finite = sum(piece.non_finite for piece in pieces)
     sample = np.concatenate([np.empty(0, np.float32), *(piece.sample for piece in pieces)])
@@ -252,24 +252,23 @@ def join_pieces(pieces: Sequence[PieceError]) -> PieceError:
 
 
 def block_of(type_: GgmlType) -> int:
-    """Elements of what the worst is looked for in: the type's block, `UNQUANTIZED_BLOCK` where it
-    has none."""
+    """Elements of a block for `worst_block`: the type's block, or `UNQUANTIZED_BLOCK`."""
     return type_.block if type_.is_quantized else UNQUANTIZED_BLOCK
 
 
 def compute_percentiles(values: Floats) -> tuple[float, ...]:
-    """The 50th, 90th, 99th and 99.9th percentile; NaN where there are no values."""
+    """The 50th, 90th, 99th and 99.9th percentile; NaN for an empty array."""
     if not values.size:
         return (math.nan,) * len(_PERCENTILES)
     return tuple(np.percentile(values.astype(np.float64), _PERCENTILES).tolist())
 
 
 def sample_stride(n_elements: int, row: int) -> int:
-    """Of how many elements one is taken for the percentiles: 1 up to `SAMPLE` elements.
+    """Every how many elements one is sampled for the percentiles: 1 up to `SAMPLE` elements.
 
-    It has no divisor in common with the row's length, so that every column is met. With m elements
-    taken the rank of percentile p has the standard error √(p(1-p)/m): of a tensor of 4096 by 4096
-    258,112 are taken, and what is given as p99.9 is within p99.87 and p99.93 (five of them).
+    The stride is coprime to the row length, so that every column is sampled. With m samples, the
+    rank of percentile p has the standard error √(p(1-p)/m). For example, a tensor of 4096 by 4096
+    has 258,112 samples, and its p99.9 lies between p99.87 and p99.93 (five standard errors).
     """
     stride = -(-n_elements // SAMPLE)
     while stride > 1 and math.gcd(stride, row) > 1:
@@ -278,5 +277,5 @@ def sample_stride(n_elements: int, row: int) -> int:
 
 
 def _fits(total: float, values: npt.NDArray[np.generic]) -> bool:
-    """Whether float32 was enough for a sum of squares, of which `values` are zero as the terms."""
+    """Whether float32 was accurate enough for `total`, a sum of squares of `values`."""
     return _TINY < total < math.inf or (total < _TINY and not values.any())

@@ -1,8 +1,8 @@
-"""The layout of a block of a quantized tensor: its fields, split into scales and quants.
+"""The layout of the blocks of quantized tensors: their fields, split into scales and quants.
 
-Invariant: `Blocks.values()` is to the bit what ggml's own `to_float` makes of the same bytes: the
-numbers are float32 and are multiplied and added in ggml's order. The layouts are the structs
-`block_*` of ggml/src/ggml-common.h of the pinned upstream, which the functions below name.
+Invariant: `Blocks.values()` is equal to the bit to ggml's `to_float` of the same bytes: the numbers
+are float32, multiplied and added in ggml's order. The layouts are the structs `block_*` of
+ggml/src/ggml-common.h in the pinned upstream, which the functions below name.
 """
 
 from __future__ import annotations
@@ -33,64 +33,64 @@ class Field:
 
 @dataclass(frozen=True)
 class CodeRange:
-    """The integers that a field can store, and the number that each one means."""
+    """The integers that a field can store, and the number that each one encodes."""
 
     low: int
     high: int
     levels: tuple[float, ...]
     """from `low` to `high`"""
     ends: tuple[float, float]
-    """the least and the largest level that ggml's quantizer uses"""
+    """the smallest and the largest level that ggml's quantizer uses"""
 
     @cached_property
     def table(self) -> Floats:
-        """The level of each code; a negative one counts from the end, as in an int8's byte."""
+        """The level of each code; a negative code counts from the end, as in an int8's byte."""
         table = np.zeros(256, np.float32)
         for code, level in zip(range(self.low, self.high + 1), self.levels, strict=True):
             table[code & 0xFF] = level
         return table
 
     def levels_of(self, codes: Codes) -> Floats:
-        """The number that each code means."""
+        """The number that each code encodes."""
         return self.table[codes.view(np.uint8)]
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Blocks taken apart; integers as they are stored. The first dimension is the block."""
+    """Decoded blocks; integers as they are stored. The first dimension is the block."""
 
     quants: Codes
     """(n_blocks, block)"""
     d: Floats | None = None
-    """(n_blocks,) the block's scale; None where only sub-blocks have one"""
+    """(n_blocks,) the block's scale; None if only sub-blocks have one"""
     dmin: Floats | None = None
-    """(n_blocks,) `m`, which is added to each element; or, with `mins`, the scale of these"""
+    """(n_blocks,) `m`, which is added to each element; with `mins`, the scale of the minima"""
     scales: Codes | None = None
-    """(n_blocks, n_sub); None where a block has no sub-blocks"""
+    """(n_blocks, n_sub); None if a block has no sub-blocks"""
     mins: Codes | None = None
-    """(n_blocks, n_sub); times `dmin` they are subtracted"""
+    """(n_blocks, n_sub); subtracted after multiplication by `dmin`"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a type's blocks are laid out."""
+    """The layout of a type's blocks."""
 
     fields: tuple[Field, ...]
     """in the order of the struct"""
     quants: CodeRange
     take_apart: Callable[[Mapping[str, Bytes]], Parts]
-    """from each field's bytes (n_blocks, n_bytes)"""
+    """decodes each field's bytes (n_blocks, n_bytes)"""
     sub_block: int = 0
-    """elements that share a scale; 0 when the whole block does"""
+    """elements that share a scale; 0 if the whole block does"""
     scales: CodeRange | None = None
     mins: CodeRange | None = None
     least_normal: float = 2.0**-14
-    """of `d`'s own number format: what is smaller, but not zero, is denormal"""
+    """smallest normal number in the format of `d`; smaller ones except 0 are denormal"""
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Blocks of one type and what is in them."""
+    """Blocks of one type, decoded."""
 
     type: GgmlType
     layout: Layout
@@ -98,11 +98,11 @@ class Blocks:
 
     @property
     def n_sub(self) -> int:
-        """Sub-blocks of a block: elements with one scale. 1 when it has no sub-blocks."""
+        """Sub-blocks of a block (elements that share a scale); 1 for a type without sub-blocks."""
         return self.type.block // (self.layout.sub_block or self.type.block)
 
     def steps(self) -> Floats:
-        """(n_blocks, n_sub): what the quants' levels are multiplied with, `d` times scale."""
+        """(n_blocks, n_sub): `d` times scale, by which the levels of the quants are multiplied."""
         d, scales = self.parts.d, self.parts.scales
         if scales is None or self.layout.scales is None:
             assert d is not None
@@ -112,7 +112,7 @@ class Blocks:
             return levels if d is None else d[:, None] * levels
 
     def offsets(self) -> Floats | None:
-        """(n_blocks, n_sub): what is added to each element; None for types without minima."""
+        """(n_blocks, n_sub): added to each element; None for types without minima."""
         dmin, mins = self.parts.dmin, self.parts.mins
         if dmin is None:
             return None
@@ -122,7 +122,7 @@ class Blocks:
             return -(dmin[:, None] * self.layout.mins.levels_of(mins))
 
     def values(self) -> Floats:
-        """(n_blocks, block): the elements as float32, bit for bit ggml's."""
+        """(n_blocks, block): the elements as float32, equal to ggml's to the bit."""
         levels = self.layout.quants.levels_of(self.parts.quants)
         steps, offsets = self.steps()[:, :, None], self.offsets()
         with _quiet():
@@ -133,7 +133,7 @@ class Blocks:
 
 
 def decode_blocks(type_: GgmlType, data: Bytes) -> Blocks:
-    """Blocks of a type in `LAYOUTS`, taken apart; `data` has the shape (n_blocks, block_bytes)."""
+    """Decodes blocks of a type in `LAYOUTS`; `data` has the shape (n_blocks, block_bytes)."""
     layout = LAYOUTS[type_.name]
     ends = np.cumsum([field.n_bytes for field in layout.fields])
     split = np.split(data, ends[:-1], axis=1)
@@ -142,17 +142,17 @@ def decode_blocks(type_: GgmlType, data: Bytes) -> Blocks:
 
 
 def can_decode(type_: GgmlType) -> bool:
-    """Whether the blocks of a type can be taken apart."""
+    """Whether blocks of this type can be decoded."""
     return type_.name in LAYOUTS
 
 
 def _quiet() -> np.errstate:
-    """Show scales that are NaN, without a warning."""
+    """Keep NaN scales, without a warning."""
     return np.errstate(invalid="ignore", over="ignore")
 
 
 def _unpack(packed: Bytes, bits: int, width: int) -> Bytes:
-    """Codes of `bits` bits, the lowest bits of `width` consecutive bytes first, then their next."""
+    """Codes of `bits` bits: first the lowest bits of `width` consecutive bytes, then the next."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     grouped = packed.reshape(len(packed), -1, 1, width)
     codes: Bytes = (grouped >> shifts) & np.uint8((1 << bits) - 1)
@@ -166,7 +166,7 @@ def _half(field: Bytes) -> Floats:
 
 
 def _q1_0(at: Mapping[str, Bytes]) -> Parts:
-    """block_q1_0: a bit is the sign."""
+    """block_q1_0: each bit is a sign."""
     return Parts(_unpack(at["qs"], 1, 1), _half(at["d"]))
 
 
@@ -181,28 +181,28 @@ def _q4_0(at: Mapping[str, Bytes]) -> Parts:
 
 
 def _q4_1(at: Mapping[str, Bytes]) -> Parts:
-    """block_q4_1: as block_q4_0, and a minimum."""
+    """block_q4_1: like block_q4_0, with a minimum."""
     return Parts(_unpack(at["qs"], 4, 16), _half(at["d"]), _half(at["m"]))
 
 
 def _q5_0(at: Mapping[str, Bytes]) -> Parts:
-    """block_q5_0: as block_q4_0, the fifth bits apart."""
+    """block_q5_0: like block_q4_0, with the fifth bits in a field of their own."""
     return Parts(_unpack(at["qs"], 4, 16) | _unpack(at["qh"], 1, 1) << 4, _half(at["d"]))
 
 
 def _q5_1(at: Mapping[str, Bytes]) -> Parts:
-    """block_q5_1: as block_q5_0, and a minimum."""
+    """block_q5_1: like block_q5_0, with a minimum."""
     quants = _unpack(at["qs"], 4, 16) | _unpack(at["qh"], 1, 1) << 4
     return Parts(quants, _half(at["d"]), _half(at["m"]))
 
 
 def _q8_0(at: Mapping[str, Bytes]) -> Parts:
-    """block_q8_0: a signed byte an element."""
+    """block_q8_0: a signed byte per element."""
     return Parts(at["qs"].view(np.int8), _half(at["d"]))
 
 
 def _q2_k(at: Mapping[str, Bytes]) -> Parts:
-    """block_q2_K: a scale and a minimum of 4 bits for each 16 elements."""
+    """block_q2_K: a 4-bit scale and a 4-bit minimum for every 16 elements."""
     scales = at["scales"]
     return Parts(
         _unpack(at["qs"], 2, 32), _half(at["d"]), _half(at["dmin"]), scales & 0xF, scales >> 4
@@ -210,7 +210,7 @@ def _q2_k(at: Mapping[str, Bytes]) -> Parts:
 
 
 def _q3_k(at: Mapping[str, Bytes]) -> Parts:
-    """block_q3_K: the third bits in `hmask`; scales of 6 bits, the upper two bits apart."""
+    """block_q3_K: the third bits in `hmask`; 6-bit scales, stored as 4 lower and 2 upper bits."""
     packed = at["scales"]
     scales = _unpack(packed[:, :8], 4, 8) | _unpack(packed[:, 8:], 2, 4) << 4
     quants = _unpack(at["qs"], 2, 32) | _unpack(at["hmask"], 1, 32) << 2
@@ -218,20 +218,20 @@ def _q3_k(at: Mapping[str, Bytes]) -> Parts:
 
 
 def _q4_k(at: Mapping[str, Bytes]) -> Parts:
-    """block_q4_K: a scale and a minimum of 6 bits for each 32 elements."""
+    """block_q4_K: a 6-bit scale and a 6-bit minimum for every 32 elements."""
     scales, mins = _scales_and_mins(at["scales"])
     return Parts(_unpack(at["qs"], 4, 32), _half(at["d"]), _half(at["dmin"]), scales, mins)
 
 
 def _q5_k(at: Mapping[str, Bytes]) -> Parts:
-    """block_q5_K: as block_q4_K, the fifth bits apart."""
+    """block_q5_K: like block_q4_K, with the fifth bits in a field of their own."""
     scales, mins = _scales_and_mins(at["scales"])
     quants = _unpack(at["qs"], 4, 32) | _unpack(at["qh"], 1, 32) << 4
     return Parts(quants, _half(at["d"]), _half(at["dmin"]), scales, mins)
 
 
 def _scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """8 scales and 8 minima of 6 bits in 12 bytes, as `get_scale_min_k4` (ggml-quants.c) reads."""
+    """8 6-bit scales and 8 6-bit minima from 12 bytes, like `get_scale_min_k4` (ggml-quants.c)."""
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([first & 63, (last & 0xF) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (last >> 4) | (second >> 6) << 4], axis=1)
@@ -239,13 +239,13 @@ def _scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _q6_k(at: Mapping[str, Bytes]) -> Parts:
-    """block_q6_K: the upper two bits apart; a signed byte as scale for each 16 elements."""
+    """block_q6_K: the upper two bits apart; a signed byte as the scale of every 16 elements."""
     quants = _unpack(at["ql"], 4, 64) | _unpack(at["qh"], 2, 32) << 4
     return Parts(quants, _half(at["d"]), scales=at["scales"].view(np.int8))
 
 
 def _iq4_xs(at: Mapping[str, Bytes]) -> Parts:
-    """block_iq4_xs: scales of 6 bits for each 32 elements, the upper two bits apart."""
+    """block_iq4_xs: 6-bit scales for every 32 elements, stored as 4 lower and 2 upper bits."""
     scales = _unpack(at["scales_l"], 4, 1) | _unpack(at["scales_h"], 2, 1) << 4
     return Parts(_unpack(at["qs"], 4, 16), _half(at["d"]), scales=scales)
 
@@ -275,25 +275,25 @@ def _mxfp4(at: Mapping[str, Bytes]) -> Parts:
 
 
 def _nvfp4(at: Mapping[str, Bytes]) -> Parts:
-    """block_nvfp4: a small float as scale for each 16 elements, and none for the block."""
+    """block_nvfp4: an 8-bit float as the scale of every 16 elements; no scale for the block."""
     return Parts(_unpack(at["qs"], 4, 8), scales=at["d"])
 
 
 def _integers(low: int, high: int, zero: int = 0) -> CodeRange:
-    """Codes whose number is the code minus the code of zero, `zero`."""
+    """Codes whose level is the code minus `zero`."""
     levels = tuple(float(code - zero) for code in range(low, high + 1))
     return CodeRange(low, high, levels, (levels[0], levels[-1]))
 
 
 def _ue4m3(code: int) -> float:
-    """Half of an unsigned float of 4 and 3 bits, as `ggml_ue4m3_to_fp32` (ggml-impl.h)."""
+    """Half of an unsigned 8-bit float (E4M3), like `ggml_ue4m3_to_fp32` (ggml-impl.h)."""
     if code in (0, 0x7F):
         return 0.0
     exponent, mantissa = code >> 3 & 0xF, code & 7
     return (mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)) / 2
 
 
-# `kvalues_iq4nl` and, doubled, the numbers of E2M1 (ggml-common.h)
+# `kvalues_iq4nl` and the E2M1 numbers, doubled (ggml-common.h)
 _IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = CodeRange(0, 15, _IQ4_LEVELS, (-127, 113))
@@ -357,7 +357,7 @@ LAYOUTS: dict[str, Layout] = {
         (_qs(48, "quants: 5 in a byte"), Field("qh", 4, "quants: 4 in a byte"), _D),
         _integers(0, 2, 1), _tq1_0,
     ),
-    # a fourth code is possible, and ggml takes it for 2; its quantizer never writes it
+    # ggml reads the fourth code as 2; its quantizer never writes it
     "TQ2_0": Layout((_qs(64), _D), CodeRange(0, 3, (-1, 0, 1, 2), (-1, 1)), _tq2_0),
     "MXFP4": Layout(
         (Field("e", 1, "scale: power of two"), _qs(16, "4-bit float quants")),
@@ -370,6 +370,6 @@ LAYOUTS: dict[str, Layout] = {
     "Q1_0": Layout((_D, _qs(16, "signs")), CodeRange(0, 1, (-1, 1), (-1, 1)), _q1_0),
     "Q2_0": Layout((_D, _qs(16)), _integers(0, 3, 1), _q2_0),
 }  # fmt: skip
-"""By the type's name."""
+"""by type name"""
 
 assert all(sum(f.n_bytes for f in LAYOUTS[t].fields) == BY_NAME[t].block_bytes for t in LAYOUTS)

@@ -1,7 +1,7 @@
-"""Counts what is in the blocks of a tensor, and where it is farthest from a reference.
+"""Statistics of the blocks of a tensor: codes, scales, and the errors against a reference.
 
-Invariant: memory does not grow with the tensor. Of each chunk only counts stay, the worst blocks
-and a grid of at most `GRID` by `GRID` cells.
+Invariant: memory does not grow with the tensor. Only counts, the worst blocks and a grid of at most
+`GRID` by `GRID` cells are kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llamacpp_instr.weights.blocks import load_values, place, read_blocks
 from llamacpp_instr.weights.layout import LAYOUTS, Blocks, CodeRange, Codes, Floats
 
 GRID = 512
-"""rows and columns that a grid has at most"""
+"""maximum of rows and columns of a grid"""
 WORST = 10
-"""blocks that are named as the worst"""
+"""number of worst blocks that are listed"""
 
 Counts: TypeAlias = "NDArray[np.int64]"
 Doubles: TypeAlias = "NDArray[np.float64]"
@@ -61,23 +61,23 @@ class CodeCounts:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the scales of blocks are spread; those that are not finite are counted apart."""
+    """The distribution of the scales of blocks; those that are not finite are counted apart."""
 
     n: int
     least: float
-    """of the finite ones, as `median` and `largest`; nan when there are none"""
+    """`least`, `median` and `largest` are of the finite ones; NaN if there are none"""
     median: float
-    """the lower of two in the middle"""
+    """the lower one of the two in the middle"""
     largest: float
     n_zero: int
     n_denormal: int
-    """in the number format that they are stored in"""
+    """denormal in the number format of the scale"""
     n_non_finite: int
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Rows by sub-blocks of a tensor, several of them in a cell where there are many."""
+    """Rows by sub-blocks of a tensor; a cell covers several of them in a large tensor."""
 
     cells: Doubles
     """(rows, columns)"""
@@ -89,7 +89,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class BlockError:
-    """How far a block is from the reference."""
+    """The error of a block."""
 
     block: int
     row: int
@@ -101,16 +101,16 @@ class BlockError:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a tensor is from its reference, and where the most."""
+    """The error of a tensor, and its worst blocks."""
 
     rmse: float
     worst: list[BlockError]
-    """the worst first; a block with values that are not finite is worse than any other"""
+    """the worst first; a block with values that are not finite comes before all others"""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockStats:
-    """What is in the blocks of a tensor."""
+    """Statistics of the blocks of a tensor."""
 
     weight: Weight
     quants: CodeCounts
@@ -132,10 +132,10 @@ class BlockStats:
 def compute_block_stats(
     weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
 ) -> BlockStats:
-    """Counts what is in all blocks of a tensor that `blocks.check_openable` lets pass.
+    """Statistics of all blocks of a tensor that passed `blocks.check_openable`.
 
-    With a `reference` that `blocks.find_reference` has found, errors too. Progress is in bytes.
-    Raises `UsageError` when a file became shorter meanwhile.
+    With a `reference` from `blocks.find_reference`, also its errors. Progress is in bytes. Raises
+    `UsageError` if a file is truncated meanwhile.
     """
     type_, layout = weight.type, LAYOUTS[weight.type.name]
     quants = _Counter(layout.quants)
@@ -144,7 +144,7 @@ def compute_block_stats(
     d, dmin = _Patterns(), _Patterns()
     steps = _Cells(weight, layout.sub_block or type_.block)
     errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
-    # count scales that are NaN, without a warning
+    # counts NaN scales, without a warning
     with np.errstate(invalid="ignore", over="ignore"):
         for begin, blocks in read_blocks(weight):
             parts, n = blocks.parts, len(blocks.parts.quants)
@@ -179,8 +179,6 @@ def compute_block_stats(
 
 
 class _Counter:
-    """Counts codes."""
-
     def __init__(self, codes: CodeRange) -> None:
         self.codes = codes
         self.by_byte = np.zeros(256, np.int64)
@@ -194,7 +192,7 @@ class _Counter:
 
 
 class _Patterns:
-    """Counts float32 by their upper bits: they were made of 16 bits or fewer, the rest is zero."""
+    """Counts float32 by their upper bits. They come from at most 16 bits, so the rest is zero."""
 
     SHIFT = 13
 
@@ -206,7 +204,7 @@ class _Patterns:
         self.counts[seen] += counts
 
     def distribution(self, least_normal: float) -> Distribution | None:
-        """None when nothing was added."""
+        """None if nothing was added."""
         seen = np.flatnonzero(self.counts)
         if not len(seen):
             return None
@@ -233,7 +231,7 @@ class _Patterns:
 
 
 class _Cells:
-    """A grid that is filled by blocks."""
+    """Accumulates a grid from blocks."""
 
     def __init__(self, weight: Weight, sub_block: int) -> None:
         self.blocks_per_row = weight.ne[0] // weight.type.block
@@ -249,13 +247,13 @@ class _Cells:
         self.filled = np.zeros(math.prod(self.shape), np.int64)
 
     def add_for_mean(self, begin: int, numbers: Doubles) -> None:
-        """Numbers of sub-blocks, (n_blocks, n_sub), whose mean a cell shows."""
+        """Numbers of sub-blocks, (n_blocks, n_sub); a cell shows their mean."""
         cells = self._cells(begin, len(numbers))
         self.numbers += np.bincount(cells, numbers.ravel(), len(self.numbers))
         self.filled += np.bincount(cells, minlength=len(self.numbers))
 
     def add_for_largest(self, begin: int, numbers: Doubles) -> None:
-        """The same for numbers of which a cell shows the largest; one that is none stays."""
+        """Like `add_for_mean`; a cell shows their largest, or NaN if one is NaN."""
         np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
 
     def mean(self) -> Grid:
@@ -274,7 +272,7 @@ class _Cells:
         )
 
     def _cells(self, begin: int, n_blocks: int) -> NDArray[np.intp]:
-        """The cell of each sub-block of consecutive blocks."""
+        """The cell of each sub-block of `n_blocks` blocks from `begin` on."""
         row, block = np.divmod(np.arange(begin, begin + n_blocks), self.blocks_per_row)
         sub = block[:, None] * self.n_sub + np.arange(self.n_sub)
         cells = (row // self.rows_per_cell)[:, None] * self.shape[1] + sub // self.subs_per_cell
@@ -305,7 +303,7 @@ class _Errors:
         candidates = np.argsort(-badness, kind="stable")[:WORST]
         found = np.stack([badness, np.arange(begin, begin + n), rmse, largest], axis=1)
         both = np.concatenate([self.worst, found[candidates]])
-        # earlier blocks come first among equals
+        # the first of equal blocks comes first
         self.worst = both[np.argsort(-both[:, 0], kind="stable")[:WORST]]
 
     def errors(self) -> Errors:

@@ -1,4 +1,4 @@
-"""A function in a process of its own: its result, its error, or why the process ended."""
+"""A function in a child process: its result, its error, or why the process ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def add(one: int, other: int) -> int:
-    """Also prints, as C code might: that is no part of the answer."""
+    """Also prints, as C code might; that does not belong to the result."""
     os.write(1, b"adding\n")
     return one + other
 

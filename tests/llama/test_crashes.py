@@ -1,4 +1,4 @@
-"""A model file on which ggml ends the process is told in one line; no half of a log looks whole."""
+"""A model file on which ggml ends the process gives one line, and no partial log looks complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.native_kit import random_models
 
 
 def damaged(source: Path, path: Path, key: str, value: float) -> Path:
-    """A copy of a model that claims something else of itself."""
+    """A copy of a model with another value in its metadata."""
     shutil.copyfile(source, path)
     field = gguf.GGUFReader(path, "r+").fields[key]
     field.parts[field.data[0]][0] = value
@@ -71,7 +71,7 @@ def test_a_compute_that_fails_is_one_line_and_leaves_an_unclosed_log(
 def test_a_model_that_becomes_shorter_is_one_line(
     environment: dict[str, str], tmp_path: Path, demo_model: Path
 ) -> None:
-    """It is mapped: the bytes that are gone are SIGBUS."""
+    """The file is mapped: reading truncated bytes raises SIGBUS."""
     model = tmp_path / "cut.gguf"
     shutil.copyfile(demo_model, model)
     command = ["run", "cut.gguf", "-p", "Once", "--repeat", "1000", "--threads", "1"]
@@ -107,7 +107,7 @@ CRASHES = {
     "SIGABRT": "ctypes.CDLL(None).abort()",
     "SIGFPE": "getattr(ctypes.CDLL(None), 'raise')(signal.SIGFPE)",
     "SIGSEGV": "ctypes.string_at(8)",
-    "unordered_map::at": "model.tokenize('hello')",  # an exception of C++ that nobody catches
+    "unordered_map::at": "model.tokenize('hello')",  # an uncaught C++ exception
 }
 
 
@@ -189,7 +189,7 @@ with record("session.log"):
 def test_a_claimed_context_takes_no_memory(
     instr: Instr, models: Path, tmp_path: Path, length: int
 ) -> None:
-    """2³¹ and more are negative to llama.cpp: a context of so many tokens was asked for."""
+    """2³¹ and more are negative to llama.cpp, which would then create such a large context."""
     key = "llama.context_length"
     model = damaged(models / "llama.gguf", tmp_path / "bad.gguf", key, length)
     done = instr("run", model, "-p", "hello", "-n", 2)

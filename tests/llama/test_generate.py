@@ -1,4 +1,4 @@
-"""Token ids through any kind of model, without a tokenizer."""
+"""Token ids through every kind of model, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ def test_what_ggml_would_abort_at_is_refused(models: Path, prompt: list[int], wo
     with opened(models / "llama.gguf", ctx=10) as context:
         with pytest.raises(UsageError, match=words):
             run_tokens(context, prompt, 1)
-        assert run_tokens(context, PROMPT, 1), "the context is still good"
+        assert run_tokens(context, PROMPT, 1), "the context still works"
 
 
 def test_models_that_cannot_split_say_so(models: Path) -> None:
     for name in ("bert", "t5"):
         with (
             opened(models / f"{name}.gguf", ubatch=4) as context,
-            pytest.raises(UsageError, match="one batch of at most 4"),
+            pytest.raises(UsageError, match="one batch, here of at most 4"),
         ):
             run_tokens(context, PROMPT, 1)
 
 
 def test_an_embedding_without_pooling_is_the_mean_of_its_tokens(models: Path) -> None:
-    """In a causal model the first token's vector does not depend on what follows."""
+    """In a causal model the first token's vector does not depend on later tokens."""
     with opened(models / "llama.gguf", embed_tokens=8) as context:
         one, two = (embed(context, PROMPT[:n]) for n in (1, 2))
         context.clear()

@@ -1,4 +1,4 @@
-"""A model file that lacks or claims something is run, or refused in one line: nothing else."""
+"""A model file that lacks or claims something runs, or is refused in one line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REFUSED: dict[str, Entries] = {
     "add_bos that is a number": {"add_bos_token": number(7)},
 }  # fmt: skip
 
-# llama.cpp repairs these, or lives with them
+# llama.cpp repairs these, or tolerates them
 RUN: dict[str, Entries] = {
     "no scores": {"scores": b""},
     "scores that are no numbers": {"scores": array([float("nan")] * N, F32)},
@@ -118,11 +118,11 @@ def test_a_strange_vocabulary_runs(instr: Instr, tmp_path: Path, name: str) -> N
         (text("{% if 1 %}" * 3000 + "{% endif %}" * 3000), "cannot be rendered"),
         (text("{{ raise_exception('no\n way') }}"), "cannot be rendered: no way"),
         (text("{{ 'a' * 10 ** 10 }}"), "cannot be rendered: MemoryError"),
-        (text("{{ 'a' * 10 ** 8 }}"), "makes 100,000,000 characters of a prompt of 14"),
+        (text("{{ 'a' * 10 ** 8 }}"), "a prompt of 14 characters into 100,000,000"),
         (text("{{ '\\ud800' }}"), "cannot be rendered: 'utf-8' codec"),
         # llama.cpp would take minutes for the tokens
-        (text("{{ '<s>a' * 200000 }}"), "makes 800,000 characters of a prompt of 14"),
-        # one call of C that never ends: no exception could stop it
+        (text("{{ '<s>a' * 200000 }}"), "a prompt of 14 characters into 800,000"),
+        # one C call that never ends: no exception could stop it
         (text("{{ 10 ** (10 ** 10) }}"), "did not end within"),
     ],
 )

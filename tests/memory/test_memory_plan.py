@@ -1,4 +1,4 @@
-"""Predicted memory is llama.cpp's own: to the byte, for every file type and architecture."""
+"""Predicted memory equals llama.cpp's to the byte, for every file type and architecture."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ARCHITECTURES = [
 
 
 def uses_of(buffers: list[dict[str, object]]) -> dict[tuple[str, str], int]:
-    """Bytes by kind and buffer of a breakdown as the recorder writes it."""
+    """Bytes by kind and buffer of a breakdown in the recorder's format."""
     names = {"weights": "model", "cache": "context", "compute": "compute"}
     return {
         (kind, str(use["buffer"])): int(str(use[name]))
@@ -72,7 +72,7 @@ def planned_uses(plan: MemoryBreakdown) -> dict[tuple[str, str], int]:
 
 
 def held(path: Path, options: ContextOptions, mmap: bool = True) -> dict[tuple[str, str], int]:
-    """What a context of the model, loaded in earnest, holds."""
+    """The memory of a real context of the loaded model."""
     with (
         captured() as log,
         LoadedModel(path, log, mmap) as model,
@@ -96,7 +96,7 @@ def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
     repacked = plan.of("weights", "CPU_REPACK")
     if not repacked:
         pytest.skip("this processor's library repacks nothing")
-    assert plan.of_kind("weights") > model.n_bytes, "what lies between in the file is mapped too"
+    assert plan.of_kind("weights") > model.n_bytes, "bytes between in the file are mapped too"
     assert plan.buffers_of()["blk.0.ffn_up.weight"] == ["CPU_REPACK"]
     assert plan.buffers_of()["blk.0.ffn_norm.weight"] == ["CPU_Mapped"]
 
@@ -143,7 +143,7 @@ def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path) -> None:
-    """llama.cpp counts it twice where the range of the others goes across it, and so do we."""
+    """llama.cpp counts it twice if the range of the others includes it, and so do we."""
     source, name = random_models() / "qwen4exp-moe.gguf", "per_layer_token_embd.weight"
     path = write_with_more_rows(source, tmp_path / "large.gguf", name, (4 << 30) + 1)
     model = load_model_file(path)
@@ -152,7 +152,7 @@ def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path
     assert planned_uses(plan) == held(path, SMALL)
 
 
-# --- llama.cpp's own words: the unpatched library, which logs MiB to two digits ---
+# --- against the log of the unpatched library, which has MiB with two decimals ---
 
 TRUTH: list[tuple[Path, ContextOptions]] = [
     *((DEMO, options) for options in GRID[::17]),
@@ -197,7 +197,7 @@ def test_the_unpatched_library_logs_the_same_sizes(
         planned = {use: n / MIB for use, n in planned_uses(plan).items()}
         kinds |= set(planned)
         for use in set(told) | set(planned):
-            # each of a line's figures is rounded to 0.01 MiB
+            # each figure of a line is rounded to 0.01 MiB
             rounding = 0.03
             assert told.get(use, 0) == pytest.approx(planned.get(use, 0), abs=rounding), (path, use)
     assert {("weights", "CPU_Mapped"), ("cache", "CPU"), ("compute", "CPU")} <= kinds
@@ -234,11 +234,11 @@ def test_a_session_that_is_being_recorded_hears_nothing_of_it(tmp_path: Path) ->
     }
 
 
-# --- it does not read the weights ---
+# --- the weights are not read ---
 
 
 def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
-    """Memory of its own that the prediction takes is that of a small model."""
+    """The prediction takes as much memory as for a small model."""
     path = write_sparse_llama(tmp_path / "large.gguf", layers=44, width=4096, feed_forward=22016)
     assert path.stat().st_size > 20e9
     code = (
@@ -291,7 +291,7 @@ def test_positions_that_the_model_has_not_learned(models: Path) -> None:
 
 
 def with_metadata(path: Path, key: str, value: bytes, source: Path = DEMO) -> ModelFile:
-    """A model, the demo one unless told, with another value of four bytes in its metadata."""
+    """A copy of a model with another four-byte value in its metadata."""
     data = bytearray(source.read_bytes())
     key = f"{load_model_file(source).architecture}.{key}"
     at = data.index(key.encode()) + len(key) + 4
@@ -301,7 +301,7 @@ def with_metadata(path: Path, key: str, value: bytes, source: Path = DEMO) -> Mo
 
 
 def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
-    """The end of the child is one line, and this process lives on."""
+    """The end of the child is one line, and this process continues."""
     source = random_models() / "gemma3-dense.gguf"
     path = tmp_path / "hostile.gguf"
     model = with_metadata(path, "attention.key_length", b"\0\0\0\0", source)
@@ -310,7 +310,7 @@ def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
     line = str(refused.value)
     assert line.startswith(f"{model.path}: llama.cpp ended the process: ggml")
     assert "\n" not in line
-    assert "build" not in line, "the place where it was built concerns nobody"
+    assert "build" not in line, "without the path of the source folder"
 
 
 def test_metadata_that_is_no_number(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_metadata_that_is_no_number(tmp_path: Path) -> None:
 
 
 def test_metadata_that_claims_memory(tmp_path: Path) -> None:
-    """A vocabulary of two billion tokens that stand nowhere."""
+    """A vocabulary that claims two billion tokens but does not contain them."""
     path = write_sparse_llama(tmp_path / "large.gguf", layers=1, width=256, feed_forward=512)
     data = bytearray(path.read_bytes())
     at = data.index(b"llama.vocab_size") + len("llama.vocab_size") + 4

@@ -1,4 +1,4 @@
-"""Perplexity and divergence of logits that can be worked out by hand."""
+"""Perplexity and divergence of logits, computed by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGITS = arrays(
 
 
 def logits_of(*rows: list[float]) -> Any:
-    """Logits whose softmax is the given probabilities; 0 becomes -inf."""
+    """Logits whose softmax gives these probabilities; 0 becomes -inf."""
     with np.errstate(divide="ignore"):
         return np.log(np.array(rows, np.float32))
 
@@ -58,7 +58,7 @@ def test_a_divergence_worked_out_by_hand() -> None:
 
 
 def test_percentiles_go_from_the_smallest_to_the_largest() -> None:
-    """Of the tokens, the share that is named lies below; between two the line is drawn."""
+    """A percentile is the value below which that share of the tokens lies, interpolated."""
     kept = [0.9 - 0.008 * i for i in range(101)]
     reference = logits_of(*[[0.9, 0.1]] * 101)
     its = diverge(reference, logits_of(*[[p, 1 - p] for p in kept]), [0] * 101)
@@ -107,7 +107,7 @@ def test_divergences_are_those_of_the_definition(reference: Any, candidate: Any)
 
 @given(LOGITS, LOGITS, st.floats(-1000, 1000))
 def test_a_constant_added_to_all_logits_changes_nothing(one: Any, other: Any, by: float) -> None:
-    # as far as float32 has room for it
+    # as far as float32 is accurate
     before = diverge(one, other, [0] * 7)
     after = diverge(one, other + np.float32(by), [0] * 7)
     assert after.kl.value == pytest.approx(before.kl.value, rel=1e-3, abs=1e-3)
@@ -150,7 +150,7 @@ def test_logits_as_large_as_floats_get() -> None:
 def test_logits_that_are_no_numbers_are_named(row: list[float]) -> None:
     good, bad = np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32)
     bad[1] = row
-    with pytest.raises(InstrError, match=r"candidate: .* not finite numbers"):
+    with pytest.raises(InstrError, match=r"candidate: .* NaN or infinite"):
         diverge(good, bad, [0] * 3)
     with pytest.raises(InstrError, match=r"reference: "):
         diverge(bad, good, [0] * 3)

@@ -1,4 +1,4 @@
-"""`instr quality`: outputs of models, held against llama-perplexity of the same upstream."""
+"""`instr quality`: figures of outputs, compared with llama-perplexity of the same upstream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_TYPES = ("Q8_0", "Q4_K_M", "Q2_K")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stories, as the demo model learned to tell them; more than CHUNKS chunks."""
+    """Stories like those that the demo model learned; more than CHUNKS chunks."""
     path = tmp_path_factory.mktemp("text") / "stories.txt"
     told = islice(stories(7), 30)
     path.write_text("\n\n".join(story.text for story in told) + "\n", encoding="utf-8")
@@ -37,9 +37,9 @@ def measured(text: str) -> Outputs:
 
 
 def perplexity(*arguments: object, until: str) -> str:
-    """What llama-perplexity prints, the line `until` included."""
+    """The output of llama-perplexity up to and including the line `until`."""
     program = unpatched_library() / "llama-perplexity"
-    for _ in range(10):  # now and then it ends before its log is written to the end
+    for _ in range(10):  # sometimes it ends before its log is complete
         done = subprocess.run(
             [program, "-t", "1", "-b", "512", *map(str, arguments)],
             capture_output=True,
@@ -52,7 +52,7 @@ def perplexity(*arguments: object, until: str) -> str:
 
 
 def divergence(model: Path, logits: Path) -> dict[str, tuple[float, float]]:
-    """What llama-perplexity prints of a candidate: values and errors by name, shares in percent."""
+    """llama-perplexity's figures of a candidate: values and errors by name, shares in percent."""
     compare = ("--kl-divergence", "--kl-divergence-base", logits)
     printed = perplexity("-m", model, *compare, until="Same top p:")
     lines = re.finditer(r"^ *(\S.*?) *: +([-\d.]+)%?(?: ± +([\d.]+))?", printed, re.M)
@@ -61,7 +61,7 @@ def divergence(model: Path, logits: Path) -> dict[str, tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def base(text: Path) -> tuple[Path, str]:
-    """The reference's logits as llama-perplexity stores them, and what it prints meanwhile."""
+    """The reference's logits in llama-perplexity's format, and its output."""
     logits = text.with_name("logits.dat")
     store = ("--chunks", CHUNKS, "--kl-divergence-base", logits)
     return logits, perplexity("-m", DEMO, "-f", text, *store, until="Final estimate:")
@@ -101,7 +101,7 @@ def test_divergence_is_that_of_llama_perplexity(
 
 
 def test_ratios_are_those_of_llama_perplexity(models: Path, text: Path, tmp_path: Path) -> None:
-    """On a model that is hardly ever surprised: what it stores of a surprise is cut off."""
+    """With a model that is rarely surprised, because llama-perplexity clips surprising logits."""
     reference, candidate = models / "llama.gguf", tmp_path / "q4_0.gguf"
     subprocess.run(
         [unpatched_library() / "llama-quantize", reference, candidate, "Q4_0", "1"],

@@ -1,4 +1,4 @@
-"""`instr quality` as a user has it, and the text that a reference writes."""
+"""`instr quality` as a user runs it, and the text that a reference writes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_says_what_it_was_measured_on(instr: Instr, tmp_path: Path) -> None:
     notes = " ".join(outputs(instr, *small, "--seed", 5)[0]["notes"])
     assert "written by demo.gguf itself (temperature 1, seed 5)" in notes
     assert "2 chunks of 64 tokens" in notes
-    assert "62 in the second halves" in notes
+    assert "62 tokens in the second halves" in notes
     assert "Fewer than 100 tokens give unreliable figures" in notes
     (tmp_path / "story.txt").write_text(TEXT)
     assert "Text: story.txt; " in outputs(instr, *small, "--text", "story.txt")[0]["notes"][0]
@@ -97,13 +97,16 @@ def test_it_fits_a_terminal_and_comes_in_every_form(instr: Instr, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("demo", "llama.gguf"), "another vocabulary than demo.gguf: 64 tokens, not 1,024"),
-        (("llama.gguf", "other.gguf"), "token 7 is '<x>', not '<7>'"),
-        (("bert.gguf", "bert.gguf"), "is an encoder; it predicts no next token (--only weights)"),
+        (("demo", "llama.gguf"), "demo.gguf have different vocabularies: 64 and 1,024 tokens"),
+        (("llama.gguf", "other.gguf"), "token 7 is '<x>' and '<7>'"),
+        (
+            ("bert.gguf", "bert.gguf"),
+            "an encoder; it does not predict the next token (--only weights)",
+        ),
         (("t5.gguf", "t5.gguf"), "has an encoder"),
         (("vocabulary.gguf", "vocabulary.gguf"), "only a vocabulary"),
         (("no_tokenizer.gguf", "no_tokenizer.gguf", "--text", "story.txt"), "has no tokenizer"),
-        (("gpt2.gguf", "gpt2.gguf", "--ctx", 300), "more than the 256 positions"),
+        (("gpt2.gguf", "gpt2.gguf", "--ctx", 300), "exceeds the 256 positions"),
         (("demo", "demo", "--text", "short.txt"), "at least 1,024 are needed for chunks of 512"),
         (("demo", "demo", "--text", "none.txt"), "none.txt cannot be read"),
         (("demo", "demo", "--text", "latin.txt"), "latin.txt is not UTF-8: byte 3"),
@@ -139,7 +142,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_one_line(instr: Instr, tmp_p
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-    assert "bad.gguf: the model computes logits that are not finite numbers" in done.stderr
+    assert "bad.gguf: the model computes logits that are NaN or infinite" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
@@ -158,7 +161,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, environment: dict[str
 
 
 def test_a_model_writes_what_it_holds_for_probable(models: Path) -> None:
-    """Of 800 texts, each first token is as frequent as the model says."""
+    """In 800 texts, the frequency of each first token is the model's probability."""
     n, options = 800, ContextOptions(ctx=8, threads=1)
     with captured() as log, LoadedModel(models / "llama.gguf", log) as model:
         with WritingContext(model, options) as context:
@@ -184,7 +187,7 @@ def test_a_seed_names_a_text(models: Path) -> None:
 
 
 def test_chunks_do_not_know_of_each_other() -> None:
-    """A model that keeps a state, not positions: it is cleared between chunks."""
+    """A model with a state instead of positions: it is cleared between chunks."""
     mamba = random_models() / "mamba-dense.gguf"
     whole = compared(mamba, mamba, ctx=32, chunks=3, seed=1)
     assert whole.divergences[0].kl.value == 0

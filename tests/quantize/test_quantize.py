@@ -1,4 +1,4 @@
-"""`quantize` writes what llama-quantize writes, and its dry run says what that will be."""
+"""`instr quantize` writes the same files as llama-quantize, and its dry run predicts them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tests.kit.quantize_kit import (
 ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
 
 SLOW_TABLES = {"IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M"}
-"""file types for which ggml computes tables for seconds, in every process anew"""
+"""file types for which ggml computes tables, which takes seconds in every process"""
 
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose rows all types divide."""
+    """A model whose rows are divisible into the blocks of all types."""
     return write_model(tmp_path_factory.mktemp("wide") / "wide-f32.gguf")
 
 
@@ -174,7 +174,7 @@ def test_an_importance_matrix_of_the_older_format_is_taken_as_llama_quantize_tak
 def test_each_expert_has_importances_of_its_own(tmp_path: Path) -> None:
     experts = {"blk.0.ffn_up_exps.weight": (4, 8, 256)}
     model = write_model(tmp_path / "model.gguf", shapes=experts)
-    # the last of the four has seen nothing
+    # the last of the four experts has seen no token
     matrix = write_imatrix(tmp_path / "imatrix.gguf", importances(model), count=3)
     llama_quantize("--imatrix", matrix, model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
     options = QuantizeOptions(imatrix=matrix)

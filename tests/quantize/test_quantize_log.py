@@ -1,4 +1,4 @@
-"""The log of a dry run is read whole or not at all."""
+"""The log of a dry run is read completely, or gives an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def weight(name: str, type_: GgmlType = BY_NAME["F16"]) -> Weight:
 
 
 def line(weight: Weight, type_: GgmlType, index: int = 1, count: int = 1) -> str:
-    """As llama.cpp formats it (llama_model_quantize_impl)."""
+    """A line in llama.cpp's format (llama_model_quantize_impl)."""
     old, new = weight.type.name.lower(), type_.name.lower()
     size = f"size = {1:8.2f} MiB -> {0.5:8.2f} MiB ({new})"
     if type_ == weight.type:
@@ -69,9 +69,9 @@ def test_a_fallback_is_told_before_its_tensor() -> None:
     ("lines", "finding"),
     [
         ([], "does not list 'a.weight'"),
-        ([line(weight("b.weight"), BY_NAME["Q8_0"])], "the file disagree on 'b.weight'"),
-        ([line(weight("a.weight"), BY_NAME["Q8_0"])] * 2, "the file disagree on 'a.weight'"),
-        ([line(weight("a.weight", BY_NAME["F32"]), BY_NAME["Q8_0"])], "the file disagree on"),
+        ([line(weight("b.weight"), BY_NAME["Q8_0"])], "the file differ in 'b.weight'"),
+        ([line(weight("a.weight"), BY_NAME["Q8_0"])] * 2, "the file differ in 'a.weight'"),
+        ([line(weight("a.weight", BY_NAME["F32"]), BY_NAME["Q8_0"])], "the file differ in"),
         ([line(weight("a.weight"), BY_NAME["Q8_0"]).replace("q8_0", "q9_x")], "'q9_x'"),
     ],
 )

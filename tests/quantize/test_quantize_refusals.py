@@ -1,5 +1,5 @@
-"""What cannot be quantized is told in one line, the interpreter stays alive, and no half of a file
-is left behind."""
+"""Models that cannot be quantized give one line, the interpreter survives, and no partial file
+remains."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_model_that_is_quantized_already(wide: Path, tmp_path: Path) -> None:
     eight = quantize_model(load_model_file(wide), "Q8_0", tmp_path / "eight.gguf").path
     with pytest.raises(UsageError, match=r"already quantized.*Q8_0.*--allow-requantize"):
         quantize_model(load_model_file(eight), "Q4_0", tmp_path / "four.gguf")
-    # what is copied loses nothing
+    # copied tensors lose nothing
     again = quantize_model(load_model_file(eight), "Q8_0", tmp_path / "again.gguf").path
     assert again.read_bytes() == eight.read_bytes()
 
@@ -106,7 +106,7 @@ def test_embeddings_whose_rows_the_wanted_type_does_not_divide(tmp_path: Path) -
     narrow = load_model_file(write_model(tmp_path / "narrow.gguf", 96))
     for option in ("embedding_type", "output_type"):
         options = QuantizeOptions(**{option: BY_NAME["Q4_K"]})
-        with pytest.raises(UsageError, match=r"rows of 96 elements.*256 do not divide"):
+        with pytest.raises(UsageError, match=r"rows of 96 elements.*blocks of 256"):
             plan_quantization(narrow, "Q8_0", options)
 
 
@@ -147,7 +147,7 @@ def test_a_hyper_parameter_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_an_alignment_that_the_quantizer_would_not_keep(tmp_path: Path) -> None:
-    """llama-quantize pads to 32 bytes what its header says to be padded to 128."""
+    """llama-quantize pads to 32 bytes, although the header says 128."""
     path = write_model(tmp_path / "model.gguf", 40, alignment=128)
     with pytest.raises(UsageError, match=r"general\.alignment 128"):
         plan_quantization(load_model_file(path), "F16")
@@ -182,7 +182,7 @@ def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(
         plan_quantization(source, "IQ2_XXS", QuantizeOptions(imatrix=matrix))
     plan_quantization(source, "Q4_K_M", QuantizeOptions(imatrix=matrix))
 
-    # embeddings are not in any matrix of llama-imatrix; ggml would abort on these types
+    # llama-imatrix's matrices never contain the embeddings; ggml would abort on these types
     matrix = write_imatrix(tmp_path / "rest.gguf", importances(wide, ["token_embd.weight"]))
     options = QuantizeOptions(imatrix=matrix, embedding_type=BY_NAME["IQ2_XS"])
     with pytest.raises(UsageError, match=r"no importances for 'token_embd\.weight'"):
@@ -190,7 +190,7 @@ def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(
 
 
 def test_an_abort_of_ggml_is_an_error_of_ours(tmp_path: Path) -> None:
-    """The quantizer forgets the fourth dimension and aborts: nothing here foresees that."""
+    """The quantizer ignores the fourth dimension and aborts, which no check of ours predicts."""
     four = {"extra.weight": (2, 2, 2, 256)}
     model = load_model_file(write_model(tmp_path / "model.gguf", shapes=four))
     with pytest.raises(InstrError, match=r"died \(SIGABRT\).*GGML_ASSERT"):
@@ -201,7 +201,7 @@ def test_an_abort_of_ggml_is_an_error_of_ours(tmp_path: Path) -> None:
 def test_what_was_written_is_looked_at_before_it_gets_its_name(wide: Path, tmp_path: Path) -> None:
     with Quantizer(load_model_file(wide)) as quantizer:
         plan = dataclasses.replace(quantizer.plan("Q8_0"), file_type="Q4_0")
-        with pytest.raises(InstrError, match=r"made Q6_K of 'output.weight', where .* said Q8_0"):
+        with pytest.raises(InstrError, match=r"'output.weight' as Q6_K, although .* said Q8_0"):
             quantizer.write([plan], [tmp_path / "out.gguf"])
     assert list(tmp_path.iterdir()) == []
 
@@ -225,7 +225,7 @@ def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
 
 
 def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
-    # others write to the disk, too: by far too much, and only checked
+    # other programs write to the disk, too, so the size is far too large, and only checked
     rows = 2 * shutil.disk_usage(tmp_path).free // 1024 + 1
     model = write_sparse_model(tmp_path / "sparse.gguf", (rows, 256))
     source = load_model_file(model)
@@ -250,7 +250,7 @@ def test_a_stopped_quantization_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, number: int, status: int
 ) -> None:
     process = subprocess.Popen(
-        # its tables take seconds
+        # computing its tables takes seconds
         [sys.executable, "-m", "llamacpp_instr", "quantize", "demo", "--types", "IQ3_S"],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -260,12 +260,12 @@ def test_a_stopped_quantization_leaves_nothing(
     assert process.returncode == status, errors
     if number == signal.SIGINT:
         assert errors.strip() == "Interrupted"
-    # after SIGKILL only the other process can tidy up
+    # after SIGKILL only the child process can remove it
     wait_for(lambda: list(tmp_path.iterdir()) == [])
 
 
 def write_sparse_model(path: Path, shape: tuple[int, ...]) -> Path:
-    """A model with one more tensor of zeros, which takes no room on the disk."""
+    """A model with one more tensor of zeros, which takes no disk space."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_context_length(64)

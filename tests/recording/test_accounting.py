@@ -1,4 +1,4 @@
-"""The time adds up: ops fill their compute, and a step's spans what its caller waits for."""
+"""Times add up: ops fill their compute, and a step spans the time that its caller waits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ops_and_their_gaps_cover_the_compute(
         end = run.t + sum(run.dur) + sum(run.gap or []) + run.tail
         assert begin <= run.t
         assert end <= begin + compute.dur
-        # the launch (threads woken, plan made) lies before the first op: a gap like the others
+        # the launch (waking threads, making the plan) is before the first op: a gap like others
         shares.append((end - begin) / compute.dur)
     assert median(shares) >= 0.99, shares
 
@@ -125,10 +125,10 @@ def test_an_op_costs_at_most_sixteen_bytes_of_log(tmp_path: Path, threads: int) 
 
 
 def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
-    """Longer than 32 bits of the counter's ticks: the process stands still in the middle of one."""
+    """Longer than 32 bits of the counter's ticks: the process is stopped during a kernel."""
     still = 2.8
     longest = 0
-    for attempt in range(8):  # it may be caught outside of a compute
+    for attempt in range(8):  # it may be stopped outside of a compute
         log = tmp_path / f"{attempt}.log"
         command = [
             sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once upon a time",
@@ -146,7 +146,7 @@ def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
             run.send_signal(signal.SIGCONT)
             while run.poll() is None and log.stat().st_size < grown + 200_000:
                 time.sleep(0.01)
-            run.send_signal(signal.SIGINT)  # there is no more to be learned from it
+            run.send_signal(signal.SIGINT)  # the rest of the run is not needed
             _, said = run.communicate(timeout=60)
         assert run.returncode == 130, said
         assert list(check_log(log)) == []

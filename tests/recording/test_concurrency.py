@@ -110,7 +110,7 @@ def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
         begins = {e.step: e for e in events if isinstance(e, schema.StepBegin)}
         ends = {e.step: e for e in events if isinstance(e, schema.StepEnd)}
         assert begins.keys() == ends.keys()
-        # the two did run at once: some step began before the other context's step had ended
+        # both ran at once: some step began before the other context's step had ended
         spans = [(begins[s].t, ends[s].t, begins[s].ctx) for s in begins]
         assert any(a[0] < b[0] < a[1] for a in spans for b in spans if a[2] != b[2]), (
             "the threads took turns"
@@ -153,7 +153,7 @@ def test_eight_processes_under_one_exec_give_eight_logs(tmp_path: Path, method: 
     pids = set()
     for log in logs:
         findings = [finding.message for finding in check_log(log)]
-        # a forked worker of multiprocessing leaves with _exit(): all is there but the last line
+        # a forked worker of multiprocessing exits with _exit(): only the last line is missing
         assert findings == ([] if method == "spawn" else ["was not closed: no session_end"])
         events = [event for _, event in read_events(log)]
         assert isinstance(events[0], schema.SessionStart)

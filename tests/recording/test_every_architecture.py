@@ -1,4 +1,4 @@
-"""Every architecture that upstream can make a model of is recorded, whole and with its layers."""
+"""Every architecture that upstream's test can generate is recorded completely, with its layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
 
-# What no layer owns: the embedding before the first, the output after the last, and what some
-# architectures spread around all of them (streams of hyper-connections, residual mixes).
+# Nodes without a layer: the embedding before the first, the output after the last, and what some
+# architectures compute between all of them (streams of hyper-connections, residual mixes).
 GLOBAL = re.compile(
     r"(embd|inp_embd|inp_embd_scaled|inp_scaled|inp_norm|embd_norm|inpL|pos_embd"
     r"|model\.input_embed|model\.embed_tokens|embedding_output"
@@ -97,7 +97,7 @@ def test_every_kernel_has_a_layer_or_is_a_named_global(logs: Path) -> None:
                 name = nodes.name[i]
                 if not runs or nodes.layer[i] >= 0 or GLOBAL.fullmatch(name):
                     continue
-                # what nobody named is global by its place: before all layers, or read by none
+                # unnamed nodes are global by position: before all layers, or not read by any
                 unnamed = UNNAMED.fullmatch(name.split(" (")[0])
                 if not (unnamed and (i < first or i in output)):
                     homeless.append(f"{log.stem}: node {i} {nodes.op[i]} {name!r}")

@@ -1,5 +1,5 @@
-"""A log that is there already: what replaces it, when, and what is never touched; and a log that
-lacks something once its program has ended."""
+"""An existing log: what replaces it, when, and which files are never touched; and logs that are
+incomplete when their program has ended."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_the_old_log_stays_until_there_is_another(
 
 
 def test_a_process_id_in_the_logs_directory_is_refused(instr: Instr, tmp_path: Path) -> None:
-    """The recorder puts the process id in there, too: nothing would be recorded."""
+    """The recorder would replace %p there, too, and record nothing."""
     (tmp_path / "%p").mkdir()
     assert_refused(instr("exec", "--log", "%p/a.log", "--", "true"), "%p", "directory")
 
 
-# what a program does that has a log, where the disk is full or the process is killed
+# the log of a program when the disk is full or the process is killed
 ENDS = {
     "empty": ("", "it is empty"),
     "cut": (OLD_LOG.read_text()[:-100], "it has no end"),

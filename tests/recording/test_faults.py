@@ -1,4 +1,4 @@
-"""Whatever happens to process, disk or reader: whole lines, counted losses, no crash."""
+"""Whatever happens to process, disk or reader: complete lines, counted losses, no crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.native_kit import DEMO
 
 KILLS = 100
 
-# Loads the library once, then forks one recording child a request: a kill costs milliseconds.
+# Loads the library once, then forks one recording child per request, so a kill takes milliseconds.
 NURSERY = """
     import ctypes, os, sys
     import llama_cpp.llama_cpp as api
@@ -128,7 +128,7 @@ RECORD = f"""
 
 
 def in_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script that may mount file systems of its own."""
+    """Run a shell script that may mount file systems, in its own namespace."""
     return subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *arguments],
         capture_output=True, text=True, timeout=300,
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
     reader = read_events(kept)
     events = [event for _, event in reader]
     assert reader.end is not None
-    # the recorder gave back enough room for the last line, which counts what is missing
+    # the recorder freed enough space for the last line, which counts what is missing
     assert reader.end.state == "closed"
     end = events[-1]
     assert isinstance(end, schema.SessionEnd)
@@ -190,7 +190,7 @@ def test_a_disk_that_is_read_only_is_one_line(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    # as a program that is not Python: a write to the pipe would end it
+    # like a program that is not Python: SIGPIPE would end it
     default = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
     script = RECORD.replace("    import sys,", f"    {default}\n    import sys,")
     with subprocess.Popen(

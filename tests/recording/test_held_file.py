@@ -1,5 +1,5 @@
-"""The recorder keeps a file open in a program that is not its own: what the program does with its
-descriptors, with its standard error and with logs that are there already."""
+"""The recorder keeps a file open in a foreign program. The tests change the program's descriptors,
+its standard error and existing logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECODE = f"""
 def run_program(
     body: str, log: Path | None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A program that decodes; with `log` recorded as `instr exec` has it."""
+    """Run a program that decodes; with `log` it is recorded like by `instr exec`."""
     text = textwrap.dedent(DECODE) + textwrap.dedent(body)
     asked = {"LLAMA_INSTR_LOG": str(log)} if log else {}
     return subprocess.run(
@@ -121,7 +121,7 @@ def test_a_full_disk_is_told_where_standard_error_is_redirected(tmp_path: Path) 
 @pytest.mark.parametrize(("on_error", "code"), [("continue", 0), ("stop", 74)])
 def test_a_failure_at_the_very_end_is_told(tmp_path: Path, on_error: str, code: int) -> None:
     log = tmp_path / "s.log"
-    # what is decoded at once is written when the program ends
+    # steps that were decoded last are written when the program ends
     body = FULL.replace("60_000", "0") + "    print('done'); decode(2)"
     done = run_program(body, log, LLAMA_INSTR_ON_ERROR=on_error)
     assert (done.returncode, done.stdout) == (code, "done\n")
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_log(tmp_path: Path) 
     assert not log.exists()
 
 
-# --- logs that are there ---
+# --- existing logs ---
 
 
 def test_only_a_log_is_replaced(tmp_path: Path) -> None:

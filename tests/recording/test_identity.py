@@ -1,4 +1,4 @@
-"""Recording changes no output: every logit is the unpatched library's, to the bit."""
+"""Recording changes no output: every logit equals the unpatched library's to the bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_logits_are_bit_identical_at_every_level(tmp_path: Path, name: str, thre
 
 
 def test_reading_values_changes_no_value(tmp_path: Path) -> None:
-    # the kernels may differ (no fusion), so this is equality of numbers within rounding
+    # the kernels may differ (no fusion), so the numbers are equal within rounding
     run_probe(tmp_path / "plain.npz", DEMO, unpatched=True)
     run_probe(
         tmp_path / "stats.npz", DEMO, "--level", "detailed", "--log", str(tmp_path / "s.log"),

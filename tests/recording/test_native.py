@@ -1,5 +1,5 @@
-"""The recorder's C API under stress (contexts at once, sessions that come and go, errors), and what
-it writes of numbers and texts."""
+"""The recorder's C API under stress (several contexts, sessions that begin and end, errors), and
+its output of numbers and texts."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_a_full_disk_ends_instr_run_with_one_line(instr: Instr) -> None:
 
 
 def run_python(code: str, path: Path, environment: dict[str, str]) -> str:
-    """Run code that finds `path` first; its standard output."""
+    """Run code that finds modules in `path` first; returns its standard output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], text=True, capture_output=True, check=True,
         env=environment | {"PYTHONPATH": f"{path}:{environment['PYTHONPATH']}"},
@@ -259,7 +259,7 @@ def test_another_abi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_package_is_light(environment: dict[str, str], tmp_path: Path) -> None:
-    """`import llamacpp_instr` brings no library with it, `record` is there all the same."""
+    """`import llamacpp_instr` imports no library, but `record` is available."""
     code = """
         import sys
         import llamacpp_instr

@@ -1,4 +1,4 @@
-"""`instr exec --rotate`: a log goes on in another file, and nothing is lost."""
+"""`instr exec --rotate`: a log continues in another file, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from llamacpp_instr.schema import (
 )
 from tests.conftest import Instr, assert_refused
 
-# Two contexts decode at once, in two threads, and count what they do; their caches are cleared when
-# they are full. A mark spans all of it, another one a part.
+# Two contexts decode at once, in two threads, and count their work; full caches are cleared. One
+# mark spans everything, another one only the end.
 APPLICATION = """
 import ctypes, json, sys, threading
 import llama_cpp.llama_cpp as api
@@ -78,7 +78,6 @@ def command(application: Path, demo_model: Path) -> list[str]:
 
 
 def parts_of(log: Path) -> list[Path]:
-    """The log and its parts, in their order."""
     later = sorted(log.parent.glob("*.part*"), key=lambda path: int(path.suffixes[-2][5:]))
     return [log, *later]
 
@@ -108,7 +107,7 @@ def test_a_log_rotates_without_a_lost_event(
         assert start.part == number
         assert end.reason == ("exit" if path == parts[-1] else "rotated")
         assert end.dropped == end.dropped_ops == 0
-        # what was being written when it was full comes on top
+        # the line that was being written at the limit is added
         assert 10**6 <= path.stat().st_size < 2 * 10**6 or path == parts[-1]
         kinds = Counter(type(event) for event in events)
         assert kinds[Model] == 1

@@ -1,4 +1,4 @@
-"""Command lines in a log: what looks like a secret is not there, and everything else is."""
+"""Command lines in a log: what looks like a secret is removed, everything else is kept."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LOADS = (
     "import sys; import llama_cpp.llama_cpp as api; params = api.llama_model_default_params(); "
     "api.llama_model_load_from_file(sys.argv[1].encode(), params)"
 )
-# a child sees what its parents have in their environment
+# a child sees the environment of its parents
 LEAKS = "import os; print([name for name in os.environ if 'S3CRET' in os.environ[name]])"
 
 

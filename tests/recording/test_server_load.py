@@ -1,4 +1,4 @@
-"""A server that others wrote, recorded under load: `make load`, for seconds instead of minutes."""
+"""A server written by others, recorded under load: `make load`, for seconds instead of minutes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_answers_are_the_unrecorded_servers_and_the_log_holds_each(held: Held) -
 
 
 def test_the_recorder_takes_little_memory(held: Held) -> None:
-    # that it does not grow is for `make load` to say: in seconds a server is still warming up
+    # `make load` checks the memory: within seconds a server is still warming up
     assert held.last("recorded") - held.last("plain") < 16 * MIB
 
 
@@ -108,8 +108,8 @@ STORY = Request(COMPLETIONS, json.dumps({"prompt": "Once upon a time", "max_toke
     ("how", "code", "states"),
     [
         (signal.SIGINT, 0, ["closed"]),
-        # uvicorn shuts down, then sends itself the signal again: nothing of the process is left
-        # that could close the log
+        # uvicorn shuts down, then sends itself the signal again, so the process cannot close the
+        # log
         (signal.SIGTERM, 128 + signal.SIGTERM, ["closed", "unclosed"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a program puts into its log, with any content: the strict reader reads every log."""
+"""Whatever a program puts into its log, the strict reader reads it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ VALUES = st.recursive(
 
 
 def reads(log: Path) -> list[Any]:
-    """The events; raises unless all of the log is as the schema says and nothing is missing."""
+    """The events; raises unless the whole log is valid and nothing is missing."""
     assert [str(finding) for finding in check_log(log)] == []
     return [event for _, event in read_events(log)]
 
@@ -80,7 +80,7 @@ def test_every_log_of_the_python_api_can_be_read(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "a.log")
-        # what is refused is refused before anything is written
+        # errors are raised before anything is written
         try:
             session = llamacpp_instr.record(log, level="minimal", args=args, stats=stats)
         except UsageError:
@@ -115,9 +115,9 @@ def test_bytes_that_are_not_utf_8_are_written_out(tmp_path: Path) -> None:
         (math.nan, "not JSON compliant"),
         ([math.inf], "not JSON compliant"),
         ([10**5000], "out of range|limit"),
-        (nested(MAX_DEPTH + 1), f"levels deep; a log takes {MAX_DEPTH}"),
+        (nested(MAX_DEPTH + 1), f"levels deep; a log allows {MAX_DEPTH}"),
         (nested(100_000), "cannot be written as JSON"),
-        ("x" * MAX_DATA, f"a log takes {MAX_DATA}"),
+        ("x" * MAX_DATA, f"a log allows {MAX_DATA}"),
         ({(1, 2): 3}, "keys must be"),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_no_reader_would_take_is_refused(tmp_path: Path, data: Any, words: 
         with pytest.raises(UsageError, match=words):
             session.note("name", data)
         for use_of in (session.instant, lambda name: session.note(name, 1)):
-            with pytest.raises(UsageError, match=f"a log takes {MAX_NAME}"):
+            with pytest.raises(UsageError, match=f"a log allows {MAX_NAME}"):
                 use_of("\x01" * (MAX_NAME // 6 + 1))
     assert not [event for event in reads(session.path) if isinstance(event, Mark | Note)]
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
@@ -164,7 +164,7 @@ def test_a_log_and_a_prompt_of_run_with_any_name(tmp_path: Path) -> None:
     assert (start.args["log"], start.args["prompts"]) == ("l\\xff\\xfe\\xc3.log", [prompt])
 
 
-# the recorder opens a log as soon as there is a model
+# the recorder opens a log as soon as a model is loaded
 LOADS = (
     "import sys; import llama_cpp.llama_cpp as api; params = api.llama_model_default_params(); "
     "api.llama_model_load_from_file(sys.argv[1].encode(), params)"

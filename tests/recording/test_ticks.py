@@ -1,4 +1,4 @@
-"""Times are recorded in ticks of the processor's counter: what they become in the log."""
+"""Times are recorded as ticks of the processor's counter and converted to ns in the log."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def _nanoseconds(program: Path, moments: list[Moment], ticks: Iterable[int]) -> 
 
 
 def _moments(n: int, ticks_per_ns: float, seed: int) -> list[Moment]:
-    """A counter of that rate, read every 100 ms or so, by 20 ns too early or too late."""
+    """A counter of that rate, read about every 100 ms, up to 20 ns too early or too late."""
     rng = random.Random(seed)
     times = [10**15 + int(i * 1e8 + rng.uniform(-1e7, 1e7)) for i in range(n)]
     return [(int(ns * ticks_per_ns) + rng.randint(-20, 20), ns) for ns in times]
 
 
 def _on_the_line(moments: list[Moment], ticks: int) -> tuple[Fraction, float]:
-    """Straight between two moments; before the first and after the last as the nearest two go. And
-    how far off fixed point may be: the rate by 2**-40 ns a tick, the result by half."""
+    """Linear interpolation between two moments; before the first and after the last, extrapolation
+    from the nearest two. And the error of fixed point: 2**-40 ns per tick, plus half a ns."""
     after = bisect_right(moments, (ticks, 2**64))
     (ticks_0, ns_0), (ticks_1, ns_1) = moments[max(0, min(after - 1, len(moments) - 2)) :][:2]
     line = ns_0 + Fraction((ticks - ticks_0) * (ns_1 - ns_0), ticks_1 - ticks_0)
@@ -68,7 +68,7 @@ def test_ticks_lie_on_the_line_through_the_moments_around_them(
 
 @pytest.mark.parametrize("n", [1, 2, 1024, 1025, 5000, 100_000])
 def test_time_never_runs_backwards_and_is_never_far_off(n: int, program: Path) -> None:
-    """However many moments a long recording has: of the older ones some are forgotten then."""
+    """However many moments a long recording has; some of the older ones are dropped."""
     moments = _moments(n, 2.596, seed=n)
     rng = random.Random(n)
     asked = sorted(rng.randint(moments[0][0], moments[-1][0]) for _ in range(5000))

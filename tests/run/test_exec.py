@@ -1,4 +1,4 @@
-"""`instr exec`: programs that know nothing of the recorder."""
+"""`instr exec`: programs that do not know the recorder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def application(tmp_path: Path) -> Path:
 
 
 def logs_of(done: subprocess.CompletedProcess[str]) -> list[Path]:
-    """The paths that the command printed."""
     return [
         Path(line.removeprefix("log: "))
         for line in done.stderr.splitlines()
@@ -67,7 +66,7 @@ def test_a_program_is_recorded_unchanged(
     assert (events[-1]["event"], events[-1]["reason"]) == ("session_end", "exit")
 
 
-# the last lines are formatted when the thread that decoded has lost its thread-locals
+# the last lines are formatted after the decoding thread has destroyed its thread-locals
 LEAVES_AT_ONCE = """
 import ctypes, sys
 import llama_cpp.llama_cpp as api
@@ -91,7 +90,7 @@ def test_a_program_that_frees_nothing_ends_as_it_would(
     assert len([event for event in events if event["event"] == "step_end"]) == 150
 
 
-# how a Python program may end; by SIGINT it ends itself, and exit() is not called
+# how a Python program may end; with SIGINT it kills itself, and exit() is not called
 ENDINGS = {
     "raise KeyboardInterrupt": -signal.SIGINT,
     "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)": -2,
@@ -171,7 +170,7 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
 def test_signals_reach_the_program(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    # short naps: Python calls the handler of a signal that came just before a nap when it is over
+    # short sleeps: Python calls the handler of a signal that came just before a sleep after it
     code = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(40))\n"
@@ -193,7 +192,7 @@ def test_signals_reach_the_program(
 def test_ctrl_c_on_the_terminal_reaches_the_program_once(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The terminal signals the whole group; the program must not be told twice."""
+    """The terminal signals the whole group; the program must not get the signal twice."""
     code = (
         "import signal, time\n"
         "seen = []\n"

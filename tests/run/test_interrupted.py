@@ -1,4 +1,4 @@
-"""`instr run` that is interrupted, or whose reader goes away."""
+"""`instr run` that is interrupted, or whose reader closes the pipe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_reader_that_leaves_stops_the_run(environment: dict[str, str], tmp_pat
 def test_ctrl_c_while_the_library_loads_is_no_fault_of_the_library(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Some modules take an interruption of their import for a damaged installation."""
+    """Some modules report an interrupted import as a damaged installation."""
     package = tmp_path / "llama_cpp"
     package.mkdir()
     (package / "__init__.py").write_text(

@@ -96,7 +96,7 @@ def test_a_seed_that_nobody_gave_stands_in_the_log(instr: Instr, tmp_path: Path)
 
 
 def test_whole_characters_only() -> None:
-    """Tokens that are single bytes: nothing is written before the character is whole."""
+    """Tokens that are single bytes: nothing is written before the character is complete."""
 
     class Bytes:
         def piece(self, token: int) -> bytes:
@@ -115,7 +115,7 @@ def test_whole_characters_only() -> None:
 
 @pytest.fixture
 def chat_model(tmp_path: Path, demo_model: Path) -> Path:
-    """The demo model with a template that puts a BOS first."""
+    """The demo model with a template that begins with BOS."""
     path = tmp_path / "chat.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     copy_with_new_metadata(
@@ -132,13 +132,13 @@ def test_chat_uses_the_models_own_template(
 ) -> None:
     done = instr("run", chat_model, "--chat", "-p", "a story", "-n", 24)
     assert done.returncode == 0, done.stderr
-    # one BOS: the template's and the tokenizer's are not added up
+    # one BOS: those of the template and of the tokenizer are not both added
     assert done.stdout == greedy_text(peer, "[user] a story ->", 24) + "\n"
 
 
 def test_embeddings_are_the_models(instr: Instr, models: Path) -> None:
     prompts = ("-p", "hello world", "-p", "other")
-    # llama-cpp-python leaves flash attention off; its rounding is another one
+    # llama-cpp-python leaves flash attention off, which rounds differently
     done = instr("run", models / "bert.gguf", "--embed", *prompts, "--flash-attn", "off")
     assert done.returncode == 0, done.stderr
     ours = [json.loads(line) for line in done.stdout.splitlines()]
@@ -301,7 +301,7 @@ def test_prompts_that_are_no_text_are_refused(instr: Instr, tmp_path: Path) -> N
 def test_a_prompt_is_text_whatever_the_locale_is(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Without UTF-8 in the locale Python takes a prompt's bytes for something else."""
+    """Without UTF-8 in the locale, Python decodes a prompt's bytes differently."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = start_run({**environment, **plain}, tmp_path, "demo", "-p", "schön", "-n", "1")
     _, errors = done.communicate(timeout=60)

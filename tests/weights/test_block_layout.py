@@ -1,4 +1,4 @@
-"""Blocks are taken apart as ggml and gguf-py do it, to the bit, and as counted by hand."""
+"""Blocks are decoded as by ggml and gguf-py, to the bit, and as computed by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Traits(ctypes.Structure):
 
 
 def ggml_values(type_: GgmlType, data: Bytes) -> Floats:
-    """What ggml makes of the blocks."""
     lib = load().lib
     lib.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
     traits = lib.ggml_get_type_traits(type_.number).contents
@@ -48,7 +47,7 @@ def ggml_values(type_: GgmlType, data: Bytes) -> Floats:
 
 
 def assert_same_bits(ours: Floats, theirs: Floats) -> None:
-    """A number that is none has no bits of its own; all others are equal, zeros with their sign."""
+    """NaN may have any bits; all other numbers are equal, zeros with their sign."""
     assert ours.dtype == theirs.dtype == np.float32
     assert ours.shape == theirs.shape
     none = np.isnan(theirs)
@@ -107,7 +106,7 @@ def half(*numbers: float) -> bytes:
 
 
 def test_a_block_of_q4_0_by_hand() -> None:
-    # the first byte holds elements 0 (low nibble) and 16 (high nibble)
+    # the first byte contains elements 0 (low nibble) and 16 (high nibble)
     data = block("Q4_0", half(0.5), bytes([0xF0]), bytes([0x88] * 15))
     blocks = decode_blocks(BY_NAME["Q4_0"], data)
     assert blocks.parts.d is not None
@@ -125,8 +124,8 @@ def test_a_block_of_q8_0_by_hand() -> None:
 
 
 def test_a_block_of_q4_k_by_hand() -> None:
-    # scales 1, 2, 3, 63 and minima 4, 5, 6, 7 have six bits of a byte; of the other four, whose
-    # low nibbles are the last bytes', the upper two bits are those of the first eight bytes
+    # scales 1, 2, 3, 63 and minima 4, 5, 6, 7 have six bits of a byte; the low nibbles of the other
+    # four are the last bytes', and their upper two bits those of the first eight bytes
     first = bytes([1 | 3 << 6, 2, 3, 63])
     second = bytes([4, 5, 6, 7 | 2 << 6])
     last = bytes([0x1F, 0x00, 0x30, 0x04])

@@ -1,4 +1,4 @@
-"""What is counted in a tensor's blocks: by hand, and against gguf-py on real tensors."""
+"""Statistics of a tensor's blocks: by hand, and against gguf-py on real tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quantized(request: pytest.FixtureRequest) -> Path:
 
 
 def test_a_histogram_counted_by_hand(tmp_path: Path) -> None:
-    # a byte holds two codes
+    # a byte contains two codes
     data = rows_of([half(1) + bytes([0x00] * 16), half(1) + bytes([0xF7] * 10 + [0x88] * 6)], 1)
     quants = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})).quants
     assert quants.counts.tolist() == [32, 0, 0, 0, 0, 0, 0, 10, 12, 0, 0, 0, 0, 0, 0, 10]
@@ -134,7 +134,7 @@ def test_chunks_of_any_size_count_the_same(
     assert repr((whole.d, whole.dmin)) == repr((chunked.d, chunked.dmin))
     assert whole.errors is not None
     assert chunked.errors is not None
-    # the values are random bytes: not all are numbers
+    # the values are random bytes: some are not finite
     assert repr(whole.errors.worst) == repr(chunked.errors.worst)
     for ours, theirs in ((whole.scale_grid, chunked.scale_grid),
                          (whole.error_grid, chunked.error_grid)):  # fmt: skip
@@ -249,7 +249,7 @@ def test_of_a_file_of_many_gigabytes_only_the_block_is_read(tmp_path: Path) -> N
         tmp_path / "m.gguf",
         {"big": ("Q8_0", np.zeros((1, 34), np.uint8)), "t": ("Q8_0", random_rows("Q8_0", 2, 1))},
     )
-    # the first tensor grows, in the header only: what follows it moves up
+    # the first tensor grows, only in the header: the following ones move up
     content = small.read_bytes()
     model = load_model_file(small)
     n_bytes = big // 32 * 34

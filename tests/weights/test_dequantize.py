@@ -1,4 +1,4 @@
-"""Numbers from stored bytes: ggml's, gguf-py's and by hand they are the same."""
+"""Numbers from stored bytes: ggml's, gguf-py's and those computed by hand are equal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOTH = [t for t in TYPES.values() if t.name not in ONLY_GGML | NOBODY]
 
 
 def same(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
-    """Equal to the bit, but for the bits of what is no number."""
+    """Equal to the bit, except for the bits of NaN."""
     nan = np.isnan(a)
     return bool(
         a.dtype == b.dtype == np.float32
@@ -56,7 +56,7 @@ def test_both_agree_to_the_bit_on_any_bytes(type_: GgmlType, data: st.DataObject
     n_blocks = data.draw(st.integers(1, 9))
     seed = data.draw(st.integers(0, 2**32 - 1))
     stored = np.random.default_rng(seed).integers(0, 256, n_blocks * type_.block_bytes, np.uint8)
-    # whole blocks of a drawn byte meet scales that are zero, infinite or no number
+    # whole blocks of a drawn byte have scales that are zero, infinite or NaN
     stored[: type_.block_bytes] = data.draw(st.integers(0, 255))
     n = n_blocks * type_.block
     assert same(GGML.to_float(type_, stored, n), GGUF.to_float(type_, stored, n))
@@ -89,7 +89,7 @@ def test_a_block_of_q8_0_by_hand(dequantizer: Dequantizer) -> None:
 
 
 def test_a_block_of_q4_0_by_hand(dequantizer: Dequantizer) -> None:
-    # scale 2; byte i holds element i in its low half and element i + 16 in its high one, minus 8
+    # scale 2; byte i has element i in its low nibble and element i + 16 in its high one, minus 8
     stored = struct.pack("<e16B", 2, *(i | (15 - i) << 4 for i in range(16)))
     expected = [2 * (i - 8) for i in range(16)] + [2 * (7 - i) for i in range(16)]
     assert numbers(dequantizer, "Q4_0", stored) == expected
@@ -97,14 +97,14 @@ def test_a_block_of_q4_0_by_hand(dequantizer: Dequantizer) -> None:
 
 def test_a_block_of_q4_k_by_hand(dequantizer: Dequantizer) -> None:
     # d = 0.5, dmin = 0.25; eight sub-blocks of 32 with 6-bit scales 1, 2, 3, 4, 17, 34, 51, 63 and
-    # minima 5, 6, 7, 8, 63, 0, 16, 33. The first four lie in the low six bits of bytes 0-3 and 4-7;
-    # of the others the low four bits share bytes 8-11, the high two are on top of bytes 0-7.
+    # minima 5, 6, 7, 8, 63, 0, 16, 33. The first four are the low six bits of bytes 0-3 and 4-7;
+    # the low four bits of the others share bytes 8-11, and their high two are on top of bytes 0-7.
     scales = [1, 2, 3, 4, 17, 34, 51, 63]
     minima = [5, 6, 7, 8, 63, 0, 16, 33]
     packed = [scales[i] | scales[i + 4] >> 4 << 6 for i in range(4)]
     packed += [minima[i] | minima[i + 4] >> 4 << 6 for i in range(4)]
     packed += [scales[i] & 15 | (minima[i] & 15) << 4 for i in range(4, 8)]
-    # bytes 32 k to 32 k + 31 of the quants: sub-block 2 k in the low halves, 2 k + 1 in the high
+    # bytes 32 k to 32 k + 31 of the quants: sub-block 2 k in the low nibbles, 2 k + 1 in the high
     quants = [(i % 16) | ((i + k) % 16) << 4 for k in range(4) for i in range(32)]
     stored = struct.pack("<ee12B128B", 0.5, 0.25, *packed, *quants)
     expected = []

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def measured(x: Floats, y: Floats, block: int = 32, pieces: int = 1) -> PieceError:
-    """The error of a tensor, computed in so many runs of whole chunks."""
+    """The error of a tensor, computed in `pieces` of whole chunks."""
     stride = sample_stride(x.size, x.size)
     parts = []
     piece = -(-x.size // pieces // CHUNK) * CHUNK
@@ -43,7 +43,7 @@ def measured(x: Floats, y: Floats, block: int = 32, pieces: int = 1) -> PieceErr
 
 
 def assert_right(found: PieceError, x: Floats, y: Floats, block: int) -> None:
-    """Equal to what float64 gives, to five digits."""
+    """Equal to float64's results, to five digits."""
     finite = np.isfinite(x) & np.isfinite(y)
     a, b = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -191,7 +191,7 @@ def test_percentiles_of_a_large_tensor_keep_their_ranks() -> None:
     stride = sample_stride(n, row)
     assert n > SAMPLE
     random = np.random.default_rng(1)
-    # some columns err more than others: a stride that skipped them would not see it
+    # some columns have larger errors: a stride that skipped them would not find them
     y = (random.normal(size=(rows, row)) * (1 + np.arange(row) % 16)).astype(np.float32).ravel()
     errors = ErrorSum(32, stride)
     for at in range(0, n, CHUNK):

@@ -27,7 +27,7 @@ RANDOM = np.random.default_rng(3)
 
 
 def write_model(path: Path, tensors: Tensors, architecture: str = "llama") -> Path:
-    """A model of these tensors, 2-D ones as Q8_0, the others as F32."""
+    """A model with these tensors: 2-D ones as Q8_0, the others as F32."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, values in tensors.items():
         if values.ndim == 2 and values.shape[1] % 32 == 0:
@@ -57,7 +57,6 @@ def errors_of(reference: Path | str, candidate: Path | str, **options: int) -> l
 
 
 def gguf_py_numbers(weight: Weight) -> npt.NDArray[np.float64]:
-    """A tensor as gguf-py dequantizes it."""
     stored = np.fromfile(weight.path, np.uint8, weight.n_bytes, offset=weight.offset)
     kind = gguf.GGMLQuantizationType(weight.type.number)
     return gguf.quants.dequantize(stored, kind).astype(np.float64)
@@ -127,7 +126,7 @@ def test_names_layers_and_roles_are_the_files() -> None:
 
 
 def test_the_result_does_not_depend_on_threads(tmp_path: Path) -> None:
-    # more than one piece, the last not whole
+    # more than one piece, the last one incomplete
     tensors = {"a.weight": random(PIECE // 4096 + 100, 4096), "b.weight": random(7)}
     plain = write_plain(tmp_path / "plain.gguf", tensors)
     stored = write_model(tmp_path / "q8.gguf", tensors)
@@ -181,7 +180,7 @@ def test_a_tied_output_stands_for_one_of_its_own(tmp_path: Path) -> None:
     output, _ = errors_of(tied, own)
     assert (output.name, output.role) == ("output.weight", "output")
     assert output.rmse == pytest.approx(1, abs=0.01)
-    assert output.reference_bytes == 0, "it has no bytes of its own"
+    assert output.reference_bytes == 0, "it adds no bytes"
     assert output.n_bytes == 64 * 34
     tokens_back, output_back = errors_of(own, tied)
     assert (tokens_back.name, output_back.name) == ("token_embd.weight", "output.weight")
@@ -281,10 +280,10 @@ print(peak() - before)
 
 
 def write_zeros(path: Path, rows: int) -> Path:
-    """A model of one F32 tensor with rows of 4096 zeros, which are a hole: they cost no disk."""
+    """A model with one F32 tensor of rows of 4096 zeros, a hole that takes no disk space."""
     write_plain(path, {"a.weight": np.zeros((1, 4096), np.float32)})
     data = path.read_bytes()
-    # after the name the number of dimensions, and in ggml's order the rows are the second
+    # the name is followed by the number of dimensions; in ggml's order the rows are the second
     at = data.index(b"a.weight") + len("a.weight") + 4 + 8
     assert data[at : at + 8] == (1).to_bytes(8, "little")
     path.write_bytes(data[:at] + rows.to_bytes(8, "little") + data[at + 8 :])
