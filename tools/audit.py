@@ -1,9 +1,9 @@
-"""Says which versions of this environment have known vulnerabilities: `make audit`.
+"""Lists the installed versions with known vulnerabilities: `make audit`.
 
-pip-audit asks for them, package by package; what it finds nothing about it passes over with exit
-code 0. Here that is a failure: no answer is not a good one.
+pip-audit looks them up package by package, and exits with status 0 even if it finds no data about a
+package. Here missing data is a failure.
 
-Invariant: exit code 0 means that every package was looked up and none is vulnerable.
+Invariant: exit status 0 means that every package was looked up and none is vulnerable.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OURS = "llamacpp-instr"
 
 
 def installed_versions(root: str = OURS) -> dict[str, str]:
-    """Name -> version of all that `root` needs, with its extras, as far as it is installed; and the
-    pinned llama-cpp-python by its own version, without the patches."""
+    """Name -> version of all installed requirements of `root` and its extras; and of the pinned
+    llama-cpp-python by its own version, without the patches."""
     found: dict[str, str] = {}
     waiting = [root]
     while waiting:
@@ -35,7 +35,7 @@ def installed_versions(root: str = OURS) -> dict[str, str]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # of another system, or an extra that is not installed
+            continue  # for another system, or an extra that is not installed
         found[name] = distribution.version
         for requirement in distribution.requires or []:
             extra = "extra ==" in requirement
@@ -47,10 +47,10 @@ def installed_versions(root: str = OURS) -> dict[str, str]:
 
 
 def judge(versions: dict[str, str], answer: dict[str, Any]) -> list[str]:
-    """What is wrong, a line each: what is vulnerable, and what nothing is known of."""
+    """The problems, one line each: packages that are vulnerable, and packages without data."""
     asked = {_normal(each["name"]): each for each in answer["dependencies"]}
     lines = [
-        f"{name} {versions[name]}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or '?'}"
+        f"{name} {versions[name]}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or '?'}"
         for name, each in asked.items()
         for flaw in each.get("vulns", [])
     ]
@@ -58,8 +58,8 @@ def judge(versions: dict[str, str], answer: dict[str, Any]) -> list[str]:
     if unknown:
         named = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
         lines.append(
-            f"no advisories could be had for {len(unknown)} of {len(versions)} packages ({named}): "
-            "nothing is known of them"
+            f"no data about {len(unknown)} of {len(versions)} packages ({named}): "
+            "they may be vulnerable"
         )
     return lines
 
@@ -69,7 +69,7 @@ def _normal(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m tools.audit PIP_AUDIT`, the program; prints what is wrong and returns 1 then."""
+    """`python -m tools.audit PIP_AUDIT`: prints the problems; returns 1 if there are any."""
     versions = installed_versions()
     with tempfile.TemporaryDirectory() as directory:
         pinned = Path(directory) / "pinned.txt"
@@ -81,8 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         lines = judge(versions, json.loads(done.stdout))
     except ValueError:
-        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        lines = [f"no advisories could be had: {why}"]
+        why = (done.stderr.strip().splitlines() or ["pip-audit printed nothing"])[-1]
+        lines = [f"no data about vulnerabilities: {why}"]
     print(*lines or [f"{len(versions)} packages, no known vulnerability"], sep="\n")
     return 1 if lines else 0
 

@@ -1,12 +1,11 @@
-"""Writes what is generated: the C++ writer's header, the page of the log, that of the commands.
+"""Generates the C++ writer's header, docs/log-format.md and docs/cli.md.
 
-Invariant: `llamacpp_instr/schema.py` is the one home of every event name, key and meaning, and a
-click command that of its words; the files written here follow from them (and from the log that
-the log page's examples are taken from) and from nothing else, so `--check` can tell when they are
-stale.
+Invariant: event names, keys and meanings are defined only in `llamacpp_instr/schema.py`, and the
+words of a command only in the command. The generated files depend on these and on the log with the
+examples, so `--check` can detect files that are out of date.
 
-    python -m tools.generate            write them
-    python -m tools.generate --check    exit 1 and name what is stale; write nothing
+    python -m tools.generate            write the files
+    python -m tools.generate --check    list files that are out of date, exit with status 1 if any
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def generate() -> dict[str, str]:
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """The generated files that are missing below `root` or differ from what they follow from."""
+    """The generated files below `root` that are missing or out of date."""
     return [
         name
         for name, content in generate().items()

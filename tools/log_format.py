@@ -87,7 +87,7 @@ _TYPES = {
 
 
 def _type(field: Field) -> str:
-    """The type as the page names it: a type of JSON, or the name of a part."""
+    """The type as the page names it: a JSON type, or the name of a part."""
     text = field.type.replace(" | None", "")
     annotated = re.match(r"Annotated\[(\w+), .*\]$", text)
     text = annotated[1] if annotated else text

@@ -1,7 +1,6 @@
-"""Prints the oldest versions that the package may be installed with, as constraints for pip.
+"""Prints the oldest versions that pyproject.toml allows, as constraints for pip.
 
-Invariant: only pyproject.toml contains bounds; what `make test-oldest` installs
-follows from it.
+Invariant: only pyproject.toml contains the bounds.
 
     python -m tools.oldest > constraints.txt
 """
@@ -13,16 +12,16 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
-# Python 3.10 has no TOML reader; what matters here is lists of quoted requirements
+# Python 3.10 has no TOML reader; this needs only the lists of quoted requirements
 _LIST = re.compile(r"^(?P<name>[\w-]+) = \[(?P<items>.*?)\]$", re.MULTILINE | re.DOTALL)
 _REQUIREMENT = re.compile(r'"(?P<name>[\w.-]+)(?P<bound>[^";]*)"')
 
 
 def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:
-    """Lower bound by name of what is needed to use the package: dependencies and the extras but
-    `native`, whose version is exact, and `test`.
+    """The lower bounds, by name, of the dependencies and of the extras except `native`, whose
+    version is exact, and `test`.
 
-    Raises ValueError when one has no bound of the form `>=VERSION`.
+    Raises ValueError for a requirement without a bound of the form `>=VERSION`.
     """
     project = path.read_text(encoding="utf-8").partition("[project]")[2].partition("\n[tool.")[0]
     bounds = {}
@@ -38,7 +37,6 @@ def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command."""
     for name, bound in load_bounds().items():
         print(f"{name}=={bound}")
 

@@ -1,10 +1,10 @@
-"""Makes the files of a release and tries them where nothing else is installed.
+"""Makes the files of a release and tests them in an empty environment.
 
-Invariant: what lands in the directory has been installed into an empty environment and used there,
-and the sdist builds the very same wheel.
+Invariant: the files in the directory were installed into an empty environment and used there, and
+the sdist builds exactly the same wheel.
 
     python -m tools.release             dist/: sdist and wheel
-    python -m tools.release --native    and the patched llama-cpp-python for every x86-64 CPU
+    python -m tools.release --native    also the patched llama-cpp-python for every x86-64 CPU
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llamacpp_instr.errors import InstrError, UsageError
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
-# Everything that needs no native library, on a log and on the demo model.
+# Commands that need no native library, on a log and on the demo model.
 TRIALS: tuple[tuple[str, ...], ...] = (
     ("--help",),
     ("check", "session.log"),
@@ -58,8 +58,8 @@ class ReleaseError(InstrError):
 def build_distributions(source: Path, directory: Path) -> tuple[Path, Path]:
     """The sdist and the wheel of a source tree, in `directory`.
 
-    The build backend comes from the index, as pip would fetch it. Raises ReleaseError with the
-    backend's last line.
+    The build backend comes from the index, as with pip. Raises ReleaseError with the backend's
+    last line.
     """
     requires = re.search(r'^requires = \["(.*)"\]$', (source / "pyproject.toml").read_text(), re.M)
     assert requires is not None, "pyproject.toml names one build backend"
@@ -83,7 +83,7 @@ def check_sdist(sdist: Path, wheel: Path, work: Path) -> None:
 
 
 def check_wheel(wheel: Path, native: Path | None, work: Path) -> None:
-    """Install into an environment of its own and use it; ReleaseError when a command fails."""
+    """Install into an environment of its own and use it; raises ReleaseError if a command fails."""
     environment = work / "environment"
     _run([sys.executable, "-m", "venv", str(environment)], work)
     python = str(environment / "bin" / "python")
@@ -99,31 +99,31 @@ def check_wheel(wheel: Path, native: Path | None, work: Path) -> None:
 
 
 def _run(command: Sequence[str], directory: Path, **variables: str) -> None:
-    # a variable of the caller must not lend what the environment lacks
+    # a variable of the caller must not provide what the environment lacks
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         command, cwd=directory, env={**clean, **variables}, capture_output=True, text=True
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise ReleaseError(f"{' '.join(command)} exits with {done.returncode}: {last}")
+        raise ReleaseError(f"{' '.join(command)} exits with status {done.returncode}: {last}")
 
 
 def release(directory: Path, native: bool, jobs: int | None, force: bool) -> list[Path]:
-    """Make and try the files, then put them into `directory`; their paths there."""
+    """Make and test the files, then put them into `directory`; returns their new paths."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         for name in ("made", "from-sdist", "trial"):
             (place / name).mkdir()
         sdist, wheel = build_distributions(ROOT, place / "made")
         check_absent(directory, [sdist, wheel], force)
-        click.echo("the wheel, made again from the sdist", err=True)
+        click.echo("building the wheel again from the sdist", err=True)
         check_sdist(sdist, wheel, place / "from-sdist")
         files = [sdist, wheel]
         if native:
             files.append(build_wheel(portable=True, jobs=jobs))
             check_absent(directory, files, force)
-        click.echo(f"{len(TRIALS)} commands in an empty environment", err=True)
+        click.echo(f"running {len(TRIALS)} commands in an empty environment", err=True)
         check_wheel(wheel, files[2] if native else None, place / "trial")
         directory.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copyfile(file, directory / file.name)) for file in files]
@@ -137,12 +137,12 @@ def check_absent(directory: Path, files: Sequence[Path], force: bool) -> None:
 
 
 @click.command()
-@click.option("--native", is_flag=True, help="The portable patched llama-cpp-python as well.")
+@click.option("--native", is_flag=True, help="Also build the portable patched llama-cpp-python.")
 @click.option("--jobs", type=int, metavar="N", help="Compilers at once, for --native.")
-@click.option("-o", "--output", default="dist", metavar="DIR", help="Where to.", show_default=True)
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("-o", "--output", default="dist", metavar="DIR", help="Target.", show_default=True)
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def main(native: bool, jobs: int | None, output: str, force: bool) -> None:
-    """Make sdist and wheel, try them in an empty environment, print size and sha256 of each."""
+    """Make sdist and wheel, test them in an empty environment, print size and sha256 of each."""
     try:
         for file in release(Path(output), native, jobs, force):
             click.echo(f"{sha256_of(file)}  {file.stat().st_size:>11,}  {file}")

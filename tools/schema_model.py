@@ -1,7 +1,7 @@
-"""The event schema as data: its structs with their fields, units and the docstrings under them.
+"""The event schema as data: its structs with their fields, units and docstrings.
 
-Invariant: everything is read off `llamacpp_instr.schema` (msgspec for types and defaults, the
-module's source for the strings under fields, which Python itself does not keep).
+Invariant: everything is read from `llamacpp_instr.schema`: types and defaults through msgspec, the
+strings below fields from the source, because Python does not keep them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Field:
 
     key: str
     type: str
-    """as the source writes it"""
+    """as in the source"""
     required: bool
     default: object
     doc: str
-    """the string under the field, empty when there is none"""
+    """the string below the field; empty if there is none"""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class StructDoc:
     """One struct of the schema."""
 
     name: str
-    """the Python class's"""
+    """name of the Python class"""
     event: str
-    """the event's name, empty for a struct that is a part of events"""
+    """the event's name; empty for a part of events"""
     doc: str
     fields: tuple[Field, ...]
 
 
 def all_structs() -> list[StructDoc]:
-    """Every struct of the schema in source order, the common base left out; its key `t` is
-    the first of every event's."""
+    """Every struct of the schema in source order, without the common base; its key `t` is the
+    first of every event's."""
     tree = ast.parse(inspect.getsource(schema))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     return [
@@ -67,7 +67,7 @@ def _struct(cls: type, node: ast.ClassDef, base: ast.ClassDef) -> StructDoc:
 
 
 def _sources(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Field name -> (its annotation, the string under it)."""
+    """Field name -> (its annotation, the string below it)."""
     found = {}
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):

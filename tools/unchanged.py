@@ -2,7 +2,7 @@
 
     python -m tools.unchanged NAME PATH... -- COMMAND...
 
-The digest is of the tracked files below the paths and of the command. It is kept in the product's
+The digest covers the tracked files below the paths, and the command. It is kept in the product's
 cache once the command has exited with status 0.
 """
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def digest_of(paths: list[str], command: list[str]) -> str:
-    """Of the names and contents of the tracked files below `paths`, and of the command."""
+    """A digest of the names and contents of the tracked files below `paths`, and of the command."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
     )

@@ -1,1 +1,1 @@
-"""Builds and installs the patched llama.cpp, and says what is missing."""
+"""Builds and installs the patched llama.cpp, and diagnoses an installation."""

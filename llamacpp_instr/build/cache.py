@@ -1,10 +1,10 @@
-"""Where builds are kept, and a place to build in that one process has to itself.
+"""The cache of builds, and a working directory for one build at a time.
 
-What is in the cache is installed, so nobody else may write there; and a wheel counts only together
-with its digest, which is written last.
+Wheels in the cache are installed, so nobody else may write there. A wheel is valid only with its
+digest, which is written last.
 
-A lock belongs to a process and ends with it, however it ends; what a killed build left behind is
-therefore known by a lock that nobody holds, and is swept away by the next build.
+A lock belongs to a process and is released when that process ends. So a directory whose lock is
+free is left from a killed build, and the next build removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llamacpp_instr.errors import BuildError
 
 
 def cache_dir() -> Path:
-    """Where sdists, wheels and logs are kept: LLAMACPP_INSTR_CACHE, else the user's cache."""
+    """The directory of sdists, wheels and logs: LLAMACPP_INSTR_CACHE, or in the user's cache."""
     own = os.environ.get("LLAMACPP_INSTR_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -32,8 +32,8 @@ def cache_dir() -> Path:
 
 
 def own_cache() -> Path:
-    """`cache_dir()` and what is kept there, made where missing; raises BuildError when somebody
-    else could write to it."""
+    """`cache_dir()`, created if necessary. Raises BuildError if other users can write to it or to
+    a file in it."""
     cache = cache_dir()
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def own_cache() -> Path:
 
 
 def kept_wheel(cache: Path, key: str) -> Path | None:
-    """The wheel of a key, if the cache has it as it was kept."""
+    """The wheel of a key, if the cache has it and its digest is right; else None."""
     place = cache / "wheels" / key
     if place.is_dir():
         _own_directory(place)
@@ -57,7 +57,7 @@ def kept_wheel(cache: Path, key: str) -> Path | None:
 
 
 def keep_wheel(cache: Path, key: str, wheel: Path) -> Path:
-    """Move a wheel into the cache, in the place of any that is there; its new path."""
+    """Move a wheel into the cache, replacing an existing one; returns its new path."""
     place = cache / "wheels" / key
     shutil.rmtree(place, ignore_errors=True)
     _own_directory(place)
@@ -71,12 +71,12 @@ def _digest_of(wheel: Path) -> Path:
 
 
 def _digest_line(wheel: Path) -> str:
-    """As `sha256sum` writes it."""
+    """A line in the format of `sha256sum`."""
     return f"{sha256_of(wheel)}  {wheel.name}\n"
 
 
 def _own_directory(path: Path) -> None:
-    """Make a directory for this user alone; raises BuildError for one that others can write to."""
+    """Create a private directory. Raises BuildError for one that others can write to."""
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.stat()
     if found.st_uid not in (0, os.geteuid()):
@@ -94,16 +94,16 @@ def _own_directory(path: Path) -> None:
 def _unusable(error: OSError, cache: Path) -> BuildError:
     return BuildError(
         f"{error.filename or cache}: {error.strerror}; free it or set LLAMACPP_INSTR_CACHE to "
-        "a directory that can be written"
+        "a writable directory"
     )
 
 
 @contextmanager
 def workplace(cache: Path, name: str, stream: TextIO) -> Iterator[Path]:
-    """An empty directory below `cache` that is gone afterwards; waits for who has it now.
+    """An empty directory below `cache`, removed afterwards. Waits for a process that uses it.
 
-    A process that waits says so on `stream`. Raises BuildError when the disk is full or the cache
-    cannot be written.
+    A process that waits prints a line to `stream`. Raises BuildError if the disk is full or the
+    cache cannot be written.
     """
     place = cache / "work" / name
     try:
@@ -130,7 +130,7 @@ def _lock_of(place: Path) -> Path:
 
 
 def _sweep(work: Path) -> None:
-    """Remove the places of builds that were killed."""
+    """Remove the directories of killed builds."""
     for place in work.iterdir():
         if not place.is_dir():
             continue

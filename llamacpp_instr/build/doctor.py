@@ -1,7 +1,7 @@
-"""Finds out what is installed and what is missing, without ever failing itself.
+"""Finds out what is installed and what is missing, and never fails itself.
 
-llama_cpp is asked in a process of its own: a library that crashes on being loaded (built for
-another CPU, with a part missing) is then a finding and not the end of the examination.
+llama_cpp is loaded in a child process. So a library that crashes when it is loaded (built for
+another CPU, with a part missing) is a finding and does not end the diagnosis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llamacpp_instr.llama.threads import usable_cpus
 
 PROBE_SECONDS = 60
 
-# What it prints last is the answer; llama.cpp may print before.
+# The last line that it prints is the answer; llama.cpp may print lines before.
 _PROBE = """
 import ctypes, json
 import llama_cpp
@@ -43,7 +43,7 @@ except AttributeError:
 print("\\n" + json.dumps(answer))
 """
 
-# What the package depends on: a module that is missing is a damaged installation.
+# Dependencies of the package: if one is missing, the installation is damaged.
 NEEDS: dict[str, tuple[str, ...]] = {
     "click": ("every command",),
     "msgspec": ("every command that reads or writes a log",),
@@ -56,7 +56,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "rich": ("tables in the terminal",),
 }
 
-# What an extra of the package adds, by its module; recording works without.
+# Optional modules -> the extra that installs them, and what it adds. Recording works without them.
 EXTRAS: dict[str, tuple[str, str]] = {
     "pyarrow": ("parquet", "instr to-parquet without --csv"),
     "matplotlib": ("report", "pictures in reports"),
@@ -66,22 +66,22 @@ EXTRAS: dict[str, tuple[str, str]] = {
 
 @dataclass
 class Library:
-    """What was found of llama_cpp; `error` is empty when it could be loaded."""
+    """What was found out about llama_cpp; `error` is empty if it could be loaded."""
 
     error: str = ""
     version: str = ""
     path: str = ""
     features: list[str] = field(default_factory=list)
-    """instruction sets and switches that the loaded ggml reports, as llama.cpp prints them"""
+    """instruction sets and switches of the loaded ggml, as llama.cpp prints them"""
     abi: int | None = None
-    """None: it is not the patched library"""
+    """None if it is not the patched library"""
     patches: str = ""
     commit: str = ""
 
 
 @dataclass
 class Diagnosis:
-    """Everything that `instr doctor` says."""
+    """The findings of `instr doctor`."""
 
     package: str
     python: str
@@ -95,13 +95,13 @@ class Diagnosis:
     cpus: int
     """logical processors that this process may use"""
     compiler: str
-    """path of the C++ compiler, empty when there is none"""
+    """path of the C++ compiler; empty if none was found"""
     missing: dict[str, list[str]]
     """module -> what it is needed for"""
     extras: dict[str, str]
-    """an extra that is not installed -> what it adds"""
+    """extra that is not installed -> what it adds"""
     problems: list[str]
-    """each a line that ends with what to do; empty when recording works"""
+    """one line each, ending with what to do; empty if recording works"""
 
     @property
     def ok(self) -> bool:
@@ -109,12 +109,12 @@ class Diagnosis:
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """The diagnosis as the one object of JSON that `--json` prints."""
+        """The diagnosis as the JSON object of `--json`."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def diagnose() -> Diagnosis:
-    """Look at the package, the library, the machine and the modules."""
+    """Examine the package, the library, the machine and the modules."""
     problems: list[str] = []
     version = digest = ""
     try:
@@ -144,7 +144,7 @@ def diagnose() -> Diagnosis:
 
 
 def probe_library() -> Library:
-    """Load llama_cpp in another process and ask it what it is."""
+    """Load llama_cpp in a child process and examine it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     try:
         asked = subprocess.run(
@@ -176,7 +176,7 @@ def probe_library() -> Library:
 
 
 def library_problems(library: Library, digest: str) -> list[str]:
-    """What keeps the library from recording; `digest` is that of this package's patch set."""
+    """The problems of the library that prevent recording; `digest` is this package's patch set."""
     if library.error:
         if library.error.endswith("No module named 'llama_cpp'"):
             return ["llama_cpp is not installed; run: instr build"]
@@ -187,7 +187,7 @@ def library_problems(library: Library, digest: str) -> list[str]:
             return [f"{where} is not the instrumented library; unset LLAMA_CPP_LIB_PATH"]
         return [f"{where} is not the instrumented library; run: instr build"]
     if library.abi != ABI:
-        return [f"the library speaks ABI {library.abi}, this package {ABI}; run: instr build"]
+        return [f"the library has ABI {library.abi}, this package needs {ABI}; run: instr build"]
     if library.patches != digest:
         return [
             f"the library was built from patch set {library.patches}, this package has {digest}; "

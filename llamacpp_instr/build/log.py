@@ -1,6 +1,6 @@
-"""Runs a build's commands, keeps all they print in one log, and finds what explains a failure.
+"""Runs a build's commands, keeps their output in one log, and finds the cause of a failure.
 
-However a command fails, the user gets one line: what it was, what to do, and where the log is.
+If a command fails, the user gets one line: the command, what to do, and where the log is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from llamacpp_instr.errors import BuildError
 
-# What a log may contain, and what to do about it. The first that matches is the cause: what ends
-# a build stands before what pip merely warns of and tries again.
+# Patterns in a log, and what to do about them. The first that matches is the cause, so errors that
+# end a build come before those that pip only warns about and retries.
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"No space left on device",
@@ -31,7 +31,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No CMAKE_(?:C|CXX)_COMPILER could be found|is not able to compile a simple test program",
-        "there is no working C++ compiler; install one (Debian, Ubuntu: apt install g++)",
+        "no working C++ compiler was found; install one (Debian, Ubuntu: apt install g++)",
     ),
     (r"(?:^|\s)(?:\S+:\d+(?::\d+)?: )(?:fatal )?error: .*", "{line}"),
     (r"^\s*CMake Error.*", "{line}"),
@@ -53,10 +53,10 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 
 
 class BuildLog:
-    """The log of one build, begun anew."""
+    """The log of one build; a new build overwrites it."""
 
     def __init__(self, path: Path) -> None:
-        """Create `path` (and its directory); raises BuildError when it cannot be written."""
+        """Create `path` and its directory. Raises BuildError if it cannot be written."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class BuildLog:
         except OSError as error:
             raise BuildError(
                 f"{error.filename}: {error.strerror}; set LLAMACPP_INSTR_CACHE to a directory "
-                "that can be written"
+                "where you can write"
             ) from None
 
     def run(
@@ -75,10 +75,10 @@ class BuildLog:
         env: Mapping[str, str | None] | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> tuple[int, str]:
-        """Run a command; return its exit status and all that it printed, which is in the log too.
+        """Run a command; returns its exit status and its output, which also goes to the log.
 
-        `env` is laid over the environment (None takes a variable away); `on_line` sees each line
-        as it comes. Raises BuildError when the program cannot be started.
+        `env` changes the environment (None removes a variable). `on_line` gets each line as it is
+        printed. Raises BuildError if the program cannot be started.
         """
         printed: list[str] = []
         whole = {**os.environ, **(env or {})}
@@ -109,12 +109,12 @@ class BuildLog:
         return process.returncode, "".join(printed)
 
     def failure(self, what: str, output: str) -> BuildError:
-        """The error for a failed command: `what` failed, the cause found in `output`, the log."""
+        """The error for a failed command: `what` failed, the cause from `output`, and the log."""
         return BuildError(f"{what}: {find_cause(output)}; the full log is {self.path}")
 
 
 def find_cause(output: str) -> str:
-    """The line of a build's output that explains its failure, as advice where one is known."""
+    """The line of a build's output that explains its failure, or advice if a cause is known."""
     for pattern, advice in _CAUSES:
         match = re.search(pattern, output, re.MULTILINE)
         if match:

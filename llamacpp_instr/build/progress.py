@@ -1,7 +1,7 @@
-"""Shows how far a build is, from the lines that ninja or make print.
+"""Shows the progress of a build, from the lines that ninja or make print.
 
-A figure is shown only once something has been measured or with the word "about" before it; on a
-terminal one line is redrawn, elsewhere a line is added every ten seconds.
+An estimate is marked with "about". On a terminal one line is redrawn; elsewhere a line is printed
+every ten seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-# CPU time of a build without ccache, from measurements on a server core; a first guess elsewhere
+# CPU time of a build without ccache, measured on a server core; a first guess on other machines
 CPU_SECONDS = 420.0
 PORTABLE_CPU_SECONDS = 900.0
 # unpacking, the isolated build environment, CMake's configuration
@@ -24,7 +24,7 @@ _MAKE = re.compile(r"\s*\[\s*(\d+)%\]")
 
 
 def parse_progress(line: str) -> float | None:
-    """The share that is done, 0 to 1, from a line of ninja (`[3/193] …`) or make (`[ 12%] …`)."""
+    """The completed share, 0 to 1, from a line of ninja (`[3/193] …`) or make (`[ 12%] …`)."""
     match = _NINJA.match(line)
     if match:
         done, total = int(match[1]), int(match[2])
@@ -34,7 +34,7 @@ def parse_progress(line: str) -> float | None:
 
 
 def about(seconds: float) -> str:
-    """A duration as rough as an estimate is: `about 40 s`, `about 6 min`."""
+    """A duration with the precision of an estimate: `about 40 s`, `about 6 min`."""
     if seconds < 90:
         return f"about {max(10, round(seconds / 10) * 10)} s"
     return f"about {round(seconds / 60)} min"
@@ -61,14 +61,14 @@ class BuildProgress:
         self._drawn = False
 
     def begin(self, what: str, log: Path) -> None:
-        """Say what is being built and about how long that takes, before anything is known."""
+        """Print what is being built and roughly how long it takes."""
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         whole = about(_SECONDS_BEFORE_COMPILING + self._prior)
         print(f"building {what} with {jobs}: {whole}", file=self._stream)
         print(f"the build log is {log}", file=self._stream, flush=True)
 
     def see(self, line: str) -> None:
-        """A line of the build's output."""
+        """Process a line of the build's output."""
         share = parse_progress(line)
         if share is None:
             return
@@ -88,7 +88,7 @@ class BuildProgress:
             print(text, file=self._stream, flush=True)
 
     def clear(self) -> None:
-        """Take the redrawn line away."""
+        """Erase the redrawn line."""
         if self._drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -96,10 +96,10 @@ class BuildProgress:
 
 
 def remaining_seconds(share: float, elapsed: float, prior: float) -> float:
-    """What is left of a build of which `share` took `elapsed` seconds.
+    """The remaining seconds of a build that completed `share` in `elapsed` seconds.
 
-    The whole is the prior estimate at first and what was measured in the end, weighted by the
-    share that is done: the steps are too uneven for the first few to be believed.
+    The total is a mean of the prior estimate and the measured one, weighted by the completed
+    share: the steps are too uneven to extrapolate from the first few.
     """
     if share <= 0:
         return prior

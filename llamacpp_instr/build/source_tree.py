@@ -1,7 +1,7 @@
-"""Makes the source tree that is built: the pinned sdist, unpacked, patched, with our files in it.
+"""Makes the source tree that is built: the pinned sdist, unpacked and patched, plus our files.
 
-The tree is made from the pristine sdist every time; nothing asks whether a patch is in already.
-What pip fetched is used only after its sha256 has been found to be the pin's.
+Every build starts from the pristine sdist, so no patch can be applied twice. The sdist that pip
+fetched is used only if its sha256 equals the pin's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BUILD_HEADER = VENDORED / "src" / "llama-instrumentation-build.h"
 def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
     """The pinned sdist, fetched through pip unless `cache` has it; its sha256 is the pin's.
 
-    pip is told the checksum, so that it runs nothing of an archive that is not the pinned one.
-    Raises BuildError when there is no pip, the index has no such sdist, or it is another one.
+    pip gets the checksum, so that it runs no code of another archive. Raises BuildError if pip is
+    missing, the index has no such sdist, or its checksum differs.
     """
     upstream = read_upstream(patches)
     kept = cache / "sdist" / f"llama_cpp_python-{upstream.version}.tar.gz"
@@ -56,9 +56,9 @@ def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
 
 
 def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | None, str]:
-    """Have pip fetch the sdist of one line of a requirements file into the directory `into`.
+    """Let pip fetch the sdist of one line of a requirements file into the directory `into`.
 
-    Returns its path, None when pip could not, and what pip printed.
+    Returns its path (None if pip failed) and pip's output.
     """
     requirements = into / "requirements.txt"
     requirements.write_text(f"{requirement}\n")
@@ -68,7 +68,7 @@ def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | 
 
 
 def verify_sdist(sdist: Path, patches: Path) -> None:
-    """Raises BuildError, naming the line of the pin, unless the file's sha256 is the pin's."""
+    """Raises BuildError, which names the line of the pin, unless the file's sha256 is the pin's."""
     upstream = read_upstream(patches)
     actual = sha256_of(sdist)
     if actual != upstream.sha256:
@@ -85,12 +85,12 @@ def checksum_error(patches: Path, upstream: Upstream, actual: str) -> BuildError
 
 
 def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched: bool) -> Path:
-    """Unpack `sdist` below the empty directory `into`; return the tree's root.
+    """Unpack `sdist` into the empty directory `into`; returns the root of the tree.
 
     With `patched`, the series is applied, our files are copied in, and version and digest are
-    written where the native code and the wheel read them; without, only what concerns the making
-    of the wheel is applied, and llama.cpp stays pristine. Raises BuildError when the sdist vendors
-    another commit than the pin says, or a patch fails.
+    written where the native code and the wheel read them. Otherwise only the patches of the wheel
+    are applied, and llama.cpp stays pristine. Raises BuildError if the sdist vendors another
+    commit than the pin's, or a patch fails.
     """
     root = unpack_pinned(sdist, into, patches)
     upstream = read_upstream(patches)
@@ -112,8 +112,8 @@ def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched:
 
 
 def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
-    """Unpack `sdist` and return the root; raises BuildError when it vendors another commit than the
-    pin says."""
+    """Unpack `sdist` and return the root. Raises BuildError if it vendors another commit than the
+    pin's."""
     root, commit = unpack_sdist(sdist, into)
     upstream = read_upstream(patches)
     if commit is not None and commit != upstream.commit:
@@ -125,11 +125,11 @@ def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
 
 
 def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
-    """Unpack the regular files of `sdist`; return the root and the vendored commit it was made of.
+    """Unpack the regular files of `sdist`; returns the root and the commit of the vendored code.
 
-    `.git` is left out (a build must not depend on git being there), but for the commit it names:
-    None when it does not. Raises BuildError for a member that would be written outside of `into`
-    or that is neither a file nor a directory.
+    `.git` is omitted, because a build must not depend on git. The commit is read from it, and is
+    None if `.git` is missing. Raises BuildError for a member that would be written outside of
+    `into` or that is neither a file nor a directory.
     """
     roots: set[str] = set()
     commit: str | None = None
@@ -140,7 +140,9 @@ def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
                 if path.is_absolute() or ".." in path.parts or "\\" in member.name:
                     raise BuildError(f"{sdist}: {member.name!r} would be written outside; refused")
                 if not (member.isreg() or member.isdir()):
-                    raise BuildError(f"{sdist}: {member.name!r} is no file or directory; refused")
+                    raise BuildError(
+                        f"{sdist}: {member.name!r} is not a file or directory; refused"
+                    )
                 if ".git" in path.parts:
                     if path.parts[1:] == (".git", "modules", *VENDORED.parts, "HEAD"):
                         head = archive.extractfile(member)
@@ -162,16 +164,16 @@ def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
     except (tarfile.TarError, EOFError, OSError) as error:
         raise BuildError(f"{sdist}: cannot be unpacked: {error}") from None
     if len(roots) != 1 or not (into / min(roots) / VENDORED).is_dir():
-        raise BuildError(f"{sdist}: it holds no {VENDORED}; is it llama-cpp-python's sdist?")
+        raise BuildError(f"{sdist}: it has no {VENDORED}; is it llama-cpp-python's sdist?")
     return into / roots.pop(), commit
 
 
 def apply_patch(root: Path, patches: Path, name: str, log: BuildLog) -> None:
-    """Apply one patch of the series with git or, where that is missing, with patch(1).
+    """Apply one patch of the series with git, or with patch(1) if git is missing.
 
     Patches below `wheel/` change the sdist itself, all others the vendored llama.cpp. Both
-    programs are held to the exact context, so that the result does not depend on which it was.
-    Raises BuildError naming the patch and the file that does not fit.
+    programs require the exact context, so that the result is the same. Raises BuildError, which
+    names the patch and the file that does not fit.
     """
     directory = root if concerns_wheel(name) else root / VENDORED
     file = str(patches / name)
@@ -190,9 +192,9 @@ def apply_patch(root: Path, patches: Path, name: str, log: BuildLog) -> None:
 
 
 def no_repository(root: Path) -> dict[str, str | None]:
-    """The environment in which git finds no repository: none around the cache, none of a hook.
+    """An environment in which git finds no repository, neither around the cache nor of a hook.
 
-    Inside of one, `git apply` would skip files silently, and CMake would take its commit for
+    Inside a repository, `git apply` would silently skip files, and CMake would use its commit as
     llama.cpp's.
     """
     unset = dict.fromkeys(("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"))
@@ -205,7 +207,7 @@ def no_repository(root: Path) -> dict[str, str | None]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, as hexadecimal digits."""
+    """The sha256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -214,7 +216,8 @@ def sha256_of(path: Path) -> str:
 
 
 def misfit(output: str) -> str:
-    """Which file, from what `git apply` or `patch` said: `ggml/src/x.c:120 differs`."""
+    """The file that does not fit, from the output of `git apply` or `patch`: `ggml/src/x.c:120
+    differs`."""
     place = re.search(r"^error: patch failed: (\S+:\d+)", output, re.MULTILINE)
     if place:
         return f"{place[1]} differs"
@@ -237,7 +240,7 @@ def misfit(output: str) -> str:
 
 
 def write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
-    """Write what the native code says of itself in every log (schema: `Producer`)."""
+    """Write the header with what the native code reports in every log (schema: `Producer`)."""
     (root / BUILD_HEADER).write_text(
         "// Written by the build; says which build this is.\n"
         "#pragma once\n\n"
@@ -248,7 +251,7 @@ def write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
 
 
 def _set_wheel_version(root: Path, upstream: Upstream) -> None:
-    """Give the wheel its local version; scikit-build-core reads it from the package."""
+    """Set the wheel's local version in the package, where scikit-build-core reads it."""
     path = root / "llama_cpp" / "__init__.py"
     text = path.read_text(encoding="utf-8")
     pinned, ours = (f'__version__ = "{v}"' for v in (upstream.version, upstream.wheel_version))

@@ -1,8 +1,8 @@
-"""Which llama.cpp the patches are for, and the digest that identifies the patch set.
+"""The version of llama.cpp that the patches are for, and the digest of the patch set.
 
-`patches/UPSTREAM.toml` is the only place where a version, a checksum or a commit stands;
-everything else asks here. The digest names exactly what the build adds to the pristine source,
-so two libraries with equal digests were built from equal text.
+`patches/UPSTREAM.toml` is the only place that contains the version, the checksum and the commit;
+all code reads them from here. The digest covers everything that the build adds to the pristine
+source, so two libraries with equal digests were built from the same text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = re.compile(r'(?P<key>\w+)\s*=\s*(?:"(?P<text>[^"]*)"|(?P<number>\d+))\s*
 
 @dataclass(frozen=True)
 class Upstream:
-    """The pin: which sdist of llama-cpp-python, and which llama.cpp it vendors."""
+    """The pin: the sdist of llama-cpp-python, and the llama.cpp that it vendors."""
 
     version: str
     """of llama-cpp-python"""
@@ -30,19 +30,19 @@ class Upstream:
     commit: str
     """of the vendored llama.cpp, 40 hexadecimal digits"""
     revision: int
-    """counts the releases of the patch set on this version"""
+    """number of the patch set's release for this version"""
 
     @property
     def wheel_version(self) -> str:
-        """The version that the patched wheel carries."""
+        """The version of the patched wheel."""
         return f"{self.version}+instr.{self.revision}"
 
 
 def patches_dir() -> Path:
-    """The directory that holds `UPSTREAM.toml`, `series` and `src/`.
+    """The directory that contains `UPSTREAM.toml`, `series` and `src/`.
 
-    In a checkout it stands at the root, in an installed wheel inside the package. Raises
-    BuildError when it is in neither place.
+    In a checkout it is at the root, in an installed wheel inside the package. Raises BuildError
+    if neither exists.
     """
     package = Path(__file__).resolve().parent.parent
     places = [package.parent / "patches", package / "patches"]
@@ -53,9 +53,9 @@ def patches_dir() -> Path:
 
 
 def read_upstream(patches: Path) -> Upstream:
-    """The pin of the patch set in `patches`. Raises BuildError with the line that is wrong.
+    """The pin of the patch set in `patches`. Raises BuildError, which names the wrong line.
 
-    The file is flat, and Python 3.10 has no TOML reader: four keys do not need one.
+    Parsed by hand, because the file has four flat keys and Python 3.10 has no TOML reader.
     """
     path = patches / PIN_FILE
     found: dict[str, str | int] = {}
@@ -85,7 +85,7 @@ def read_upstream(patches: Path) -> Upstream:
 
 
 def pin_line(patches: Path, key: str) -> str:
-    """`PATH:LINE` of a key of the pin, for a message that says which line to update."""
+    """`PATH:LINE` of a key of the pin, for a message that tells which line to update."""
     path = patches / PIN_FILE
     for number, line in enumerate(_read(path).splitlines(), start=1):
         if line.split("=")[0].strip() == key:
@@ -94,23 +94,23 @@ def pin_line(patches: Path, key: str) -> str:
 
 
 def read_series(patches: Path) -> list[str]:
-    """File names of the patches, relative to `patches`, in the order in which they apply."""
+    """File names of the patches, relative to `patches`, in the order of application."""
     path = patches / "series"
     names = [line.split("#")[0].strip() for line in _read(path).splitlines()]
     names = [name for name in names if name]
     for name in names:
         if not (patches / name).is_file():
-            raise BuildError(f"{path}: it names {name}, which is not there")
+            raise BuildError(f"{path}: it names {name}, which does not exist")
     return names
 
 
 def concerns_wheel(name: str) -> bool:
-    """Whether a patch changes the sdist around llama.cpp, and so how the wheel is made of it."""
+    """Whether a patch changes the sdist around llama.cpp, and thus how the wheel is made."""
     return name.startswith("wheel/")
 
 
 def overlay_files(patches: Path) -> list[Path]:
-    """Files below `patches/src`, relative to it, sorted: whole files that the build copies in."""
+    """The files below `patches/src`, relative to it and sorted; the build copies them in."""
     source = patches / "src"
     return sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
 
@@ -118,8 +118,8 @@ def overlay_files(patches: Path) -> list[Path]:
 def patch_digest(patches: Path) -> str:
     """12 hexadecimal digits over the pin, the series, its patches and the overlay.
 
-    Each file counts with its name and its length, so that no text can move from one file to the
-    next unseen. Nothing else in `patches` (its README) changes the digest.
+    Each file is hashed with its name and length, so that moving text between files changes the
+    digest. Other files in `patches` (its README) do not change it.
     """
     names = [PIN_FILE, "series", *read_series(patches)]
     names += [f"src/{path.as_posix()}" for path in overlay_files(patches)]

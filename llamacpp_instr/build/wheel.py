@@ -1,9 +1,8 @@
-"""Builds and installs llama-cpp-python with our patches; what was built once is not built again.
+"""Builds and installs llama-cpp-python with our patches, and caches the wheels.
 
-A wheel's place in the cache is the digest of everything that its content depends on: the sdist,
-the patches, the flags, the compilers, the platform and, as the kernels are compiled for it, the
-CPU. The unpatched wheel of the same sdist, which tests and benchmarks compare with, is built in
-the very same way.
+The cache key of a wheel is the digest of everything that its content depends on: the sdist, the
+patches, the flags, the compilers, the platform, and the CPU if kernels are compiled for it. Tests
+and benchmarks compare with the unpatched wheel of the same sdist, which is built in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from llamacpp_instr.errors import BuildError
 from llamacpp_instr.isolated import pip
 from llamacpp_instr.llama.threads import usable_cpus
 
-# No kernel is compiled for this machine's CPU alone; the best variant is loaded at run time.
+# Compiles no kernel for this machine's CPU alone; ggml loads the best variant at run time.
 PORTABLE_ARGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON")
 
 CONSTRAINTS = "build-constraints.txt"
@@ -56,12 +55,12 @@ def build_wheel(
     jobs: int | None = None,
     stream: TextIO = sys.stderr,
 ) -> Path:
-    """The wheel of llama-cpp-python, built unless the cache has it; progress goes to `stream`.
+    """Path of the wheel of llama-cpp-python, built unless it is cached; progress goes to `stream`.
 
     `cmake_args` are further arguments for CMake (`-DNAME=VALUE`), after those of the variable
-    CMAKE_ARGS; `jobs` defaults to the number of usable CPUs. With `patched` false llama.cpp is
-    as it came, only the wheel is made in the same way. Raises BuildError, whose one line names the
-    log of the build.
+    CMAKE_ARGS. `jobs` defaults to the number of usable CPUs. With `patched` false, llama.cpp is
+    pristine and only the wheel is made in the same way. Raises BuildError, whose one line names
+    the log of the build.
     """
     patches = patches_dir()
     upstream = read_upstream(patches)
@@ -72,7 +71,7 @@ def build_wheel(
     kept = kept_wheel(cache, key)
     if kept is None:
         with workplace(cache, key, stream) as work:
-            # who had the place before us may have been building the very same
+            # the process that we waited for may have built the same wheel
             kept = kept_wheel(cache, key)
             if kept is None:
                 name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
@@ -90,16 +89,17 @@ def build_wheel(
 
 
 def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
-    """Make `wheel` the llama_cpp of this environment; False when it already is, untouched.
+    """Install `wheel` in this environment. Returns False if it is already installed, and then
+    changes nothing.
 
-    Raises BuildError when pip cannot.
+    Raises BuildError if pip fails.
     """
     require_tools(compiler=False)
     if is_installed(wheel):
         return False
     print(f"installing {wheel.name}", file=stream, flush=True)
     log = BuildLog(own_cache() / "logs" / f"install-{wheel.parent.name}.log")
-    # what it depends on comes first: an interrupted installation is then seen as none
+    # dependencies first: an interrupted installation is then seen as missing
     for options in ([], ["--no-deps", "--force-reinstall"]):
         status, output = log.run(pip("install", *options, str(wheel)))
         if status != 0:
@@ -108,7 +108,7 @@ def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
 
 
 def copy_wheel(wheel: Path, directory: Path) -> Path:
-    """Put a copy of `wheel` into `directory`, made when missing; the copy's path."""
+    """Copy `wheel` into `directory`, which is created if necessary; returns the copy's path."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copyfile(wheel, directory / wheel.name))
@@ -117,11 +117,11 @@ def copy_wheel(wheel: Path, directory: Path) -> Path:
 
 
 def is_installed(wheel: Path) -> bool:
-    """Whether this environment's llama_cpp came from exactly this wheel and is whole."""
+    """Whether this environment's llama_cpp came from exactly this wheel and is complete."""
     importlib.invalidate_caches()
     try:
         dist = importlib.metadata.distribution("llama_cpp_python")
-        # PEP 610; its hash is missing in older pips, but the path has the key of the content
+        # PEP 610; older pips do not write the hash, but the path has the key of the content
         origin = json.loads(dist.read_text("direct_url.json") or "{}").get("url", "")
         if unquote(origin) != f"file://{wheel}":
             return False
@@ -132,9 +132,9 @@ def is_installed(wheel: Path) -> bool:
 
 
 def check_patches() -> str:
-    """Fetch the pinned sdist and apply the patches to it, building nothing; returns what was found.
+    """Fetch the pinned sdist and apply the patches to it, without a build; returns the result.
 
-    Raises BuildError when the checksum, the commit or a patch does not fit.
+    Raises BuildError if the checksum, the commit or a patch does not fit.
     """
     patches = patches_dir()
     upstream = read_upstream(patches)
@@ -150,13 +150,13 @@ def check_patches() -> str:
 
 
 def find_compiler(variable: str, candidates: Sequence[str]) -> str | None:
-    """The compiler that CMake will take: that of the environment variable, else the first found."""
+    """The compiler that CMake will use: that of the environment variable, else the first found."""
     named = shlex.split(os.environ.get(variable, ""))
     return next((path for name in named[:1] or candidates if (path := shutil.which(name))), None)
 
 
 def compilers() -> tuple[str | None, str | None]:
-    """The C and the C++ compiler, None where there is none."""
+    """The C and the C++ compiler, or None."""
     return (
         find_compiler("CC", ("cc", "gcc", "clang")),
         find_compiler("CXX", ("c++", "g++", "clang++")),
@@ -164,9 +164,9 @@ def compilers() -> tuple[str | None, str | None]:
 
 
 def require_tools(*, compiler: bool = True) -> None:
-    """Raises BuildError naming the package that brings a part that is missing.
+    """Raises BuildError, which names the package to install, if a tool is missing.
 
-    CMake and ninja are not asked for: the isolated build fetches them when they are missing.
+    The isolated build fetches CMake and ninja if they are missing.
     """
     if importlib.util.find_spec("pip") is None:
         raise BuildError(
@@ -205,7 +205,7 @@ def wheel_key(inputs: dict[str, object]) -> str:
 
 
 def cpu_identity() -> list[str]:
-    """Model and features of this CPU: what `-march=native` depends on."""
+    """Model and features of this CPU, which `-march=native` depends on."""
     found: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -220,11 +220,11 @@ def cpu_identity() -> list[str]:
 def _compile(
     tree: Path, work: Path, flags: Sequence[str], progress: BuildProgress, log: BuildLog
 ) -> Path:
-    """Build the wheel of a source tree below `work`; the path of the wheel."""
+    """Build the wheel of a source tree in `work`; returns its path."""
     patches = patches_dir()
     commit = read_upstream(patches).commit[:12]
-    # a file's URL holds no blank, at which pip would split; the first name is that of pip 25.2 and
-    # older, which knows no other constraints for what it builds with
+    # pip would split at a space, and a file URL has none. pip 25.2 and older apply the first
+    # variable to isolated builds, newer ones the second
     constraints = (patches / CONSTRAINTS).absolute().as_uri()
     arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
     env = {
@@ -233,9 +233,9 @@ def _compile(
         "PIP_CONSTRAINT": f"{os.environ.get('PIP_CONSTRAINT', '')} {constraints}".strip(),
         "PIP_BUILD_CONSTRAINT": constraints,
         "CMAKE_BUILD_PARALLEL_LEVEL": str(progress.jobs),
-        # through the environment, as pip before 22.1 has no --config-settings
+        # in the environment, because pip before 22.1 has no --config-settings
         "SKBUILD_BUILD_DIR": str(work / "build"),
-        # ggml uses ccache where there is one; a new tree must not look new to it
+        # ggml uses ccache if it is installed; paths of a new tree must not cause misses
         "CCACHE_BASEDIR": str(work),
         "CCACHE_NOHASHDIR": "1",
     }
@@ -248,11 +248,10 @@ def _compile(
 
 
 def _compiler_version(path: str | None) -> str:
-    """First line of what the compiler says of itself."""
     if path is None:
         return ""
     try:
         asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the compiler {path} does not answer: {error}") from None
+        raise BuildError(f"the compiler {path} does not work: {error}") from None
     return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]

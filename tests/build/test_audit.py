@@ -1,4 +1,4 @@
-"""`make audit`: no answer about a package is no good answer."""
+"""`make audit`: missing data about a package is a failure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_a_vulnerable_package_and_one_without_an_answer_are_named() -> None:
     assert judge(VERSIONS, {"dependencies": CLEAN, "fixes": []}) == []
     flaw = {"id": "PYSEC-2026-1", "fix_versions": ["2.0.1"], "aliases": [], "description": ""}
     (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], {**CLEAN[1], "vulns": [flaw]}]})
-    assert line == "numpy 2.0.0: PYSEC-2026-1, mended in 2.0.1"
+    assert line == "numpy 2.0.0: PYSEC-2026-1, fixed in 2.0.1"
     (line,) = judge(VERSIONS, {"dependencies": [CLEAN[0], {"name": "numpy", "skip_reason": "?"}]})
-    assert line.startswith("no advisories could be had for 1 of 2 packages (numpy)")
+    assert line.startswith("no data about 1 of 2 packages (numpy)")
 
 
 def test_everything_that_is_needed_is_asked_about() -> None:
@@ -37,8 +37,8 @@ def test_everything_that_is_needed_is_asked_about() -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 'no route to host' >&2; exit 1", "no advisories could be had: no route to host"),
-        ("echo '{\"dependencies\": []}'", "no advisories could be had for "),
+        ("echo 'no route to host' >&2; exit 1", "no data about vulnerabilities: no route to host"),
+        ("echo '{\"dependencies\": []}'", "no data about "),
     ],
 )
 def test_one_line_says_that_nothing_could_be_reached(

@@ -88,7 +88,7 @@ def test_a_wheel_is_installed_once_and_again_when_damaged(tmp_path: Path) -> Non
     wheel = build.build_wheel(stream=io.StringIO())
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
-    # this environment's pip, and nothing else of it
+    # this environment's pip, and no other package of it
     (tmp_path / "pip only").mkdir()
     (tmp_path / "pip only" / "pip").symlink_to(Path(pip.__file__).parent)
 
@@ -187,7 +187,7 @@ def test_an_estimate_starts_from_the_cores_and_ends_with_what_was_measured() -> 
     assert first_line(8) == "building x with 8 jobs: about 70 s"
     assert first_line(8, portable=True) == "building x with 8 jobs: about 2 min"
     assert remaining_seconds(0.01, 2, prior=100) == pytest.approx(100, rel=0.05)
-    # a machine three times as slow as the prior says: half of it took 150 s
+    # a machine three times as slow as the prior: half of the build took 150 s
     assert 75 < remaining_seconds(0.5, 150, prior=100) < 150
     assert remaining_seconds(0.9, 270, prior=100) == pytest.approx(30, rel=0.1)
     assert remaining_seconds(1.0, 300, prior=100) == 0

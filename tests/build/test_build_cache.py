@@ -1,4 +1,4 @@
-"""Where builds are kept: who may write there, what is taken from there, and what builds fetch."""
+"""The cache of builds: who may write there, what is taken from it, and what builds fetch."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_a_cache_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
 def test_what_a_build_fetches_is_pinned(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two versions on the index the pinned one is taken, also where a folder's name has a
-    blank, and what the user pins holds as well."""
+    """The pinned one of two versions on the index is used, even if a folder's name has a space, and
+    the user's own constraints apply as well."""
     for version in ("1.0", "2.0"):
         for name in ("tool", "other"):
             kit.make_wheel(index, name, version)

@@ -1,4 +1,4 @@
-"""`instr doctor` names what is wrong and what to do, whatever state llama_cpp is in."""
+"""`instr doctor` names the problem and the remedy, whatever the state of llama_cpp is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamacpp_instr.build.doctor import Library, library_problems
 
 @pytest.fixture
 def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A llama_cpp that comes before any installed one; the test writes its `__init__.py`."""
+    """A llama_cpp that precedes any installed one; the test writes its `__init__.py`."""
     package = tmp_path / "llama_cpp"
     package.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
@@ -86,7 +86,7 @@ def test_a_stale_library_is_to_be_built_again() -> None:
 
 def test_another_abi_is_to_be_built_again() -> None:
     other = Library(version="0.3.36+instr.1", path="/l", abi=doctor.ABI + 1, patches="abc")
-    assert "speaks ABI 2, this package 1; run: instr build" in library_problems(other, "abc")[0]
+    assert "has ABI 2, this package needs 1; run: instr build" in library_problems(other, "abc")[0]
 
 
 def test_a_foreign_library_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

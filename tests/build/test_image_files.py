@@ -1,7 +1,7 @@
-"""The container files hold what they say, as far as that is seen without building them.
+"""The container files are right, as far as that can be checked without a build.
 
-`make image-test` builds the image; here is what would make it wrong without failing: a version or
-a commit that has moved on, two Dockerfiles that drift apart.
+`make image-test` builds the image. This finds errors that would not make it fail: an outdated
+version or commit, and differences between the two Dockerfiles.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
 
 
 def test_the_image_for_gpus_differs_only_where_it_must() -> None:
-    """Whole lines that the one has and the other has not, comments aside."""
+    """Lines that only one of them has, without comments."""
     plain, cuda = (
         [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
         for path in DOCKERFILES

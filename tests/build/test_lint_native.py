@@ -1,4 +1,4 @@
-"""Our C and C++ give no warning under llama.cpp's own flags."""
+"""Our C and C++ compile without warnings under llama.cpp's own flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tools.patches`: what is edited comes back as it was, and the same for everybody."""
+"""`python -m tools.patches`: an edited series is exported unchanged, equally for every user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.patches.export import render_series
 
 
 def apply_series(world: World, into: Path) -> Path:
-    """The vendored llama.cpp as `instr build` makes it of the patch set."""
+    """The vendored llama.cpp with the patch set, as `instr build` makes it."""
     into.mkdir()
     log = BuildLog(into.with_suffix(".log"))
     root = source_tree.make_tree(world.sdist, into, world.patches, log, patched=True)
@@ -157,7 +157,7 @@ def test_every_byte_comes_back(world: World, tmp_path: Path, text: bytes) -> Non
 
 
 def test_a_file_that_moves_is_one_that_goes_and_one_that_comes(world: World) -> None:
-    """patch(1), which the build takes where git is not, knows no renames."""
+    """patch(1), which the build uses if git is missing, does not know renames."""
     git(world.llama, "mv", "src/llama.c", "src/moved.c")
     git(world.llama, "commit", "-m", "move: it\n\nIt has to.")
     world.export()
@@ -168,7 +168,7 @@ content = st.binary(max_size=40) | st.text("ab \t\r\n\0é-+@", max_size=40).map(
 reason = st.text("ab '<>#-\té\n", min_size=1).filter(str.strip)
 
 
-# an example takes a third of a second: a failing one is shown as it is
+# an example takes a third of a second, so failing examples are not shrunk
 @settings(
     max_examples=6,
     deadline=None,
@@ -259,11 +259,11 @@ def no_tree(world: World) -> None:
     [
         (untracked, r"src/new\.c not committed"),
         (uncommitted, r"CMakeLists\.txt not committed"),
-        (without_reason, r"\(answer: two\) gives no reason"),
+        (without_reason, r"\(answer: two\) has no reason"),
         (without_change, r"\(a: b\) changes nothing"),
         (merge, r"\(merge\) is a merge"),
         (half_a_rebase, r"git am or git rebase is not finished"),
-        (another_pin, rf"made of llama-cpp-python 0.3.36 with .* pins 0.3.36 with {'ab' * 32}"),
+        (another_pin, rf"made from llama-cpp-python 0.3.36 with .* pins 0.3.36 with {'ab' * 32}"),
         (history_of_its_own, r"HEAD does not come after the tag pristine"),
         (replaced_link, r"an editor replaced the link; run: mv "),
         (no_tree, r"no tree of `python -m tools.patches edit`"),

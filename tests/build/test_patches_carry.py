@@ -1,4 +1,4 @@
-"""The series is carried to another release and back; the commands themselves."""
+"""Carrying the series to another release and back, and the commands for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def carry(world: World, sdist: Path) -> tuple[Upstream, list[Stopped]]:
 
 def test_a_series_is_carried_over_and_back(world: World, tmp_path: Path) -> None:
     before = world.bytes()
-    # next to what patches change: they do not apply as they are, and git merges them
+    # beside the lines that patches change, so they do not apply and git merges them
     newer = release(tmp_path / "newer", {LLAMA: "zero\n" + counted((23, "their 23"), (8, "their"))})
     pin, stopped = carry(world, newer)
     assert stopped == []
@@ -50,7 +50,7 @@ def test_a_series_is_carried_over_and_back(world: World, tmp_path: Path) -> None
     assert "five" in (carried.llama / "src/llama.c").read_text()
     header = (carried.tree / source_tree.BUILD_HEADER).read_text()
     assert f'LLAMA_INSTR_BUILD_COMMIT    "{pin.commit}"' in header
-    with pytest.raises(BuildError, match=rf"made of llama-cpp-python {NEWER} .* set the pin first"):
+    with pytest.raises(BuildError, match=rf"from llama-cpp-python {NEWER} .* set the pin first"):
         carried.export()
 
     set_pin(world.patches, pin)
@@ -127,7 +127,7 @@ def test_a_release_comes_from_the_index_once(
 
 @pytest.fixture
 def at_home(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose patches the commands take, and whose releases are in the cache."""
+    """A world whose patches the commands use, and whose releases are cached."""
     cache = tmp_path / "cache" / "sdist"
     cache.mkdir(parents=True)
     (cache / f"{sdist_kit.ROOT}.tar.gz").write_bytes(world.sdist.read_bytes())

@@ -1,4 +1,4 @@
-"""What is wrong with a patch set is said in a line each, and nothing is wrong with the real one."""
+"""Every error in a patch set gives one line; the real patch set has none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def edit_text(path: Path, old: str, new: str) -> None:
 
 
 FAULTS: list[tuple[str, str, str, str]] = [
-    # file, its text, what stands there instead, the finding
+    # file, its text, the replacement, the finding
     (COUNT, "It has to.\n", "It has  to.\n", ""),
     (COUNT, "It has to.\n", "It has to. \n", "not as it is exported"),
     (COUNT, "@@ -2,7 +2,7 @@", "@@ -3,7 +3,7 @@", "not as it is exported"),
-    (COUNT, "It has to.\n\n", "", r"gives no reason"),
+    (COUNT, "It has to.\n\n", "", r"has no reason"),
     (ANSWER, "-line 20", "-line 21", r"0002-answer-two.patch does not apply .*llama.c:17 differs"),
     ("series", f"{ANSWER}\n", "", rf"{ANSWER}: no line of .*series names it"),
     ("series", f"{COUNT}\n", "0009-gone.patch\n", r"series: it names 0009-gone.patch, which"),
@@ -56,7 +56,7 @@ def test_a_fault_of_the_patch_set_is_one_line(
 
 
 def test_the_series_is_canonical_and_applies() -> None:
-    """What git exports of the applied series is, byte for byte, what lies in patches/."""
+    """Git's export of the applied series equals the files in patches/, byte for byte."""
     need_git()
     patches = upstream.patches_dir()
     sdist = source_tree.fetch_sdist(patches, cache_dir(), BuildLog(cache_dir() / "logs/tests.log"))

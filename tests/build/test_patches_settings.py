@@ -1,4 +1,4 @@
-"""The series is exported to the same bytes whatever git's settings are."""
+"""The export of the series does not depend on git's settings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ HOSTILE = """\
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of somebody with settings for everything."""
+    """The environment of a user who has set everything."""
     home = tmp_path / "home"
     (home / ".config" / "git").mkdir(parents=True)
     (home / ".gitconfig").write_text(HOSTILE)

@@ -1,4 +1,4 @@
-"""The patched tree: only the pinned sdist, only inside its directory, only patches that fit."""
+"""The patched tree: only from the pinned sdist, only inside its folder, only patches that fit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_unpatched_tree_is_the_sdist_but_for_the_wheel(make_tree: MakeTree) -
 
 @pytest.fixture(params=["git", "patch"])
 def only_program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one program of the two that the build finds; a user's machine may truly lack either."""
+    """The build finds only one of the two programs; a user's machine may lack either."""
     if shutil.which(request.param) is None:
         assert not os.environ.get("CI"), f"{request.param} is not installed"
         pytest.skip(f"{request.param} is not installed")
@@ -123,9 +123,9 @@ def test_another_version_in_the_sdist_is_refused(make_tree: MakeTree) -> None:
         ("../evil", tarfile.REGTYPE, "would be written outside"),
         ("/tmp/evil", tarfile.REGTYPE, "would be written outside"),
         (f"{kit.ROOT}/../../evil", tarfile.REGTYPE, "would be written outside"),
-        (f"{kit.ROOT}/link", tarfile.SYMTYPE, "is no file or directory"),
-        (f"{kit.ROOT}/link", tarfile.LNKTYPE, "is no file or directory"),
-        (f"{kit.ROOT}/fifo", tarfile.FIFOTYPE, "is no file or directory"),
+        (f"{kit.ROOT}/link", tarfile.SYMTYPE, "is not a file or directory"),
+        (f"{kit.ROOT}/link", tarfile.LNKTYPE, "is not a file or directory"),
+        (f"{kit.ROOT}/fifo", tarfile.FIFOTYPE, "is not a file or directory"),
     ],
 )
 def test_unpacking_writes_nothing_outside(
@@ -150,7 +150,7 @@ def test_unpacking_writes_nothing_outside(
 def test_a_truncated_sdist_is_one_line(size: int, tmp_path: Path) -> None:
     sdist = kit.make_sdist(tmp_path)
     sdist.write_bytes(sdist.read_bytes()[:size])
-    with pytest.raises(BuildError, match=r"cannot be unpacked|holds no"):
+    with pytest.raises(BuildError, match=r"cannot be unpacked|it has no"):
         source_tree.unpack_sdist(sdist, tmp_path / "into")
 
 

@@ -1,4 +1,4 @@
-"""CI runs a check again only when what it tests has changed."""
+"""CI repeats a check only if what it tests has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pin and the digest: one place, read strictly, and a digest that nothing can slip past."""
+"""The pin and the digest: one source, parsed strictly, and a digest that covers every change."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def test_a_wrong_pin_is_one_clear_line(old: str, new: str, message: str, patches
 
 def test_a_series_that_names_a_missing_patch_is_refused(patches: Path) -> None:
     (patches / "series").write_text("0002-gone.patch\n")
-    with pytest.raises(BuildError, match=r"series: it names 0002-gone.patch, which is not there"):
+    with pytest.raises(BuildError, match=r"series: it names 0002-gone.patch, which does not exist"):
         upstream.read_series(patches)

@@ -1,7 +1,7 @@
-"""The wheel has what a user needs and no more, and works where no extra and no library is.
+"""The wheel has what a user needs and no more, and works without extras and without the library.
 
-The build backend comes from the index, as it does when pip installs from a checkout. What takes an
-environment of its own is tried by `python -m tools.release`.
+The build backend comes from the index, as for pip in a checkout. `python -m tools.release` tests
+what needs a separate environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.oldest import load_bounds
 ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
-# the modules of every extra, and what only tests need
+# the modules of every extra, and those that only tests need
 ABSENT = ("llama_cpp", "matplotlib", "pyarrow", "scipy", "viztracer")
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
@@ -44,7 +44,7 @@ def wheel(distributions: tuple[Path, Path]) -> zipfile.ZipFile:
 def installed(
     distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """An environment in which the wheel comes before the checkout, and no extra is there."""
+    """An environment where the wheel precedes the checkout, without extras."""
     place = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place]
     subprocess.run([*pip, distributions[1]], check=True)
@@ -120,7 +120,7 @@ def test_importing_the_package_imports_nothing_heavy(run: Run) -> None:
     done = run("-c", "import sys, llamacpp_instr, converters; print(*sys.modules)")
     loaded = set(done.stdout.split())
     assert "llamacpp_instr" in loaded
-    # what is hidden stands there as None
+    # hidden modules are listed as None
     assert loaded & HEAVY - set(ABSENT) == set()
 
 
@@ -148,7 +148,7 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
         ("to-parquet session.log -o tables", 'pip install "llamacpp-instr[parquet]"'),
         ("run demo --prompt hi", "run `instr build`"),
         ("quantize demo --types Q8_0", "run `instr build`"),
-        ("quality demo demo", "run `instr build`, or compare --only weights"),
+        ("quality demo demo", "run `instr build`, or use --only weights"),
         ("compare demo --types Q8_0", "run `instr build`"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Edits the patched tree, writes the series back from it, and tells what is wrong with the series.
+"""Edits the patched tree, exports the patch series from it, and checks the series.
 
-Invariant: what is written back depends on the commits alone, so a series that was exported and
-applied is exported again to the same bytes, whoever does it and wherever.
+Invariant: an export depends only on the commits. So a series that was exported and applied is
+exported again to the same bytes, by every user and on every machine.
 """

@@ -1,9 +1,9 @@
-"""What is needed to edit the patched llama.cpp and to write the series of patches back.
+"""The command line for editing the patched llama.cpp and exporting the patch series.
 
-python -m tools.patches edit DIR                  the patched tree, every patch a commit
-python -m tools.patches edit DIR --onto VERSION   the same of another llama-cpp-python
+python -m tools.patches edit DIR                  the patched tree, one commit per patch
+python -m tools.patches edit DIR --onto VERSION   the same for another llama-cpp-python
 python -m tools.patches export DIR                write patches/ from the commits
-python -m tools.patches check                     exit 1 and name what is wrong with patches/
+python -m tools.patches check                     list errors in patches/, exit with status 1 if any
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tells what is wrong with the series: one line a finding, none when all is well.
+"""Checks the patch series and its documentation; prints one line for each finding.
 
-Invariant: it changes nothing; what it compares with is made anew from the pinned sdist.
+Invariant: it changes no files; it compares them with a tree made from the pinned sdist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROW = re.compile(r"\| `((?:wheel/)?\d{4})` \|([^|]*)\|([^|]*)\|([^|]*)\|")
 
 
 def find_faults(sdist: Path, patches: Path) -> list[str]:
-    """Every finding about the series in `patches`, of which `sdist` is the pinned release."""
+    """All findings about the series in `patches`; `sdist` is the pinned release."""
     try:
         names = read_series(patches)
     except BuildError as error:
@@ -34,12 +34,12 @@ def find_faults(sdist: Path, patches: Path) -> list[str]:
 
 
 def _not_canonical(sdist: Path, patches: Path, names: list[str]) -> list[str]:
-    """Patches that are not what exporting them after applying them gives."""
+    """Patches that differ from their own export after they are applied."""
     with tempfile.TemporaryDirectory(prefix="check-") as work:
         try:
             exported = export_series(make_editable(sdist, Path(work), patches), patches)
         except BuildError as error:
-            # where the tree was is of no use to anybody
+            # without the path of the temporary tree
             return [str(error).replace(f"{Path(work)}/", "")]
     faults = [
         f"{patches / name}: not as it is exported; run: python -m tools.patches edit, then export"
@@ -62,7 +62,8 @@ def _stray(patches: Path, names: list[str]) -> list[str]:
 
 
 def _undocumented(patches: Path, names: list[str]) -> list[str]:
-    """What the table of the README lacks: a row a patch, with its files, why, and until when."""
+    """What the README's table lacks: it needs a row per patch, with its files, its reason, and
+    until when it is needed."""
     readme = patches / "README.md"
     rows = {row[0]: row[1:] for row in _ROW.findall(readme.read_text("utf-8"))}
     faults = []
@@ -90,7 +91,7 @@ def files_of(patch: Path) -> set[str]:
 
 
 def _unnamed(patches: Path, names: list[str]) -> list[str]:
-    """Files of ours that nothing compiles or includes, or that the README does not list."""
+    """Our files that nothing compiles or includes, or that the README does not list."""
     own = overlay_files(patches)
     texts = {path: (patches / "src" / path).read_text("utf-8") for path in own}
     added = "".join(
@@ -113,7 +114,7 @@ def _unnamed(patches: Path, names: list[str]) -> list[str]:
 
 
 def _listed(text: str) -> set[str]:
-    """File names in backticks, with `name.{h,cpp}` written out."""
+    """File names in backticks, with `name.{h,cpp}` expanded."""
     found = set()
     for name in re.findall(r"`([^`\n]+)`", text):
         parts = [part.split(",") for part in re.split(r"[{}]", name)]

@@ -1,8 +1,8 @@
-"""Makes the tree in which the patches are edited: an sdist with two git repositories, one in the
-other, in which every patch is a commit after the tag `pristine`.
+"""Makes the tree in which patches are edited: an sdist with two nested git repositories, in which
+every patch is a commit after the tag `pristine`.
 
-Invariant: the tree is made beside its place and moved there when it is whole, so a failure leaves
-nothing behind. Our own files are links to `patches/src`: edited in the tree, they are edited there.
+Invariant: the tree is made under another name and renamed when it is complete, so a failure leaves
+nothing behind. Our own files in it are links to `patches/src`, so edits in the tree change those.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llamacpp_instr.errors import BuildError
 from tools.patches.repository import PRISTINE, Repository, Stopped
 
 OLD, OLD_PATCHED = "old-pristine", "old-patched"
-"""Tags of the pinned release, where the series is carried to another one."""
+"""tags of the pinned release, if the series is carried to another one"""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,15 @@ class Part:
         return [patches / name for name in read_series(patches) if concerns_wheel(name) is wheel]
 
 
-# the outer one first: what is in the inner one is no change of it
+# the outer one first: changes in the inner one are not changes of the outer one
 PARTS = (Part("wheel/", Path()), Part("", VENDORED))
 
 
 def make_editable(sdist: Path, into: Path, patches: Path) -> Path:
-    """Unpack the pinned sdist below the empty directory `into`, every patch a commit; the root.
+    """Unpack the pinned sdist into the empty directory `into`, with one commit per patch; returns
+    the root.
 
-    Raises BuildError naming the patch that does not apply.
+    Raises BuildError, which names the patch, if one does not apply.
     """
     root = unpack_pinned(sdist, into, patches)
     for part in PARTS:
@@ -72,7 +73,7 @@ def make_editable(sdist: Path, into: Path, patches: Path) -> Path:
 def edit(sdist: Path, directory: Path, patches: Path) -> None:
     """Make `directory` the editable tree of the pinned sdist.
 
-    Raises BuildError when it exists and is not empty, or a patch does not apply.
+    Raises BuildError if it exists and is not empty, or if a patch does not apply.
     """
     refuse_existing(directory)
     with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
@@ -86,9 +87,9 @@ def carry(
 ) -> tuple[Upstream, list[Stopped]]:
     """Make `directory` the editable tree of another release, with the series carried over to it.
 
-    Both trees are in the history, so that what does not apply is merged. Returns the pin of the
-    release, and in which trees `git am` stopped and at which patch: at most one for each tree.
-    Raises BuildError as `edit` does; the series has to apply to the pinned sdist.
+    The history contains both trees, so that patches that do not apply are merged. Returns the pin
+    of the release, and for each tree in which `git am` stopped, the patch. Raises the errors of
+    `edit`; the series must apply to the pinned sdist.
     """
     refuse_existing(directory)
     with tempfile.TemporaryDirectory(prefix="edit-", dir=directory.parent) as name:
@@ -117,10 +118,10 @@ def carry(
 
 
 def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:
-    """The sdist of any release, by its version alone, unless `cache` has it.
+    """The sdist of any release, by its version, unless `cache` has it.
 
-    It is what the index has: nothing verifies it before its sha256 is in the pin. Raises
-    BuildError when pip cannot fetch it.
+    It is not verified, because its sha256 is not in the pin yet. Raises BuildError if pip cannot
+    fetch it.
     """
     kept = cache / "sdist" / f"llama_cpp_python-{version}.tar.gz"
     if not kept.is_file():
@@ -134,19 +135,19 @@ def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:
 
 
 def refuse_existing(directory: Path) -> None:
-    """Raises BuildError unless a tree can be made at `directory`: it is new, or empty."""
+    """Raises BuildError unless `directory` is new or empty, so that a tree can be made there."""
     if not directory.parent.is_dir():
         raise BuildError(f"{directory.parent}: no such directory")
     if directory.is_dir() and not directory.is_symlink():
         if any(directory.iterdir()):
             raise BuildError(f"{directory}: it is not empty; name a new directory")
     elif directory.exists() or directory.is_symlink():
-        raise BuildError(f"{directory}: it exists and is no directory; name a new one")
+        raise BuildError(f"{directory}: it exists and is not a directory; name a new one")
 
 
 def _begin(part: Part, root: Path, patches: Path) -> Repository:
     if part.tree == VENDORED:
-        # git does not follow the links, but they are no change of llama.cpp either
+        # git does not follow the links, but they are not changes of llama.cpp either
         header = BUILD_HEADER.relative_to(VENDORED)
         own = [f"/{path.as_posix()}" for path in [*overlay_files(patches), header]]
     else:
@@ -159,14 +160,14 @@ def _begin(part: Part, root: Path, patches: Path) -> Repository:
 def _commit_release(
     repository: Repository, part: Part, sdist: Path, version: str, tag: str
 ) -> None:
-    """Commit an unpacked release; its message tells which (`made_of`)."""
+    """Commit an unpacked release; its message has the version and sha256 for `made_of`."""
     without = None if part.tree == VENDORED else VENDORED.as_posix()
     repository.commit_tree(f"llama-cpp-python {version}\n\nsha256 {sha256_of(sdist)}", without)
     repository.git("tag", tag)
 
 
 def made_of(repository: Repository) -> tuple[str, str]:
-    """Version and sha256 of the release that `pristine` is the tree of."""
+    """Version and sha256 of the release in the commit `pristine`."""
     words = repository.git("log", "-1", "--format=%B", PRISTINE).split()
     return words[1], words[-1]
 

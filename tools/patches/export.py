@@ -1,7 +1,7 @@
-"""Writes the series back from the commits of an editable tree.
+"""Exports the series from the commits of an editable tree.
 
-Invariant: nothing is written before everything that can be refused has been looked at, and what is
-written does not depend on what the directory of the patches held, but for the comments of `series`.
+Invariant: nothing is written before all checks have passed. The result does not depend on the old
+content of the directory, except for the comments in `series`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Exported:
     """Names of patches, `wheel/` included."""
 
     changed: list[str]
-    """new or with another content"""
+    """new, or with changed content"""
     removed: list[str]
     unchanged: list[str]
 
 
 def export(directory: Path, patches: Path) -> Exported:
-    """Write the series in `directory` to `patches`; files of patches that are gone are removed.
+    """Write the series in `directory` to `patches`, and remove files of patches that are gone.
 
-    Raises BuildError, before anything is written, when the tree is not made of the pinned release,
-    has changes that are not committed, or has a commit that cannot be a patch of the series.
+    Raises BuildError, before anything is written, if the tree is not made from the pinned release,
+    has uncommitted changes, or has a commit that cannot be a patch of the series.
     """
     new = export_series(directory, patches)
     old = patch_files(patches)
@@ -56,12 +56,12 @@ def export_series(directory: Path, patches: Path) -> dict[str, bytes]:
         _refuse_unfit(repository, patches)
         found = repository.format_patches()
         exported |= {f"{part.folder}{name}": content for name, content in found.items()}
-    # llama.cpp's own first; the two kinds never meet in a file
+    # llama.cpp's own first; no file is changed by both kinds
     return dict(sorted(exported.items(), key=lambda item: (concerns_wheel(item[0]), item[0])))
 
 
 def patch_files(patches: Path) -> dict[str, bytes]:
-    """The patches that lie in `patches`, in the series or not: name -> content."""
+    """The patches in the directory `patches`, in the series or not: name -> content."""
     return {
         f"{part.folder}{path.name}": path.read_bytes()
         for part in PARTS
@@ -70,9 +70,9 @@ def patch_files(patches: Path) -> dict[str, bytes]:
 
 
 def render_series(old: str, names: list[str]) -> str:
-    """The text of `series` with these patches: each keeps the comments before it and beside it.
+    """The text of `series` with these patches; each keeps the comments before it and beside it.
 
-    The comment at the top stays there; one before a patch that is gone moves on to the next.
+    The comment at the top stays there. A comment before a removed patch moves to the next one.
     """
     slugs = {_slug(name) for name in names}
     before: dict[str, list[str]] = {}
@@ -99,12 +99,12 @@ def render_series(old: str, names: list[str]) -> str:
 
 
 def _slug(name: str) -> str:
-    """What stays of a name when patches before it come or go: `wheel/ship-the-variants.patch`."""
+    """The part of a name that does not change with its number: `wheel/ship-the-variants.patch`."""
     return re.sub(r"(^|/)\d{4}-", r"\1", name)
 
 
 def _refuse_replaced_links(directory: Path, patches: Path) -> None:
-    """Raises BuildError for a file of ours that was saved in the tree and not in patches/src."""
+    """Raises BuildError for one of our files that was saved in the tree and not in patches/src."""
     for file in overlay_files(patches):
         there, ours = directory / VENDORED / file, patches / "src" / file
         if there.is_symlink() and there.resolve() != ours.resolve():
@@ -114,7 +114,7 @@ def _refuse_replaced_links(directory: Path, patches: Path) -> None:
 
 
 def _refuse_unfit(repository: Repository, patches: Path) -> None:
-    """Raises BuildError when the commits after `pristine` are not a series for the pin."""
+    """Raises BuildError if the commits after `pristine` are not a series for the pin."""
     root = repository.root
     if not repository.has(PRISTINE):
         raise BuildError(f"{root}: no tree of `python -m tools.patches edit`")
@@ -125,13 +125,13 @@ def _refuse_unfit(repository: Repository, patches: Path) -> None:
         more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
         raise BuildError(
             f"{root}: {changes[0][3:]}{more} not committed; "
-            "commit what belongs to a patch, whole files of ours go to patches/src"
+            "commit changes that belong to a patch; whole files of ours go to patches/src"
         )
     version, sha256 = made_of(repository)
     pin = read_upstream(patches)
     if sha256 != pin.sha256:
         raise BuildError(
-            f"{root}: it is made of llama-cpp-python {version} with sha256 {sha256}, but "
+            f"{root}: it is made from llama-cpp-python {version} with sha256 {sha256}, but "
             f"{patches / PIN_FILE} pins {pin.version} with {pin.sha256}; set the pin first"
         )
     if not repository.is_ancestor(PRISTINE, "HEAD"):
@@ -146,7 +146,7 @@ def _refuse_unfit(repository: Repository, patches: Path) -> None:
             raise BuildError(f"{what} is a merge; a series is a line: git rebase {PRISTINE}")
         if not body.strip():
             raise BuildError(
-                f"{what} gives no reason; say below the title why the patch is there: "
+                f"{what} has no reason; explain below the title why the patch is needed: "
                 f"git rebase -i {PRISTINE}, reword"
             )
         if not repository.git("diff-tree", "-r", "--name-only", commit, f"{commit}^"):

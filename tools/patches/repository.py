@@ -1,8 +1,8 @@
-"""Git repositories of the patched tree, made and read so that no setting of the user matters.
+"""Git repositories of the patched tree, independent of all settings of the user.
 
-Invariant: git runs without the user's and the system's configuration and without any variable of
-its own, and patches are written from an empty repository that only borrows the objects, so that
-the settings made in the tree itself do not matter either.
+Invariant: git runs without the user's and the system's configuration and without its environment
+variables. Patches are written from an empty repository that only borrows the objects, so that
+settings in the tree itself have no effect either.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from llamacpp_instr.build.source_tree import misfit
 from llamacpp_instr.errors import BuildError
 
 PRISTINE = "pristine"
-"""Tag of the commit that the patches come after."""
+"""tag of the commit that the patches come after"""
 
 AUTHOR = ("llamacpp-instr", "llamacpp-instr@example.org")
-"""Name and address of new commits in the tree, so that a patch never contains the user's."""
+"""name and address of new commits in the tree, so that a patch never contains the user's"""
 
-# Files are taken as bytes, and a hunk's heading is found in the same way in every language.
+# Files are bytes, and a hunk's heading is found in the same way in every language.
 _ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !diff !merge !whitespace\n"
 
-# What a person's git would do to commits, or to patches that are applied by hand; and no pains are
-# taken with thousands of files that are read once and then thrown away.
+# Overrides settings that would affect commits, or patches that are applied by hand. Objects are not
+# compressed, because thousands of files are read once and then deleted.
 _SETTINGS = f"""\
 [user]
     name = {AUTHOR[0]}
@@ -49,7 +49,7 @@ _SETTINGS = f"""\
     auto = 0
 """
 
-# Everything that a setting or another version of git decides otherwise.
+# Options for everything that settings or versions of git decide differently.
 _FORMAT = [
     "--zero-commit",
     "--no-signature",
@@ -97,11 +97,11 @@ _APPLY = [
 
 @dataclass(frozen=True)
 class Stopped:
-    """A patch that could not be applied as it is."""
+    """A patch that does not apply."""
 
     patch: Path
     files: list[str]
-    """in conflict, to be edited; empty when git could not even begin to merge"""
+    """files in conflict, which must be edited; empty if git could not begin to merge"""
     reason: str
     """such as `src/llama.c:12 differs`"""
 
@@ -113,7 +113,8 @@ class Repository:
     root: Path
 
     def git(self, *arguments: str) -> str:
-        """What git printed; raises BuildError with its first line of complaint when it fails."""
+        """The output of a git command. Raises BuildError with git's first error line if it
+        fails."""
         done = self._run(arguments)
         if done.returncode != 0:
             raise BuildError(f"git {arguments[0]} in {self.root}: {_complaint(done.stderr)}")
@@ -131,12 +132,12 @@ class Repository:
         return self._run(["merge-base", "--is-ancestor", old, new]).returncode == 0
 
     def in_progress(self) -> bool:
-        """Whether a `git am` or `git rebase` waits to be continued."""
+        """Whether a `git am` or `git rebase` is unfinished."""
         names = ("rebase-apply", "rebase-merge")
         return any((self.root / ".git" / name).exists() for name in names)
 
     def create(self, exclude: Sequence[str]) -> None:
-        """Make it, empty; files that match `exclude` are never seen as changes."""
+        """Create it, empty; files that match `exclude` never count as changes."""
         self.git("init", "--quiet", "--template=", "--object-format=sha1", "-b", "series")
         info = self.root / ".git" / "info"
         info.mkdir()
@@ -146,15 +147,15 @@ class Repository:
             config.write(_SETTINGS)
 
     def commit_tree(self, message: str, without: str | None = None) -> None:
-        """Commit every file of the work tree, ignored or not, but for the directory `without`."""
+        """Commit every file of the work tree, ignored or not, except the directory `without`."""
         kept = [f":(exclude){without}"] if without else []
         self.git("add", "--all", "--force", "--", ".", *kept)
         self.git("commit", "--quiet", "--allow-empty", "-m", message)
 
     def apply(self, patches: Sequence[Path], *, three_way: bool = False) -> Stopped | None:
-        """Make one commit of each patch; with `three_way` a patch that does not fit is merged.
+        """Make one commit for each patch; with `three_way`, a patch that does not fit is merged.
 
-        Returns where `git am` stopped, waiting to be continued, None when all were applied.
+        Returns the patch at which `git am` stopped, to be continued, or None if all were applied.
         """
         if not patches:
             return None
@@ -194,7 +195,7 @@ class Repository:
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent),
-            # there git looks for attributes and files to ignore, whatever the configuration
+            # git looks there for attributes and ignored files, whatever the configuration says
             "HOME": os.devnull,
             "XDG_CONFIG_HOME": os.devnull,
             "GIT_COMMITTER_NAME": AUTHOR[0],
@@ -221,7 +222,7 @@ class Repository:
 
 
 def _date_in_utc(patch: bytes) -> bytes:
-    """A patch whose `Date:` does not tell where it was written."""
+    """A patch with its `Date:` in UTC, so that it does not reveal a time zone."""
     head, blank, body = patch.partition(b"\n\n")
     found = re.search(rb"^Date: (.+)$", head, re.MULTILINE)
     if found is None:
@@ -233,6 +234,6 @@ def _date_in_utc(patch: bytes) -> bytes:
 
 
 def _complaint(output: str) -> str:
-    """The line of git's complaints that says most."""
+    """The most informative line of git's error output."""
     lines = [line for line in output.splitlines() if line.startswith(("fatal: ", "error: "))]
-    return (lines or output.strip().splitlines() or ["it failed and said nothing"])[0]
+    return (lines or output.strip().splitlines() or ["it failed without a message"])[0]
