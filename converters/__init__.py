@@ -1,1 +1,1 @@
-"""Logs in, things to look at out: nothing here needs a compiler, a model or llama_cpp."""
+"""Turns logs into reports, traces and tables; needs no compiler, model or llama_cpp."""

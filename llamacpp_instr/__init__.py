@@ -1,4 +1,4 @@
-"""llamacpp_instr: records what llama.cpp does while it thinks."""
+"""Records what llama.cpp does while it runs: every step, layer and op, with times and tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["__version__", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    # lazily: the command line imports this package for its version alone. The module is not called
-    # `record`: a submodule of that name would take the function's place once it is imported
+    # imported lazily, because the command line imports this package for its version alone. The
+    # module must not be named `record`: importing such a submodule would replace the function
     if name == "record":
         from llamacpp_instr.recording.session import record
 

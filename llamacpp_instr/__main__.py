@@ -1,4 +1,5 @@
-"""Where `instr` and `python -m llamacpp_instr` begin: Ctrl-C is one line from the first import."""
+"""The entry point of `instr` and `python -m llamacpp_instr`. Ctrl-C prints one line, even while
+modules are imported."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its status."""
     try:
         from llamacpp_instr.cli import main as instr
 

@@ -1,10 +1,10 @@
-"""The errors that the product raises on purpose; `cli` alone turns them into a line and a code.
+"""The errors raised on purpose. Only `cli` turns them into a line and an exit status.
 
-InstrError              exit code 1: something failed that the user can do something about
- +- UsageError          exit code 2: a wrong input: an argument, a model, a path
- |   +- LogError        exit code 2: a log that cannot be read; knows the file and the line
- +- BuildError          exit code 1: the patched library could not be built
- +- NativeError         exit code 2: the patched library is missing, or is not the one expected
+InstrError              status 1: something failed, and the message says what the user can do
+ +- UsageError          status 2: a wrong input: an argument, a model, a path
+ |   +- LogError        status 2: a log that cannot be read; has the file and the line
+ +- BuildError          status 1: the patched library could not be built
+ +- NativeError         status 2: the patched library is missing, or has an unexpected version
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 
 
 class InstrError(Exception):
-    """Base of every error that is meant to be read by the user: one line, no traceback."""
+    """Base of all errors with a message for the user: one line, no traceback."""
 
     exit_code = 1
 
 
 class UsageError(InstrError):
-    """The caller gave something that cannot be worked with."""
+    """The caller passed a wrong input."""
 
     exit_code = 2
 
 
 class LogError(UsageError):
-    """A log that is not whole, not ours, or newer than we are.
+    """A log that is damaged, is not a log of this product, or has a newer format.
 
-    `path` is the file, `line` the 1-based line of the finding (0 when it concerns the whole file).
+    `path` is the file, `line` the 1-based number of the line (0 for the whole file).
     """
 
     def __init__(self, message: str, path: str | Path = "", line: int = 0) -> None:
@@ -42,6 +42,6 @@ class BuildError(InstrError):
 
 
 class NativeError(InstrError):
-    """The patched library is missing, or answers with another ABI than this package speaks."""
+    """The patched library is missing, or its ABI version differs from the one of this package."""
 
     exit_code = 2

@@ -1,7 +1,7 @@
-"""Starts Python in a process of its own that imports what this process imports.
+"""Starts Python in a child process that imports from the same places as this process.
 
-`python -c` and `python -m` look for modules in the working directory first: a `json.py` there would
-run. A child gets this process's own `sys.path` before it imports anything.
+`python -c` and `python -m` look for modules in the working directory first, so a `json.py` there
+would run. The child sets `sys.path` to that of this process before it imports anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    """The command line of a Python that runs `code` with `arguments`."""
+    """The command line that runs `code` in Python with `arguments`."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}", *arguments]
 
 

@@ -1,10 +1,9 @@
-"""Where a command writes: what appears whole or not at all, a file or a directory of them, or
-standard output.
+"""Writes a command's output to standard output, or completely to a file or a directory.
 
-Invariant: the file of that name is complete; what was there before stays until the new one is
-whole, whether an error, a full disk, Ctrl-C or SIGTERM ends the writing. No file is overwritten
-unless that was asked for, and this is known before the work begins. A model is overwritten by a
-model only, a file that is read by nothing.
+Invariant: a file with the name of an output is always complete. The previous file stays until the
+new one is complete, even if an error, a full disk, Ctrl-C or SIGTERM ends the writing. No file is
+overwritten without `force`, and this is checked before the work begins. Only a model may replace a
+model, and nothing may replace an input.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from llamacpp_instr.terminal import abandon_standard_output
 
 @contextlib.contextmanager
 def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
-    """A binary file to write to; it takes its name when the block is left without an error.
+    """A binary file to write to. It gets its name when the block ends without an error.
 
-    `-` is standard output. A name that is no regular file (a pipe, /dev/null) is written to as it
-    is. Raises UsageError when the file exists and `force` is not given, or cannot be created;
-    InstrError when it cannot be written to its end.
+    `-` is standard output. A name that is not a regular file (a pipe, /dev/null) is written
+    directly. Raises UsageError if the file exists and `force` is not set, or if it cannot be
+    created; InstrError if writing fails.
     """
     if str(path) == "-":
         with _named_errors(Path("standard output")):
@@ -62,8 +61,8 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def new_model(path: Path, force: bool = False) -> Iterator[Path]:
-    """The name of an empty file into which others write a model; it becomes `path` when the block
-    is left without an error. Raises as `open_output` does."""
+    """The name of an empty file into which other code writes a model. It becomes `path` when the
+    block ends without an error. Raises the same errors as `open_output`."""
     check_model_output(path, force)
     with _named_errors(path), _tidy_end():
         temporary = _beside(path)
@@ -77,10 +76,10 @@ def new_model(path: Path, force: bool = False) -> Iterator[Path]:
 
 
 def check_output(path: str | Path, force: bool = False) -> None:
-    """Raises UsageError when `path` may not or cannot be written; creates nothing.
+    """Raises UsageError if `path` must not or cannot be written. Creates nothing.
 
-    A model is refused even with `force`. It may be an input that no argument names: another part
-    of a split model, or the model of a log.
+    A model is refused even with `force`, because it may be an input that no argument names:
+    another part of a split model, or the model of a log.
     """
     if str(path) != "-" and begins_as_model(path):
         raise UsageError(f"{path} is a model; name another file")
@@ -88,7 +87,7 @@ def check_output(path: str | Path, force: bool = False) -> None:
 
 
 def check_model_output(path: str | Path, force: bool = False) -> None:
-    """The same for a file that a model is written to, which may replace another model."""
+    """Like `check_output`, for an output that is a model: it may replace another model."""
     path = Path(path)
     if str(path) == "-":
         return
@@ -104,8 +103,8 @@ def check_model_output(path: str | Path, force: bool = False) -> None:
 
 
 def check_not_input(output: str | Path, *inputs: str | Path | None) -> None:
-    """Raises UsageError when `output` is one of the files that are read: a forgotten argument must
-    not cost a log or a text, not even with --force. `-` is standard input, None no file."""
+    """Raises UsageError if `output` is one of the input files, even with --force: a forgotten
+    argument must not destroy a log or a text. `-` is standard input; None is ignored."""
     written = _status(output) if str(output) != "-" else None
     if written is None or not stat.S_ISREG(written.st_mode):
         return
@@ -117,10 +116,10 @@ def check_not_input(output: str | Path, *inputs: str | Path | None) -> None:
 
 
 def begins_as_model(path: str | Path) -> bool:
-    """Whether a regular file begins as GGUF models do; False when it cannot be read."""
+    """Whether a regular file begins with the magic bytes of GGUF; False if it cannot be read."""
     try:
         if not Path(path).is_file():
-            return False  # to open a pipe would wait for who writes into it
+            return False  # opening a pipe would block until a writer opens it, too
         with Path(path).open("rb") as file:
             return file.read(4) == b"GGUF"
     except OSError:
@@ -128,7 +127,7 @@ def begins_as_model(path: str | Path) -> bool:
 
 
 def _status(name: str | Path) -> os.stat_result | None:
-    """Of a file that is read or written; None when there is none, and whoever opens it says so."""
+    """The status of a file; None if it does not exist, which whoever opens it reports."""
     try:
         return os.fstat(0) if str(name) == "-" else Path(name).stat()
     except (OSError, ValueError):
@@ -139,16 +138,16 @@ def _status(name: str | Path) -> os.stat_result | None:
 def open_output_directory(
     path: str | Path, names: Collection[str], force: bool = False
 ) -> Iterator[Path]:
-    """A new directory to write files into; it takes its name when the block is left without an
-    error, so no half of a set is ever seen under that name.
+    """A new directory to write files into. It gets its name when the block ends without an error,
+    so a partial set of files is never visible under that name.
 
-    `names` are those of all files that callers may ever write there. An existing directory is
-    replaced only with `force`, and only when it holds nothing else. Raises UsageError when that is
-    not so or the directory cannot be made; InstrError when it cannot be written to its end.
+    `names` are all files that callers may ever write there. An existing directory is replaced only
+    with `force`, and only if it contains no other files. Raises UsageError otherwise, or if the
+    directory cannot be created; InstrError if writing fails.
     """
     check_output_directory(path, names, force)
     path = Path(path)
-    place = path.resolve()  # a symbolic link to the directory stays one
+    place = path.resolve()  # a symbolic link to the directory stays a link
     temporary = _beside(place)
     with _named_errors(path, inside=temporary), _tidy_end():
         try:
@@ -169,25 +168,25 @@ def open_output_directory(
 
 
 def check_output_directory(path: str | Path, names: Collection[str], force: bool = False) -> None:
-    """Raises UsageError when `path` may not or cannot become such a directory; creates nothing."""
+    """Raises UsageError if `path` must not or cannot become such a directory. Creates nothing."""
     path = Path(path)
     mode = file_mode(path)
     if mode is None:
         check_output(path)
         return
     if not stat.S_ISDIR(mode):
-        raise UsageError(f"{path} is no directory; name another")
+        raise UsageError(f"{path} is not a directory; name another")
     entries = sorted(path.iterdir())
     for entry in entries:
         if entry.name not in names or entry.is_symlink() or not entry.is_file():
-            raise UsageError(f"{path} holds something else ({entry.name}); name another directory")
+            raise UsageError(f"{path} contains another file ({entry.name}); name another directory")
     if entries and not force:
         raise UsageError(f"{path} exists; use --force to replace what is in it")
     check_output(_beside(path.resolve()), force=True)
 
 
 def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
-    """Put the directory `new` in the place of `old`, and remove the files of these names and it."""
+    """Put the directory `new` in the place of `old`, then remove `old` and its files `names`."""
     aside = _beside(old)
     try:
         old.replace(aside)
@@ -203,12 +202,12 @@ def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
             try:
                 aside.rmdir()
             except OSError:
-                raise InstrError(f"{old}: what was put there meanwhile is in {aside}") from None
+                raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
 
 
 def file_mode(path: Path) -> int | None:
-    """The mode of a file, with its type; None when there is none. Raises UsageError for a name
-    that no file can have."""
+    """`st_mode` of a file; None if it does not exist. Raises UsageError for a name that no file
+    can have."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -218,14 +217,14 @@ def file_mode(path: Path) -> int | None:
 
 
 def _beside(path: Path) -> Path:
-    """A name beside `path`, so that what is made there can be renamed to it. Made is nothing yet:
-    whoever removes it at the end must know the name before a signal can come."""
-    # short: a file system that has room for the name itself may have none for a longer one
+    """A name beside `path`, so that a rename to `path` is possible. The caller creates the file:
+    it must know the name before a signal can interrupt it, so that it can remove the file."""
+    # short: a file system that accepts the name itself may reject a longer one
     return path.with_name(f".instr-{secrets.token_hex(8)}")
 
 
 def _take_name(temporary: Path, path: Path, force: bool) -> None:
-    """Rename to `path`; UsageError when, without `force`, another program was faster."""
+    """Rename to `path`. Raises UsageError if, without `force`, another program created it first."""
     if not force:
         try:
             os.link(temporary, path)
@@ -234,7 +233,7 @@ def _take_name(temporary: Path, path: Path, force: bool) -> None:
         except FileExistsError:
             raise UsageError(f"{path} exists by now; use --force to overwrite it") from None
         except OSError:
-            pass  # a file system without links
+            pass  # the file system has no hard links
     temporary.replace(path)
 
 
@@ -254,8 +253,8 @@ def _create_directory(path: Path, temporary: Path) -> None:
 
 @contextlib.contextmanager
 def _tidy_end() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as Ctrl-C does, so that no half stays behind
-    under another name; unless somebody else has them, or this is no main thread."""
+    """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, so that no temporary file remains.
+    Does nothing outside the main thread, and keeps handlers that others installed."""
     caught = {}
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
@@ -275,8 +274,8 @@ def _leave(number: int, _frame: object) -> NoReturn:
 
 @contextlib.contextmanager
 def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
-    """Errors of the file system become one line; those of pipes stay what they are. Ours are
-    those about `path` and about what lies in `inside`."""
+    """Turns errors of the file system about `path`, or about files in `inside`, into one line.
+    A broken pipe and errors about other files pass through."""
     try:
         yield
     except BrokenPipeError:
@@ -286,5 +285,5 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             name = Path(os.fsdecode(error.filename))
             ours = {path.resolve(), inside} & {name.resolve(), *name.resolve().parents}
             if not ours:
-                raise  # about another file than ours
+                raise  # about a file of somebody else
         raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -11,16 +11,16 @@ from typing import TextIO, TypeAlias
 from llamacpp_instr.terminal import printable
 
 OnProgress: TypeAlias = "Callable[[int, int], None]"
-"""called with what is done and what there is to do, in one unit; 0 to do means not known"""
+"""called with (done, total) in one unit; a total of 0 means unknown"""
 
 SILENT_SECONDS = 2.0
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress]:
-    """What to call as the work goes on; the bar appears after two seconds and leaves no trace.
+    """The function to call during the work. The bar appears after two seconds and is erased.
 
-    `what` precedes it, as in `Reading session.log`. `stream` is standard error unless given.
+    `what` precedes it, as in `Reading session.log`. `stream` defaults to standard error.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

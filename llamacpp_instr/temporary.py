@@ -1,8 +1,8 @@
-"""Directories for temporary files that go away with the command, whatever ends it.
+"""Temporary directories that are removed with the command, however it ends.
 
-A child process owns such a directory: it waits for the end of a pipe that this process holds open,
-and then removes the directory. So nothing stays behind after SIGTERM, SIGKILL or an abort of ggml,
-where this process has no chance to clean up.
+A child process owns such a directory. It waits for the end of a pipe that this process holds open,
+and then removes the directory. This also works after SIGTERM, SIGKILL or an abort of ggml, where
+this process has no chance to clean up.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ for _ in range(100):  # a process that still writes there may need a moment to e
 
 @contextlib.contextmanager
 def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory in `parent`, or where temporary files go; removed when the block is left or
-    this process ends.
+    """A new directory in `parent`, by default where temporary files go. It is removed when the
+    block or this process ends.
 
-    Raises `UsageError` when there is no place for temporary files, `OSError` when the directory
-    cannot be made in `parent`.
+    Raises `UsageError` if no directory for temporary files is writable, `OSError` if the directory
+    cannot be created in `parent`.
     """
     try:
         place = parent or Path(tempfile.gettempdir())
@@ -51,16 +51,16 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
 
 
 def start_owner(path: Path) -> subprocess.Popen[bytes]:
-    """The process that removes the directory `path`, a whole path, when its standard input ends:
-    when it is left as a context manager, or when this process ends."""
+    """A process that removes the directory `path` (absolute) when its standard input ends: at the
+    end of the process's context manager, or at the end of this process."""
     owner = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _OWNER, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=path.anchor,  # else the directory of the caller could not be unmounted
-        start_new_session=True,  # Ctrl-C is for us
+        cwd=path.anchor,  # otherwise the caller's directory could not be unmounted
+        start_new_session=True,  # Ctrl-C is for this process
     )
     assert owner.stdout
-    owner.stdout.readline()  # from now on only SIGKILL ends it
+    owner.stdout.readline()  # from now on it ignores every signal but SIGKILL
     return owner

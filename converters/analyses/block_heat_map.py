@@ -1,7 +1,7 @@
 """A picture of a quantized tensor: rows by blocks, coloured by scale or by error.
 
-Invariant: the same tensor gives the same bytes, whatever settings of matplotlib a user has, and
-nothing in a tensor's name is taken for mathematics.
+Invariant: the same tensor gives the same bytes, whatever the user's settings of matplotlib are. No
+part of a tensor's name is rendered as a formula.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_NAME = 60
 
 
 def check_heat_map(path: str) -> None:
-    """Raises `UsageError` when no picture can be written under that name."""
+    """Raises `UsageError` if no picture can be written with that name."""
     if _form(path) not in FORMS:
         raise UsageError(f"{path}: use a name that ends in .png or .svg")
     if importlib.util.find_spec("matplotlib") is None:
@@ -32,10 +32,10 @@ def check_heat_map(path: str) -> None:
 
 
 def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
-    """Draws the errors of a tensor's sub-blocks, or without a reference their scales.
+    """Draws the errors of a tensor's sub-blocks, or their scales if there is no reference.
 
-    `path` says by its ending whether as PNG or as SVG. Rows are those of the tensor, blocks lie
-    from left to right; where there are too many, a cell is the largest error or the mean scale.
+    The suffix of `path` selects PNG or SVG. Rows are those of the tensor, and blocks are drawn from
+    left to right. If there are too many, a cell shows the largest error or the mean scale.
     """
     matplotlib = import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,7 +48,7 @@ def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
     }
     settings.pop("backend", None)
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # a letter that the font lacks is drawn as a box
+        # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph")
         figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
@@ -79,7 +79,7 @@ def _draw(figure: Any, stats: BlockStats) -> None:
         aspect="auto",
         interpolation="nearest",
         cmap=_colours(),
-        # the tick of a row or block is at its middle; the last cell may be incomplete
+        # the tick of a row or block is at its centre; the last cell may be incomplete
         extent=(
             -0.5,
             columns * grid.sub_blocks_per_cell / n_sub - 0.5,

@@ -1,7 +1,7 @@
 """The contents of the blocks of a quantized tensor, and all fields of one block, as reports.
 
-Invariant: codes are shown as stored, together with the level that they mean; a
-number that is not finite is shown as text, so that JSON stays JSON.
+Invariant: codes are shown as stored, together with their level. Numbers that are not finite are
+text, so that the JSON is valid.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from llamacpp_instr.weights.statistics import BlockStats, CodeCounts, Distributi
 
 FEW_LEVELS = 4
 MOST_CODES = 64
-"""rows that a histogram has for a reader; a script gets a row for each code"""
+"""rows of a histogram for a reader; a script gets one row per code"""
 
 
 def tensor_reports(
     stats: BlockStats, reference: str | None = None, most_codes: int | None = MOST_CODES
 ) -> list[Report]:
-    """The tensor's fields, scales, saturation, histogram and, with the name of a reference, its
-    worst blocks. None as `most_codes` is a row for each code."""
+    """The tensor's fields, scales, saturation, histogram and, if `reference` names one, its worst
+    blocks. With `most_codes` None, the histogram has one row per code."""
     reports = [
         fields_report(stats),
         _scales_report(stats),
@@ -41,7 +41,7 @@ def tensor_reports(
 
 
 def block_reports(block: OneBlock, reference: str | None = None) -> list[Report]:
-    """A block's bytes by field, its sub-blocks and its elements, beside those of a reference."""
+    """A block's bytes by field, its sub-blocks, and its elements, with those of a reference."""
     reports = [_bytes_report(block), _sub_blocks_report(block), elements_report(block)]
     if reference is not None:
         reports[-1].notes.append(f"The reference is {printable(reference)}.")
@@ -49,7 +49,7 @@ def block_reports(block: OneBlock, reference: str | None = None) -> list[Report]
 
 
 def fields_report(stats: BlockStats) -> Report:
-    """The fields of a block, and what each costs."""
+    """The fields of a block, and their bits per weight."""
     weight, type_ = stats.weight, stats.weight.type
     layout = LAYOUTS[type_.name]
     rows: list[list[Cell]] = [
@@ -76,7 +76,7 @@ def fields_report(stats: BlockStats) -> Report:
 
 
 def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
-    """How often each code occurs; neighbours together where there are more than `most` codes."""
+    """How often each code occurs; neighbours are combined if there are more than `most` codes."""
     codes, counts = stats.quants.codes, stats.quants.counts
     together = -(-len(counts) // most) if most is not None else 1
     summed = [int(part.sum()) for part in np.split(counts, range(together, len(counts), together))]
@@ -95,12 +95,12 @@ def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
     ]  # fmt: skip
     notes = ["The level is the value of the code before scaling; codes are shown as stored."]
     if together > 1:
-        notes.append(f"{together} codes in a row; --json and --csv have each.")
+        notes.append(f"A row has {together} consecutive codes; --json and --csv have each code.")
     return Report("Quants", columns, rows, notes)
 
 
 def elements_report(block: OneBlock) -> Report:
-    """The elements of a block: code, level, value and, with a reference, how far off it is."""
+    """The elements of a block: code, level, value and, with a reference, the error."""
     codes, values = block.blocks.parts.quants[0], block.blocks.values()[0]
     levels = block.blocks.layout.quants.levels_of(codes)
     _, column = block.place
@@ -124,7 +124,7 @@ def elements_report(block: OneBlock) -> Report:
 
 
 def number(value: float) -> Cell:
-    """A number as a cell: text where JSON has no number for it."""
+    """A number as a cell; as text if JSON cannot represent it."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 
@@ -296,7 +296,7 @@ def _title(weight: Weight) -> str:
 
 
 def _row(weight: Weight, row: int) -> tuple[int | None, int]:
-    """The matrix and the row in it; None where the tensor is one matrix."""
+    """The matrix and the row in it; the matrix is None if the tensor has only one."""
     rows = weight.ne[1] if len(weight.ne) > 1 else 1
     return (row // rows, row % rows) if weight.n_rows > rows else (None, row)
 

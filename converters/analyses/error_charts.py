@@ -1,4 +1,4 @@
-"""Charts of the error of weights: by layer, and of whole models against their size."""
+"""Charts of the error of weights: by layer, and of whole models over their size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MIB = 1 << 20
 
 
 def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
-    """By the name of a model the errors of its weights: their SQNR by layer, a line a model, and
-    the relative error of all of them, which is 10^(-SQNR/20), over their bytes. None of no
+    """Charts of the errors of weights by model name: their SQNR by layer, with a line per model,
+    and the relative error of each model, 10^(-SQNR/20), over its bytes. Empty if there are no
     models."""
     if not errors:
         return []
@@ -32,12 +32,12 @@ def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
 
 
 def layers_of(layers: Iterable[int]) -> list[int]:
-    """Each layer once, in order, and -1 (of no layer) last."""
+    """Each layer once, in order, with -1 (no layer) last."""
     return sorted(set(layers), key=lambda layer: (layer < 0, layer))
 
 
 def layer_names(layers: Sequence[int]) -> list[str]:
-    """As the axis of a chart shows them."""
+    """Layer names for the axis of a chart."""
     return [shown(layer, "layer") for layer in layers]
 
 

@@ -1,7 +1,7 @@
-"""What a model file says of itself: architecture, tokenizer, and its weights by type, role, layer.
+"""The contents of a model file: architecture, tokenizer, and weights by type, role and layer.
 
-Invariant: read from the headers alone; bytes are those of the file, so that weights, headers and
-padding add up to its size, and the rows of every table to the weights.
+Invariant: read from the headers alone. Bytes are those of the file: weights, headers and padding
+add up to its size, and the rows of every table to the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 K = TypeVar("K", bound=Hashable)
 
 FEW_ITEMS = 8
-"""of an array that many are shown"""
+"""items of an array that are shown"""
 
 LONG_TEXT = 200
 """characters of a text that are shown"""
@@ -69,7 +69,7 @@ NAMES = {
     "ssm.group_count": "groups (SSM)",
     "wkv.head_size": "width of a head (WKV)",
 }
-"""Plain words for `ARCHITECTURE.key`; keys that are missing are shown as they are."""
+"""plain words for `ARCHITECTURE.key`; other keys are shown unchanged"""
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
@@ -77,9 +77,9 @@ _ID = "_token_id"
 
 
 def compute_inspection(model: ModelFile) -> list[Report]:
-    """What `instr inspect` shows: the model, its hyper-parameters, its tokenizer, its weights by
-    type, role and layer, and which fell back to another type. Parts that the file lacks are left
-    out. Bytes are bytes, shares go from 0 to 1."""
+    """The reports of `instr inspect`: the model, its hyper-parameters, its tokenizer, its weights
+    by type, role and layer, and fallbacks to other types. Parts that the file lacks are omitted.
+    Sizes are in bytes; shares are from 0 to 1."""
     fallbacks = find_fallbacks(model)
     reports = [
         _model(model),
@@ -94,16 +94,16 @@ def compute_inspection(model: ModelFile) -> list[Report]:
 
 
 def list_tensors(model: ModelFile) -> Report:
-    """Every weight in the order of the file, as far as a terminal has room: type, shape, elements,
-    bytes, bits per weight."""
+    """Every weight in the order of the file, with the columns that fit a terminal: type, shape,
+    elements, bytes, bits per weight."""
     whole = compute_tensors(model)
     return Report(whole.title, whole.columns[:6], [row[:6] for row in whole.rows])
 
 
 def compute_tensors(model: ModelFile) -> Report:
     """Every weight in the order of the file: type, shape (`ne`, the row's length first), elements,
-    bytes, bits per weight, layer, role, and where it lies: the part of a split model, the offset
-    in bytes from that file's start."""
+    bytes, bits per weight, layer, role, file (a part, if the model is split), and offset in bytes
+    from that file's start."""
     split = len(model.headers) > 1
     rows: list[list[Cell]] = [
         [
@@ -128,7 +128,7 @@ def compute_tensors(model: ModelFile) -> Report:
     return Report("Tensors", columns, rows)
 
 
-# --- what it is ---
+# --- the model ---
 
 
 def _model(model: ModelFile) -> Report:
@@ -191,7 +191,7 @@ def _hyper_parameters(model: ModelFile) -> Report:
 
 
 def _entries(model: ModelFile, prefix: str) -> Iterator[tuple[str, Cell]]:
-    """The entries of the metadata as they are shown, of an array its first items."""
+    """Metadata entries as they are shown; an array is shown by its first items."""
     for key, value in model.metadata.items():
         if key.startswith(prefix):
             yield key, _scalar(value)
@@ -207,7 +207,7 @@ def _scalar(value: Scalar) -> Cell:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        # the file has 32 bits: 1e-05, not 9.999999747378752e-06; JSON knows no NaN
+        # the file has 32-bit floats: 1e-05, not 9.999999747378752e-06; JSON has no NaN
         return float(f"{value:.7g}") if math.isfinite(value) else str(value)
     return _cut(value) if isinstance(value, str) else value
 
@@ -241,7 +241,7 @@ def _tokenizer(model: ModelFile) -> Report:
 
 
 def _special_tokens(model: ModelFile) -> list[list[Cell]]:
-    """What each is for, its number, its text."""
+    """Purpose, number and text of each."""
     numbers = {
         key.removeprefix("tokenizer.ggml.").removesuffix(_ID): value
         for key, value in model.metadata.items()
@@ -256,11 +256,11 @@ def _special_tokens(model: ModelFile) -> list[list[Cell]]:
     ]
 
 
-# --- its weights ---
+# --- the weights ---
 
 
 def _bits(weights: list[Weight]) -> float | None:
-    """Bits per weight of them all; None when they have no elements."""
+    """Bits per weight of all weights; None if they have no elements."""
     elements = sum(weight.n_elements for weight in weights)
     return 8 * sum(weight.n_bytes for weight in weights) / elements if elements else None
 
@@ -273,7 +273,7 @@ def _grouped(model: ModelFile, key: Callable[[Weight], K]) -> dict[K, list[Weigh
 
 
 def _sizes(weights: list[Weight], total: int) -> list[Cell]:
-    """Tensors, bytes, bits per weight, share of `total` bytes."""
+    """Number of tensors, bytes, bits per weight, share of `total` bytes."""
     n_bytes = sum(weight.n_bytes for weight in weights)
     return [len(weights), n_bytes, _bits(weights), n_bytes / total if total else 0.0]
 
@@ -287,7 +287,7 @@ _SIZES = [
 
 
 def _types(weights: list[Weight]) -> str:
-    """`Q4_K, Q6_K`: the types, that of the most bytes first."""
+    """`Q4_K, Q6_K`: the types, ordered by bytes."""
     n_bytes: dict[str, int] = {}
     for weight in weights:
         n_bytes[weight.type.name] = n_bytes.get(weight.type.name, 0) + weight.n_bytes
@@ -316,7 +316,7 @@ def _by_role(model: ModelFile) -> Report:
 
 
 def _layers(numbers: Iterable[int]) -> list[int]:
-    """The layers in order, -1 for what belongs to none at the end."""
+    """The layers in order, with -1 (no layer) at the end."""
     return sorted(numbers, key=lambda n: (n < 0, n))
 
 

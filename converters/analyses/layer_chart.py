@@ -1,4 +1,4 @@
-"""The chart of where a model's bits are."""
+"""The chart of bits per weight by layer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from converters.report.charts import Chart, bar_by_layer
 from converters.report.report import shown
 
 MOST_LAYERS = 512
-"""as llama.cpp's; a chart leaves out further ones"""
+"""as in llama.cpp; a chart omits further layers"""
 MOST_TYPES = 10
-"""the chart leaves out those of fewer bytes"""
+"""types in a chart; those with fewer bytes are omitted"""
 
 
 def chart_bits_by_layer(tensors: Sequence[StoredTensor]) -> Chart:
-    """Bits per weight of every layer, as the sum of what each type has in it. Tensors that belong
-    to no layer come last."""
+    """Bits per weight of every layer, stacked by storage type. Tensors without a layer come
+    last."""
     n_elements: Counter[int] = Counter()
     of_type: dict[str, Counter[int]] = defaultdict(Counter)
     for tensor in tensors:

@@ -1,20 +1,20 @@
-"""How far apart two medians are, and how far noise alone may have put them: pure statistics.
+"""The ratio of two medians, with a confidence interval that accounts for noise: pure statistics.
 
 Invariant: deterministic (fixed seed), and exchanging the two sides inverts every figure exactly.
 
-Consecutive decodes share what disturbs them (a neighbour's burst, a clock step), so decodes are
-not drawn one by one. Each side is cut into consecutive blocks that no run straddles, and whole
-blocks are drawn with replacement: the non-overlapping block bootstrap (Carlstein, "The Use of
-Subseries Values for Estimating the Variance of a General Statistic", Annals of Statistics 14,
-1986). Decodes become slower as the cache fills, which is not noise: where a session has several
-runs, the first block of a run is replaced by other first blocks only, and so on (strata).
+Consecutive decodes share disturbances (a neighbour's burst, a clock step), so decodes are not drawn
+one by one. Each side is cut into consecutive blocks, none across two runs, and whole blocks are
+drawn with replacement: the non-overlapping block bootstrap (Carlstein, "The Use of Subseries Values
+for Estimating the Variance of a General Statistic", Annals of Statistics 14, 1986). Decodes become
+slower as the cache fills, which is not noise. So if a session has several runs, the first block of
+a run is replaced only by other first blocks, and so on (strata).
 
-This gives the standard error of log(median) within a session. From one process to the next a
-median moves as well (where memory lies, what the neighbours do), which one log cannot show:
-PROCESS and TICK_NS account for it, measured by `python -m benchmarks.diff_noise`. With few blocks,
-percentiles of the draws are too narrow, so the interval is that of Welch's t (Biometrika 34,
-1947) on the log scale. A family of intervals holds together: the error rate is divided by their
-number (Dunn, Journal of the American Statistical Association 56, 1961).
+The result is the standard error of log(median) within a session. A median also varies between
+processes (memory layout, other processes), which one log cannot show. PROCESS and TICK_NS account
+for it; `python -m benchmarks.diff_noise` measured them. With few blocks, percentiles of the draws
+are too narrow, so the interval is that of Welch's t (Biometrika 34, 1947) on the log scale. The
+intervals of a family hold simultaneously: the error rate is divided by their number (Dunn, Journal
+of the American Statistical Association 56, 1961).
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 ERROR = 0.05
-"""the chance that any interval of a family misses, were noise all there is"""
+"""the probability that any interval of a family excludes 1 although only noise differs"""
 BLOCKS = 12
-"""to cut a side into: the fewer, the longer the bursts that are still seen as noise"""
+"""number of blocks of a side; with fewer blocks, longer bursts count as noise"""
 MIN_BLOCKS = 5
-"""below which nothing is said of the noise"""
+"""with fewer blocks, the noise is unknown"""
 DRAWS = 400
-"""the standard error is then known to 1 / sqrt(2 * 400) = 3.5 %"""
+"""with this many, the relative error of the standard error is 1 / sqrt(2 * 400) = 3.5 %"""
 KEPT = 50_000
-"""samples of which draws are kept, at DRAWS numbers each: rows mostly lack the same ones"""
+"""samples whose draws are cached, with DRAWS numbers each: most rows lack the same samples"""
 PROCESS = 0.02
-"""standard deviation of log(median) from one process to the next; with 0.01, 3 of 12 pairs of
-equal sessions on a shared machine of 2 cores seemed to differ in their steps"""
+"""standard deviation of log(median) between processes; with 0.01, 3 of 12 pairs of equal sessions
+on a shared machine with 2 cores seemed to differ in their steps"""
 TICK_NS = 10.0
-"""what one timed interval may be off by as a whole: the clock's steps and where code lies"""
+"""systematic error of one timed interval: resolution of the clock, code alignment"""
 
 
 @dataclass(frozen=True)
 class Median:
-    """The median of one side, in ns, and what is known of its error."""
+    """The median of one side in ns, and its error."""
 
     value: float
     log_error: float | None
     """standard error of log(value); None with fewer than MIN_BLOCKS blocks"""
     n_blocks: int
     freedom: int
-    """degrees of freedom of that error: blocks less strata"""
+    """degrees of freedom of that error: blocks minus strata"""
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,27 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Ratio:
-    """B / A of two medians; `low` and `high` are None where the noise is not known."""
+    """B / A of two medians; `low` and `high` are None if the noise is unknown."""
 
     a: float
     b: float
     value: float | None
-    """None when only A's median is 0"""
+    """None if only A's median is 0"""
     low: float | None
     high: float | None
 
     @property
     def differs(self) -> bool:
-        """Whether noise alone would hardly have given this ratio."""
+        """Whether the interval excludes 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
-    """The blocks of samples in the order of time; `run` is each sample's run.
+    """The blocks of samples in order of time; `run` has each sample's run.
 
-    Consecutive blocks of about equal length, none across two runs; a run is a block by itself
-    when there are more than `n_blocks` / 2 runs. The i-th blocks of all runs are a stratum when
-    there are at least three runs.
+    Blocks are consecutive, of about equal length, and none spans two runs. If there are more than
+    `n_blocks` / 2 runs, each run is one block. If there are at least three runs, the i-th blocks of
+    all runs are a stratum.
     """
     block, stratum = np.zeros(len(run), np.int64), np.zeros(len(run), np.int64)
     runs = _groups(run)
@@ -111,15 +111,15 @@ def _groups(names: Int64) -> list[Int64]:
 
 
 def join_blocks(runs: Sequence[Int64]) -> Blocks:
-    """The blocks of several sessions' samples, one session after the other; `runs` is the run of
-    every sample by session. No run is in two sessions."""
+    """The blocks of several sessions' samples, one session after the other; `runs` has the run of
+    every sample by session. Runs do not span sessions."""
     numbered = [run + 1_000_000 * i for i, run in enumerate(runs)]
     return cut_blocks(np.concatenate([np.zeros(0, np.int64), *numbered]))
 
 
 def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) -> list[Median]:
-    """The median of every row of `samples` (rows x samples, ns); NaN is a sample that a row does
-    not have. `n_timed` is how many timed intervals a row's sample is the sum of."""
+    """The median of every row of `samples` (rows, samples) in ns; NaN means that a row lacks the
+    sample. `n_timed` has the number of timed intervals in a row's sum."""
     medians: list[Median] = []
     known: dict[bytes, tuple[Int64, int, int, float]] = {}
     for row, n in zip(samples, n_timed, strict=True):
@@ -138,7 +138,7 @@ def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) ->
         error = None
         if n_blocks >= MIN_BLOCKS and freedom > 0 and value > 0:
             spread = np.log(np.maximum(np.median(values[draws], axis=1), 1.0))
-            # a rounded number is off by the variance of one uniformly spread over a step
+            # rounding adds the variance of a uniform distribution over one step
             tick = (TICK_NS * n / value) ** 2 / 12
             error = math.sqrt(float(np.var(spread)) * scale + tick + PROCESS**2)
         medians.append(Median(value, error, n_blocks, freedom))
@@ -187,7 +187,7 @@ def _student_inside(t: float, freedom: int) -> float:
 
 
 def _welch_freedom(a: Median, b: Median) -> int:
-    """Welch and Satterthwaite's degrees of freedom, rounded down."""
+    """The degrees of freedom of Welch and Satterthwaite, rounded down."""
     assert a.log_error is not None
     assert b.log_error is not None
     va, vb = a.log_error**2, b.log_error**2
@@ -195,12 +195,12 @@ def _welch_freedom(a: Median, b: Median) -> int:
 
 
 def _draw(block: Int64, stratum: Int64) -> tuple[Int64, int, int, float]:
-    """DRAWS rows of indices of samples, whole blocks drawn with replacement within each stratum;
-    the number of blocks, the degrees of freedom, and what the variance is to be multiplied with.
+    """DRAWS rows of sample indices (whole blocks drawn with replacement within each stratum), the
+    number of blocks, the degrees of freedom, and a factor for the variance.
 
-    Rows have one length; what is drawn is cut to it, or begins again. A bootstrap's variance is
-    (n - 1) / n of what it estimates (Efron and Tibshirani, An Introduction to the Bootstrap,
-    1993, section 6.4), n being the blocks that one is drawn from.
+    Rows have equal length: draws are truncated, or repeated from their beginning. A bootstrap's
+    variance is (n - 1) / n of the variance it estimates, where n is the number of blocks in a
+    stratum (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 6.4).
     """
     members = _groups(block)
     strata = _groups(stratum[[of[0] for of in members]])

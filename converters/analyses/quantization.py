@@ -1,7 +1,7 @@
-"""What quantizations come to, side by side: bytes, bits per weight, and which tensors got another
-type than the one meant for them.
+"""The results of quantizations, side by side: bytes, bits per weight, and tensors that fell back to
+another type.
 
-Invariant: a report of plans and one of files that were written differ in nothing but their title.
+Invariant: a report of plans and one of files that were written differ only in their title.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llamacpp_instr.terminal import printable
 def quantization_reports(
     plans: Sequence[QuantizationPlan], paths: Sequence[Path], *, written: bool
 ) -> list[Report]:
-    """A row per file, and the tensors that fell back; `paths` are the files', in order."""
+    """A row per file, and the tensors that fell back; `paths` are those of the files, in order."""
     source = plans[0].source.name
     place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
     title = f"Quantized from {source}{place}" if written else f"What {source} would become"
@@ -54,7 +54,7 @@ def quantization_reports(
         },
     )
     if not written:
-        # the first column always stays
+        # the first column is always shown
         sizes.columns.pop(0)
         for row in sizes.rows:
             row.pop(0)
@@ -62,7 +62,7 @@ def quantization_reports(
 
 
 def list_tensors(plans: Sequence[QuantizationPlan]) -> Report:
-    """Every tensor of every file: its type before and after, and the type meant where it fell
+    """Every tensor of every file: its type before and after, and the intended type if it fell
     back."""
     columns = [Column(name) for name in ("type", "tensor", "shape", "from", "to", "meant")]
     rows: list[list[Cell]] = [
@@ -82,7 +82,7 @@ def list_tensors(plans: Sequence[QuantizationPlan]) -> Report:
 
 
 def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
-    """Tensors whose rows the blocks of the meant type do not divide, by what became of them."""
+    """Tensors whose rows the blocks of the intended type do not divide, grouped by the result."""
     rows: list[list[Cell]] = []
     for plan in plans:
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""What was not the same when two sessions were recorded: pure, facts only, no times.
+"""The settings that differ between two recorded sessions: pure facts, no times.
 
-Invariant: every fact that changes what is measured is compared; equal ones are not listed.
+Invariant: every fact that affects the measurement is compared; equal ones are not listed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MODEL = {
     "bytes": "weights, bytes",
 }
 MODEL_FACTS = frozenset(_MODEL.values())
-"""which model was run: what a comparison of models is about"""
+"""the facts that identify the model, which a comparison of models is about"""
 ALIKE = "Recorded alike: same model, build, host, level and settings."
 
 
 def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
-    """The facts that differ, as rows of what, A and B; a note when there are none."""
-    columns = [Column("not the same"), Column("A"), Column("B")]
+    """The facts that differ, with their values in A and B; a note if there are none."""
+    columns = [Column("setting"), Column("A"), Column("B")]
     differing = differing_facts(a, b, phases)
     if not differing:
         return Report("", columns, [], [f"A is {a.path}, B is {b.path}.", ALIKE])
@@ -51,7 +51,7 @@ def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
 
 
 def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:
-    """What, its value in A and in B, of every fact that is not the same in both."""
+    """[fact, value in A, value in B] of every fact that differs."""
     of_a, of_b = (dict(_facts(session, phases)) for session in (a, b))
     return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
 
@@ -80,7 +80,7 @@ def _facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _values(owners: Any, key: str) -> str:
-    """The values that a session has, each once, in order."""
+    """The distinct values of a session, in order."""
     return ", ".join(dict.fromkeys(_word(getattr(owner, key)) for owner in owners))
 
 

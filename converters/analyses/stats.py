@@ -1,10 +1,10 @@
-"""The statistics of a session: time, its spread and the rates reached, by one of seven keys.
+"""The statistics of a session: time, its spread and the rates, by one of seven keys.
 
-Invariant: one thread's clock is never added to another's. Times are those of thread 0, which
-takes part in every kernel; only the table of threads has all. What is left out is said.
+Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
+part in every kernel; only the table of threads has all threads. Notes tell what is left out.
 
-What is counted differs by key, and the table's title says it: by op, tensor and type every
-kernel that ran; by layer and block all that one compute spent in it; by phase every step.
+The title of the table tells what is counted, which depends on the key: by op, tensor and type
+every kernel that ran; by layer and block their total in each compute; by phase every step.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ Key: TypeAlias = "str | int"
 
 @dataclass
 class _Samples:
-    """What is counted, one number each: its group, its time, its work."""
+    """The things that are counted, one element each: group, time, work."""
 
     key: list[Key]
-    """the groups' names"""
+    """names of the groups"""
     group: Int64
     dur: Int64
     flops: Int64
     bytes: Int64
     wait: Int64 | None = None
-    """of `dur`, inside barriers; None where that was not recorded"""
+    """the part of `dur` in barriers; None if it was not recorded"""
 
 
 def compute_stats(
     session: Session, by: By | None = None, phase: str | None = None, warm_up: bool = False
 ) -> list[Report]:
-    """The table by `by` (default: op, or layer where the log has no ops), of one phase or all,
-    and where every thread was recorded the table of threads.
+    """The table by `by` (default: op, or layer if the log has no ops) of one phase or all, and the
+    table of threads if every thread was recorded.
 
-    Warm-up runs are left out unless `warm_up`, failed steps always. Raises UsageError for what
-    the log's level does not hold and for a phase of which no step counts.
+    Warm-up runs are left out unless `warm_up` is set; failed steps are always left out. Raises
+    UsageError for a key that the log's level does not support, and for a phase without steps that
+    count.
     """
     by = by or ("layer" if session.start.level == "minimal" else "op")
     _check_level(session, by)
@@ -90,7 +91,7 @@ def compute_stats(
     if len(threads.rows) > 1 and by != "phase":
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
-            " waiting is what it spent in barriers inside them."
+            " waiting is its time in barriers inside them."
         )
     report.notes += notes
     return [report, threads] if len(threads.rows) > 1 else [report]
@@ -126,11 +127,11 @@ def _session_notes(session: Session) -> list[str]:
     return notes
 
 
-# --- what is counted ---
+# --- samples ---
 
 
 def _kernels(session: Session, ops: Sequence[Timed], by: By) -> _Samples:
-    """Every kernel that ran, grouped by what its plan says of it."""
+    """Every kernel that ran, grouped by a property of its node."""
     number: dict[Key, int] = {block: i for i, block in enumerate(BLOCKS)} if by == "block" else {}
     columns: dict[int, Int64] = {}
     for plan in {of.plan: None for of in ops}:
@@ -165,7 +166,7 @@ def _kernel_keys(session: Session, plan: int, by: By) -> Sequence[Key]:
 
 
 def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
-    """All of one compute that is in one group, as one."""
+    """The kernels of one compute and one group, combined."""
     compute = np.repeat(np.array([of.compute for of in ops], np.int64), [len(of.dur) for of in ops])
     n = max(len(kernels.key), 1)
     pairs, at = np.unique(compute * n + kernels.group, return_inverse=True)
@@ -200,7 +201,7 @@ def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
 
 
 def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
-    """Every step, as long as its caller waited; its work is that of its ops."""
+    """Every step, with the time that its caller waited; its work is that of its ops."""
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
     columns = (session.computes[name].tolist() for name in ("compute", "step"))
     step_of = dict(zip(*columns, strict=True))
@@ -217,7 +218,7 @@ def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
 
 
 def _report(by: str, counted: str, samples: _Samples) -> Report:
-    """One row for each group that has samples: the slowest first, layers and phases in order."""
+    """One row for each group with samples: the slowest first, layers and phases in order."""
     order = np.argsort(samples.group, kind="stable")
     sorted_groups = samples.group[order]
     present, begin = np.unique(sorted_groups, return_index=True)
@@ -256,10 +257,10 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
 
 
 def _threads(ops: Sequence[Timed]) -> Report:
-    """Busy and waiting time of every thread, and how evenly a compute's work is spread.
+    """Busy and waiting time of every thread, and how evenly the work of a compute is spread.
 
-    Busy is the time in kernels outside of their barriers. Imbalance is the sum over computes of
-    the busiest thread's time, divided by that of the mean thread: 1 when all work alike.
+    Busy is the time in kernels without their barriers. Imbalance is the sum over computes of the
+    busiest thread's time, divided by that of the mean thread: 1 if all threads work equally.
     """
     recorded = [of for of in ops if of.wait is not None]
     per_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""What the steps of a session that count took, whole and by what their kernels work on.
+"""The times of a session's steps, whole and by the units of work of their kernels.
 
-Invariant: columns are steps in the order of time, in ns of thread 0; a step that does not have
-something has NaN there, never 0. A failed step and a warm-up run are in no column.
+Invariant: columns are steps in order of time, in ns of thread 0. A step that lacks a unit has NaN
+there, never 0. Failed steps and warm-up runs are left out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Float64 = NDArray[np.float64]
 
 FEW_CELLS = 10_000_000
 MOST_EMPTY = 50
-"""cells of a table for each that is filled; a step mostly runs all there is"""
+"""maximum ratio of cells to filled cells of a table; most steps run all units"""
 
 
 class StepTimes:
-    """One session's steps that count, and when each belongs to which run."""
+    """One session's steps that count, and their runs."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -43,7 +43,7 @@ class StepTimes:
         self.column = {compute: at[step] for compute, step in step_of if step in at}
         ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)
         self.plans = list(dict.fromkeys(ran))
-        """those that ran in these steps, in order"""
+        """the plans that ran in these steps, in order"""
 
     def runs(self, phase: str) -> NDArray[np.int64]:
         """The run of every step of a phase."""
@@ -59,7 +59,7 @@ class StepTimes:
         return seen.astype(np.float64)
 
     def tokens_per_second(self, phase: str) -> float | None:
-        """The median over the steps of a phase; None when it has none."""
+        """The median over the steps of a phase; None if there are none."""
         steps = self.steps.rows(self.steps["phase"] == phase)
         if not len(steps):
             return None
@@ -68,7 +68,7 @@ class StepTimes:
         )
 
     def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
-        """ns of thread 0, units x steps."""
+        """ns of thread 0, (units, steps)."""
         taken: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = defaultdict(lambda: ([], []))
         for ops in self.session.ops:
             if ops.thread == 0 and ops.compute in self.column:
@@ -90,7 +90,7 @@ class StepTimes:
         return np.transpose(total)
 
     def work_by_unit(self, work: dict[int, Float64], n_units: int) -> Float64:
-        """What a step does, units x steps; `work` is what one compute of each plan does by unit."""
+        """The work of each step, (units, steps); `work` has one compute of each plan, by unit."""
         total: Float64 = np.zeros((n_units, len(self.steps)))
         for ops in self.session.ops:
             if ops.thread == 0 and ops.compute in self.column:
@@ -113,8 +113,8 @@ class StepTimes:
         return found
 
     def _check_cells(self, n_rows: int, n_measured: int) -> None:
-        """UsageError when a table of all steps would be nearly empty: a log could ask for any
-        amount of memory with few measurements."""
+        """Raise UsageError if a table of all steps would be nearly empty: otherwise a log with few
+        measurements could take any amount of memory."""
         if n_rows * len(self.steps) > FEW_CELLS + MOST_EMPTY * n_measured:
             raise UsageError(
                 f"{self.session.path}: its {len(self.steps):,} steps share too few of"

@@ -1,6 +1,6 @@
-"""A model's tensors as they are stored, from its file or from the log of a session.
+"""A model's tensors as stored, from its file or from a session's log.
 
-Invariant: every tensor is there once, with its bytes in the file, however often it is loaded.
+Invariant: every tensor is listed once, with its bytes in the file, even if it is loaded twice.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ class StoredTensor(NamedTensor):
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What is stored of a model."""
-
     name: str
-    """as a user knows it: the file's name"""
+    """the file's name"""
     description: str
     """architecture and file type"""
     tensors: list[StoredTensor]
     file_size: int | None = None
-    """bytes of all parts; None when the file was not seen"""
+    """bytes of all parts; None if the file was not seen"""
     span: int | None = None
-    """bytes from each file's first tensor to the end of its last; None when it was not seen"""
+    """bytes from each file's first tensor to the end of its last; None if it was not seen"""
 
     @cached_property
     def n_elements(self) -> int:
@@ -51,7 +49,7 @@ class StoredModel:
 
     @cached_property
     def by_layer(self) -> dict[int, list[StoredTensor]]:
-        """The tensors of each layer; -1 is of none."""
+        """The tensors of each layer; -1 for those without a layer."""
         found: dict[int, list[StoredTensor]] = {}
         for tensor in self.tensors:
             found.setdefault(tensor.layer, []).append(tensor)
@@ -59,7 +57,7 @@ class StoredModel:
 
 
 def stored_in_file(model: ModelFile) -> StoredModel:
-    """The model as its headers tell it."""
+    """The model from the headers of its file."""
     tensors = [StoredTensor(w.name, w.type.name, w.ne, w.n_bytes) for w in model.weights]
     description = ", ".join(filter(None, (model.architecture, model.file_type)))
     span = mapped_bytes(model, model.by_name)
@@ -67,7 +65,7 @@ def stored_in_file(model: ModelFile) -> StoredModel:
 
 
 def stored_in_log(session: Session, model: Model, file: ModelFile | None) -> StoredModel:
-    """The model as the events of a log tell it; `file` is the model's, when it is still there."""
+    """The model from a log's events; `file` is the model's file, if it still exists."""
     by_name = {
         event.name: StoredTensor(event.name, event.type.upper(), tuple(event.ne), event.bytes)
         for event in session.tensors_of.get(model.model, [])
@@ -80,9 +78,9 @@ def stored_in_log(session: Session, model: Model, file: ModelFile | None) -> Sto
 
 
 def recorded_file(session: Session, model: Model) -> ModelFile:
-    """The model's file, where the log says that it was, or beside the log.
+    """The model's file, at the path in the log, or beside the log.
 
-    Raises `UsageError`, which says why, when it is not there or holds other tensors.
+    Raises `UsageError`, which tells why, if it does not exist or has other tensors.
     """
     file = load_model_file(_where(session, model))
     for tensor in session.tensors_of.get(model.model, []):
@@ -102,4 +100,4 @@ def _where(session: Session, model: Model) -> Path:
     try:
         return beside if not path.exists() and beside.is_file() else path
     except (OSError, ValueError):
-        return path  # no name that a file can have: whoever opens it says so
+        return path  # no file can have this name: opening it reports that

@@ -1,7 +1,7 @@
-"""The summary of a session: how fast, where the time and the memory went, what recording cost.
+"""The summary of a session: its speed, its time and memory, and the overhead of recording.
 
-Invariant: the rows of "Where the time went" add up to the steps' time as the caller saw it;
-warm-up runs and failed steps count nowhere, and it says so.
+Invariant: the rows of "Where the time went" add up to the steps' time as the caller saw it.
+Warm-up runs and failed steps are never counted, and a note tells that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 
 TOP_OPS = 10
 ALL_LAYERS = 12
-"""up to so many layers are all shown, of more the slowest"""
+"""all layers are shown up to this number; with more, only the slowest"""
 
 
 def compute_summary(session: Session) -> list[Report]:
-    """The summary's sections, those left out for which the log holds nothing."""
+    """The sections of the summary, without those that the log has no data for."""
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
     sections = [
@@ -115,7 +115,7 @@ def _graph_notes(session: Session, steps: Table, figures: Figures) -> Iterator[s
 
 
 def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
-    """A cold start shows as page faults of the first step."""
+    """Page faults of the first step, which show a cold start."""
     if len(steps) < 2:
         return
     faults = steps["minflt"] + steps["majflt"]
@@ -133,7 +133,7 @@ def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
 
 
 def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
-    """Every nanosecond of the steps, by block and by what is not computing."""
+    """Every nanosecond of the steps, by block and by other activity."""
     phases = _phases(steps)
     spent: dict[str, dict[str, int]] = {phase: defaultdict(int) for phase in phases}
     in_ops: dict[int, int] = {}
@@ -186,7 +186,7 @@ def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
 def _phase_rows(
     spent: list[tuple[str | int, dict[str, int]]], totals: dict[str, int]
 ) -> list[list[Cell]]:
-    """Rows of a label, then time and share of each phase, whose steps took `totals`."""
+    """Rows of a label, then time and share of each phase; `totals` has the times of its steps."""
     rows: list[list[Cell]] = []
     for label, by_phase in spent:
         row: list[Cell] = [label]

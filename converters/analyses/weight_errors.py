@@ -1,7 +1,7 @@
 """The error of weights as reports: of the model, by role, layer and type, and of each tensor.
 
-Invariant: what is rolled up is pooled from squared sums, as if its tensors were one; nothing is a
-mean of means.
+Invariant: the error of a group is computed from sums of squares, as if its tensors were one; it is
+never a mean of means.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _POOLED = [
 def weight_error_reports(
     errors: Sequence[WeightError], reference_name: str, candidate_name: str
 ) -> list[Report]:
-    """What storing the weights as the candidate does costs against the reference: the model, roles
-    (the worst first), layers, types and, in the file's order, tensors."""
+    """The error of the candidate's weights against the reference: the model, roles (the worst
+    first), layers, types and, in the file's order, tensors."""
     model = Report(
         f"Error of the weights of {candidate_name} against {reference_name}",
         [Column("Model"), *_POOLED],
@@ -82,7 +82,7 @@ def _tensors(errors: Sequence[WeightError]) -> Report:
 
 
 def _types(error: WeightError) -> str:
-    """`F16 → Q4_K`, or the type that both have."""
+    """`F16 → Q4_K`, or the type if both are equal."""
     if error.reference_type == error.type:
         return str(error.type)
     return f"{error.reference_type} → {error.type}"
@@ -102,7 +102,7 @@ def _rolled(
 
 
 def _pooled(errors: Sequence[WeightError]) -> list[Cell]:
-    """The cells of `_POOLED`; an output that is the token embedding counts no bytes."""
+    """The cells of `_POOLED`. An output that is the token embedding adds no bytes."""
     sums = sum((error.sums for error in errors), start=Sums())
     n_bytes = sum(error.n_bytes for error in errors)
     n_elements = sum(error.n_elements for error in errors if error.n_bytes)
@@ -121,7 +121,7 @@ def _cell(number: float) -> Cell:
 
 
 def _sqnr(row: list[Cell]) -> float:
-    """What rows are sorted by: the worst first, what was not measured last."""
+    """Sort key of rows: the worst first, those that were not measured last."""
     sqnr = row[1 + [column.name for column in _POOLED].index("SQNR")]
     return sqnr if isinstance(sqnr, float) else math.inf
 

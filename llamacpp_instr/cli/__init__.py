@@ -1,7 +1,8 @@
-"""The command `instr`: a table of commands, and the one place where an error becomes an exit code.
+"""The command `instr`: a table of commands, and the only place that turns an error into an exit
+status.
 
-A command's module is imported when it is used, so that `instr --help` costs nothing. Exit codes:
-0 done, 1 failed, 2 wrong input, 130 interrupted.
+A command's module is imported when it is used, which keeps `instr --help` fast. Exit status: 0 for
+success, 1 for a failure, 2 for wrong input, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "doctor": (
             "llamacpp_instr.cli.doctor:doctor",
-            "Say what is installed and what is missing.",
+            "Show what is installed and what is missing.",
         ),
         "run": ("llamacpp_instr.cli.run:run", "Run a model and record the session as a log."),
         "exec": ("llamacpp_instr.cli.exec:exec_", "Run any program and record its models as logs."),
@@ -86,10 +87,10 @@ GROUPS: dict[str, _Commands] = {
         ),
     },
 }
-"""Purpose -> commands: name -> ("module:function", the first line of its help)."""
+"""purpose -> commands: name -> ("module:function", the first line of its help)"""
 COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
 ALIASES = {"report": "memory"}
-"""Earlier names of commands; they work, and the help does not list them."""
+"""former names of commands, which still work but are not in the help"""
 
 _EPILOG = """\b
 Begin with:
@@ -145,14 +146,14 @@ class LazyGroup(click.Group):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run the command line and leave with its exit code; an error is one line."""
+        """Run the command line and exit with its status; an error is one line."""
         extra["standalone_mode"] = False
         _fill_standard_streams()
         replace_what_cannot_be_shown()
         try:
             status = super().main(args, prog_name or "instr", **extra)
         except click.Abort:
-            # click makes this of Ctrl-C and of the end of input in a prompt
+            # click raises this for Ctrl-C, and for the end of input in a prompt
             _leave("Interrupted", 130)
         except click.UsageError as error:
             ctx = error.ctx
@@ -169,14 +170,14 @@ class LazyGroup(click.Group):
                 raise
             abandon_standard_output()
             _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
-        # only `ctx.exit(status)` gives a number: commands return nothing
+        # only `ctx.exit(status)` returns a number: commands return None
         sys.exit(status if isinstance(status, int) else 0)
 
 
 @contextlib.contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """A reader that closes the pipe has enough, as in `instr cat session.log | head`; click by
-    itself exits with status 1 then."""
+    """Exit with status 0 if the reader closes the pipe, as in `instr cat session.log | head`; click
+    would exit with status 1."""
     try:
         yield
     except BrokenPipeError:
@@ -185,7 +186,8 @@ def _reader_may_leave() -> Iterator[None]:
 
 
 def _came_of_an_interruption(error: BaseException) -> bool:
-    """Python 3.11 makes a RuntimeError of Ctrl-C in a `__set_name__` (matplotlib has some)."""
+    """Whether Ctrl-C caused it: Python 3.11 raises RuntimeError for one in a `__set_name__`, which
+    matplotlib has."""
     before: BaseException | None = error
     while before is not None and not isinstance(before, KeyboardInterrupt):
         before = before.__cause__ or before.__context__
@@ -193,8 +195,8 @@ def _came_of_an_interruption(error: BaseException) -> bool:
 
 
 def _fill_standard_streams() -> None:
-    """Where a standard stream is closed (`>&-`, some services), /dev/null takes its place: else the
-    next file to be opened gets its number, and what C prints lands in a log."""
+    """Open /dev/null for each closed standard stream (`>&-`, some services). Otherwise the next
+    file to be opened would get its number, and output of C code would go into a log."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
@@ -215,9 +217,9 @@ def _leave(line: str, status: int) -> NoReturn:
 @click.version_option(__version__, prog_name="instr", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Show what llama.cpp does while it thinks.
+    """Record what llama.cpp does, and show where the time and the memory go.
 
-    Records a session of a real model as a log: every decode, layer and op with its compute time.
+    A recording is a log of a real session: every decode, layer and op with its compute time.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -1,4 +1,4 @@
-"""`instr blocks MODEL TENSOR`: opens a quantized tensor: its scales, quants and worst blocks."""
+"""`instr blocks MODEL TENSOR`: prints the scales, quants and worst blocks of a quantized tensor."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 )
 @click.argument("model")
 @click.argument("tensor")
-@click.option("--block", type=click.IntRange(min=0), metavar="N", help="All of this one block.")
-@click.option("--reference", metavar="FILE", help="The model that TENSOR is held against.")
+@click.option("--block", type=click.IntRange(min=0), metavar="N", help="Print all of block N only.")
+@click.option("--reference", metavar="FILE", help="The model to compare TENSOR with.")
 @click.option(
-    "--heat-map", metavar="FILE", help="Draw scales, or errors, into FILE.png or FILE.svg."
+    "--heat-map", metavar="FILE", help="Draw the scales, or errors, to FILE.png or FILE.svg."
 )
 @report_options
 def blocks(
@@ -32,10 +32,11 @@ def blocks(
 ) -> None:
     """Print the blocks of a quantized tensor of a model.
 
-    Prints what the blocks of TENSOR hold: bits by field, scales and minima, how often each
-    quant occurs, how many are at the end of their range, and against a reference the worst blocks.
+    Prints the bits of each field, the scales and minima, how often each quant occurs, and how many
+    are at the end of their range. With --reference also the errors and the worst blocks.
 
-    With --block everything of one: its bytes, scales, quants and values. MODEL is a GGUF file.
+    With --block, prints everything about one block: bytes, scales, quants, values. MODEL is a GGUF
+    file.
     """
     from converters.analyses import blocks as reports
     from converters.analyses.block_heat_map import check_heat_map, write_heat_map
@@ -57,7 +58,7 @@ def blocks(
         check_output(heat_map, output.force)
         check_not_input(heat_map, model, reference)
         if Path(heat_map).resolve() == Path(output.path).resolve():
-            raise UsageError(f"{output.path} cannot hold both the report and the heat map")
+            raise UsageError(f"{output.path} cannot contain both the report and the heat map")
     file = load_model_file(model)
     weight = find_weight(file, tensor)
     check_openable(file, weight)

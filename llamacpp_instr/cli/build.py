@@ -22,22 +22,22 @@ Examples:
 @click.option(
     "--wheel-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Put the wheel here instead of installing it.",
+    help="Write the wheel there and do not install it.",
 )
 @click.option(
     "--portable",
     is_flag=True,
-    help="For any CPU of this architecture: kernels for the CPU are chosen at run time.",
+    help="Build for any CPU of this architecture; kernels are chosen at run time.",
 )
-@click.option("--check", is_flag=True, help="Only see whether the patches apply; build nothing.")
+@click.option("--check", is_flag=True, help="Only check that the patches apply; build nothing.")
 def build(
     cmake_args: str, jobs: int | None, wheel_dir: Path | None, portable: bool, check: bool
 ) -> None:
     """Build and install the instrumented llama.cpp.
 
-    The source is llama-cpp-python's own, fetched through pip from the index that pip is set to,
-    checked, patched and compiled. A second build with the same inputs comes from the cache
-    ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr) in seconds.
+    Fetches the source of llama-cpp-python with pip, from the index that pip is configured for, and
+    checks, patches and compiles it. A second build with the same inputs takes seconds, because it
+    comes from the cache ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr).
     """
     from llamacpp_instr.build.wheel import build_wheel, check_patches, copy_wheel, install_wheel
     from llamacpp_instr.terminal import print_line

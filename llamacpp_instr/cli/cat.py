@@ -1,4 +1,4 @@
-"""`instr cat LOG`: prints a log's events, all or selected, as they are or in the flat form."""
+"""`instr cat LOG`: prints a log's events, all or selected, unchanged or in the flat form."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llamacpp_instr.cli.ranges import parse_range
     epilog="\b\nExample:\n  instr cat session.log --expand --event op --layer 0 | jq .dur",
 )
 @click.argument("log")
-@click.option("--event", "events", metavar="NAME", multiple=True, help="Only such events.")
-@click.option("--step", "steps", metavar="A[:B]", help="Only what belongs to steps A to B.")
-@click.option("--layer", type=int, help="Only lines that are of this layer.")
+@click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
+@click.option("--step", "steps", metavar="A[:B]", help="Only events of steps A to B.")
+@click.option("--layer", type=int, help="Only lines of this layer.")
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
-@click.option("-o", "--output", default="-", metavar="FILE", help="Write here, not to stdout.")
+@click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def cat(
     log: str,
@@ -29,8 +29,8 @@ def cat(
 ) -> None:
     """Print the events of a log, all or selected.
 
-    Prints one JSON object a line. LOG is a file, plain or compressed (.gz, .zst), or - for standard
-    input.
+    Prints one JSON object per line. LOG is a file, plain or compressed (.gz, .zst), or - for
+    standard input.
     """
     from converters.exports.flat import Selection, expand_lines, select_lines
     from llamacpp_instr.log.reader import read_events

@@ -1,4 +1,4 @@
-"""`instr check LOG...`: says what is wrong with logs, one line for each finding."""
+"""`instr check LOG...`: prints every error in a log, one line each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
 
     Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
     .zst), or - for standard input. Prints one line for each finding, with its line number, and
-    stops after 10,000. Exits with 0 when there is none, 1 when there are some, 2 when a file cannot
-    be read as a log.
+    stops after 10,000. Exits with status 0 if there are no findings, 1 if there are some, 2 if a
+    file cannot be read as a log.
     """
     from llamacpp_instr.log.check import check_log
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened

@@ -1,4 +1,4 @@
-"""`instr compare A B`: holds models side by side, with the speed that was measured with them."""
+"""`instr compare A B`: compares models side by side, with the speed measured for each."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 @click.option(
     "--log", "logs", multiple=True, metavar="LOG", help="A session of each MODEL, in order."
 )
-@click.option("--reference", metavar="MODEL", help="What errors are against.  [default: the first]")
-@click.option("--types", metavar="A,B,...", help="Quantize MODEL to these, run them, compare.")
+@click.option("--reference", metavar="MODEL", help="Base of the errors.  [default: the first]")
+@click.option("--types", metavar="A,B,...", help="Quantize MODEL to these types, run and compare.")
 @click.option(
-    "-p", "--prompt", default="Once upon a time", show_default=True, help="What --types runs."
+    "-p", "--prompt", default="Once upon a time", show_default=True, help="Prompt for --types."
 )
 @click.option("-n", default=32, show_default=True, help="Tokens that a run of --types generates.")
 @click.option(
-    "--rounds", default=5, show_default=True, help="Rounds, in each of which all --types run."
+    "--rounds", default=5, show_default=True, help="Rounds of --types; each runs all types once."
 )
-@click.option("--threads", type=int, help="Threads of these runs.  [default: physical cores]")
+@click.option("--threads", type=int, help="Threads for --types.  [default: physical cores]")
 @click.option("--keep", metavar="DIR", help="Keep the models and the logs of --types in DIR.")
 @report_options
 @click.pass_context
@@ -60,11 +60,12 @@ def compare(
 ) -> None:
     """Compare models, or their logs: size, error, speed.
 
-    Prints models side by side, by tensor, role, layer and as a whole: file and run-time memory,
-    types, bits per weight, error of the weights; with logs the time and the rates of every op.
+    Prints models side by side, by tensor, role, layer and in total: file and run-time memory,
+    types, bits per weight, and error of the weights. With logs, also the time and the rates of
+    every op.
 
-    MODEL is a GGUF file, or demo; a LOG stands for the model that it recorded. Every other one is
-    held against the first.
+    MODEL is a GGUF file, or demo. A LOG means the model that it recorded. Each model is compared
+    with the first.
     """
     from converters.analyses.compare import compute_comparison
     from converters.analyses.compare.pictures import draw_comparison
@@ -90,13 +91,13 @@ def compare(
                 "",
                 [prompt],
                 n=n,
-                repeat=3,  # one to warm up
+                repeat=3,  # the first is warm-up
                 context=ContextOptions(threads=threads),
                 force=output.force,
             )
             candidates = list(_tried(source, directory, types.split(","), options, rounds, against))
         if len(candidates) < 2:
-            raise UsageError("there is one model only; name another, or --types A,B")
+            raise UsageError("only one model is given; name another, or use --types A,B")
         candidates = _with_errors(candidates, against)
         named = against.path.name if against else candidates[0].name
         has_errors = any(of.errors for of in candidates)
@@ -105,12 +106,12 @@ def compare(
             named if has_errors else None,
             every_tensor=output.form in ("csv", "json", "html"),
         )
-    # the last table is that of the tensors
+    # the last table is the one of tensors
     output.write(reports, table=reports[-1], charts=draw_comparison(candidates))
 
 
 def _check_no_effect(ctx: click.Context, *names: str) -> None:
-    """Raise `UsageError` when one of these options was given: they are those of --types."""
+    """Raise `UsageError` if one of these options, which need --types, was given."""
     from llamacpp_instr.errors import UsageError
 
     for name in names:
@@ -120,7 +121,6 @@ def _check_no_effect(ctx: click.Context, *names: str) -> None:
 
 
 def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
-    """The models and logs that were named."""
     from converters.analyses.compare.candidate import (
         Candidate,
         check_recorded,
@@ -138,9 +138,11 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     paths: list[str | None] = [None if f else of for f, of in zip(files, inputs, strict=True)]
     if logs:
         if not all(files):
-            raise UsageError("--log is for models; a log that is named by itself needs none")
+            raise UsageError("--log is for models; a LOG argument needs none")
         if len(logs) != len(inputs):
-            raise UsageError(f"there are {len(inputs)} models and {len(logs)} of --log; one each")
+            raise UsageError(
+                f"{len(inputs)} models are given, but {len(logs)} --log; each model needs one"
+            )
         paths = list(logs)
     sessions = []
     for log in paths:
@@ -173,7 +175,7 @@ def _tried(
     rounds: int,
     against: ModelFile,
 ) -> Iterator[Candidate]:
-    """What quantizing, running and recording gives; a single type is held against the source."""
+    """Quantize, run and record; a single type is compared with the source."""
     from converters.analyses.compare.candidate import Candidate, recorded_memory
     from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.log.session import load_session
@@ -189,7 +191,7 @@ def _tried(
 
 
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:
-    """The candidates with the errors of their weights, where there are files to compute them of."""
+    """The candidates with the errors of their weights, if the model files are available."""
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.weights.compare import compute_weight_errors
 
@@ -210,7 +212,7 @@ def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> 
 
 
 def _planned(model: ModelFile) -> MemoryBreakdown | None:
-    """What a context of `instr run` would hold; None where llama.cpp cannot tell."""
+    """The memory of a context of `instr run`; None if llama.cpp cannot predict it."""
     from llamacpp_instr.errors import NativeError
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.memory.dry_run import LoadError
@@ -223,7 +225,7 @@ def _planned(model: ModelFile) -> MemoryBreakdown | None:
 
 
 def _recorded_file(session: Session) -> ModelFile | None:
-    """The file that a session ran, when it is still there and still the same model."""
+    """The model file of a session, if it still exists and is still the same model; else None."""
     from converters.analyses.compare.candidate import recorded_model
     from converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.errors import UsageError
@@ -236,8 +238,8 @@ def _recorded_file(session: Session) -> ModelFile | None:
 
 @contextlib.contextmanager
 def _directory(keep: str | None) -> Iterator[Path]:
-    """Where the models and logs of --types are written. The logs name the models, so those that
-    are kept stay where they were written."""
+    """The directory for the models and logs of --types. The logs contain the models' paths, so
+    files that are kept are written to their final place."""
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.temporary import temporary_directory
 
@@ -253,7 +255,7 @@ def _directory(keep: str | None) -> Iterator[Path]:
 
 
 def _is_model(name: str) -> bool:
-    """Whether this names a model, not a log; what cannot be read is what its name says."""
+    """Whether this names a model and not a log; decided by the suffix if it cannot be read."""
     from llamacpp_instr.output import begins_as_model
 
     return name == "demo" or name.endswith(".gguf") or begins_as_model(name)

@@ -13,15 +13,15 @@ _OPTIONS = (
         "--ctx",
         type=int,
         metavar="TOKENS",
-        help="Size of the context (the model's own, at most 4096).",
+        help="Size of the context.  [default: the model's own, at most 4096]",
     ),
     click.option(
-        "--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most (2048)."
+        "--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most.  [default: 2048]"
     ),
     click.option(
-        "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph compute at most (512)."
+        "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph at most.  [default: 512]"
     ),
-    click.option("--threads", type=int, help="Threads (as many as physical cores)."),
+    click.option("--threads", type=int, help="Threads.  [default: physical cores]"),
     click.option(
         "--cache-type-k",
         default="f16",
@@ -47,7 +47,7 @@ _OPTIONS = (
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a context, as one argument `context`: `ContextOptions`."""
+    """Add the options of a context to a command, which gets them as one `context: ContextOptions`."""
 
     @functools.wraps(command)
     def with_context(

@@ -1,4 +1,4 @@
-"""`instr diff A B`: says whether B is faster or slower than A, and where."""
+"""`instr diff A B`: tells whether B is faster or slower than A, and where."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from llamacpp_instr.errors import UsageError
 @click.option(
     "--by",
     type=click.Choice(["phase", "block", "layer", "op", "tensor"]),
-    help="What the steps are taken apart by (block and op, both).",
+    help="How to break down the steps.  [default: block and op]",
 )
-@click.option("--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only this one.")
+@click.option("--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only one phase.")
 @click.option(
     "--fail-above",
     metavar="PERCENT",
-    help="Exit with 1 when the steps of a phase are slower in B by more than this, beyond the"
-    " noise: the interval's lower end lies above it.",
+    help="Exit with status 1 if the steps of a phase are slower in B by more than this, beyond the"
+    " noise: the lower end of the interval exceeds it.",
 )
 @report_options
 @click.pass_context
@@ -41,11 +41,11 @@ def diff(
 ) -> None:
     """Compare the times of two logs.
 
-    Compares B with A: what differs in how they were recorded, then the medians with their
-    intervals. Something is called slower or faster when its interval leaves 1 out.
+    Compares B with A: first the differences in their settings, then the medians with their
+    intervals. A step is called slower or faster only if its interval excludes 1.
 
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
-    Record both with `instr run ... --repeat 11`: the noise is taken from the runs.
+    Record both with `instr run ... --repeat 11`, because the noise is estimated from the runs.
     """
     from converters.analyses.diff import VIEWS, compute_diff
     from llamacpp_instr.log.session import load_session
@@ -74,5 +74,5 @@ def _parse_percent(text: str) -> float:
     except ValueError:
         percent = -1.0
     if not 0 <= percent < float("inf"):
-        raise UsageError(f"--fail-above {text}: give a percentage, 5% or 2.5")
+        raise UsageError(f"--fail-above {text}: give a percentage, such as 5% or 2.5")
     return percent / 100

@@ -15,9 +15,9 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Say what is installed and what is missing.
+    """Show what is installed and what is missing.
 
-    The exit code is 0 when recording works, else 1.
+    Exits with status 0 if recording works, else 1.
     """
     from llamacpp_instr.build.doctor import diagnose
     from llamacpp_instr.terminal import print_line, render_json

@@ -1,4 +1,4 @@
-"""`instr exec`: record a program that knows nothing of this package."""
+"""`instr exec`: records a program that does not use this package."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def _bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """A size as people write it."""
+    """Bytes of a size such as 500MB."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d+)\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
     if match is None:
-        raise click.BadParameter(f"{value!r} is no size; write it like 500MB or 2GB")
+        raise click.BadParameter(f"{value!r} is not a size; write it like 500MB or 2GB")
     n_bytes = int(match[1]) * _UNITS.get(match[2].upper(), 1)
-    # every part tells the models and the graphs again: smaller ones would hold little else
+    # every part repeats the models and the graphs, which would fill smaller parts
     if not 10**6 <= n_bytes < 2**63:
         raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")
     return n_bytes
@@ -27,7 +27,7 @@ def _bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> i
 
 @click.command(
     name="exec",
-    # everything from the command's name on is the command's
+    # all options after the command's name belong to the command
     context_settings={"allow_interspersed_args": False},
     epilog="""\b
 Examples:
@@ -39,7 +39,7 @@ Examples:
 @click.option(
     "--log",
     metavar="FILE",
-    help="The log to write; %p is the process id (the command's name-%p.log).",
+    help="The log to write; %p is the process id.  [default: the command's name-%p.log]",
 )
 @click.option(
     "--level",
@@ -51,26 +51,26 @@ Examples:
 @click.option(
     "--stats",
     metavar="PATTERN",
-    help="Record the values of tensors whose names this regular expression finds.",
+    help="Record the values of tensors whose names match this regular expression.",
 )
 @click.option(
     "--on-log-error",
     default="continue",
     show_default=True,
     type=click.Choice(["continue", "stop"]),
-    help="What to do when a log cannot be written any more.",
+    help="What to do when a log can no longer be written.",
 )
 @click.option(
     "--rotate",
     metavar="SIZE",
     callback=_bytes,
-    help="Go on in another file, .part2 and so on, when a log is larger; each is a whole log.",
+    help="Continue in another file, .part2 and so on, beyond this size; each is a complete log.",
 )
 @click.option("--force", is_flag=True, help="Replace the log and its parts if they exist.")
 @click.option(
     "--keep-args",
     is_flag=True,
-    help="Keep arguments that look like secrets in the log, instead of [redacted].",
+    help="Keep arguments that look like secrets, instead of [redacted].",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -87,15 +87,15 @@ def exec_(
 ) -> None:
     """Run any program and record its models as logs.
 
-    Every process of COMMAND that uses llama-cpp-python writes a log. Its input, output and exit
-    code stay its own. The paths of the logs go to standard error, each with what is missing in it,
-    if anything is. --force replaces files that begin as a log, and no others; an old log stays
-    until the command has begun a new one.
+    Every process of COMMAND that uses llama-cpp-python writes a log. Input, output and exit status
+    are those of COMMAND. The paths of the logs go to standard error, with what is missing in a log
+    if it is incomplete. --force replaces only files that begin like a log. An old log is kept until
+    the command has begun a new one.
 
-    The log holds the arguments of its process without secrets. [redacted] replaces the VALUE of
-    --NAME VALUE, NAME=VALUE and NAME: VALUE where NAME ends in, or has as a word, key, token,
-    secret, password, passwd, passphrase, credential(s), auth or authorization; words that begin
-    with sk-, hf_, gh?_ or github_pat_; and passwords in URLs.
+    A log contains the arguments of its process without secrets. [redacted] replaces the VALUE of
+    --NAME VALUE, NAME=VALUE and NAME: VALUE if NAME ends in, or contains as a word, key, token,
+    secret, password, passwd, passphrase, credential(s), auth or authorization. It also replaces
+    words that begin with sk-, hf_, gh?_ or github_pat_, and passwords in URLs.
     """
     from llamacpp_instr.run.exec import execute
     from llamacpp_instr.terminal import notice

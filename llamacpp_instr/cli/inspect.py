@@ -1,4 +1,4 @@
-"""`instr inspect MODEL`: prints what a model file says of itself, read from its headers alone."""
+"""`instr inspect MODEL`: prints what is in a model file, from its headers alone."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     epilog="\b\nExample:\n  instr inspect model-Q4_K_M.gguf --tensors",
 )
 @click.argument("model")
-@click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
+@click.option("--tensors", is_flag=True, help="List every tensor, as JSON and HTML always do.")
 @report_options
 def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     """Print what is in a model file, from its headers alone.
 
     Prints the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
     their types by count, bytes and share, bits per weight by type, role and layer, and which
-    tensors have another type than was asked for because its blocks do not divide their rows.
+    tensors have another type than the file type defines because its blocks do not divide their
+    rows.
 
-    Reads the headers only, however large the file. MODEL is a GGUF file, of a split model its
-    first part, or demo for the demo model.
+    Reads only the headers, however large the file is. MODEL is a GGUF file, the first part of a
+    split model, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
     from llamacpp_instr.model.file import load_model_file

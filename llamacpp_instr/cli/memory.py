@@ -1,4 +1,4 @@
-"""`instr memory MODEL|LOG`: prints what each tensor costs and what is held in memory."""
+"""`instr memory MODEL|LOG`: prints the size of each tensor and the memory of a context."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Shown = list[tuple[StoredModel, list[Report]]]
 
 MOST_CHARTS = 20
-"""of a page; further models of a log have none"""
+"""charts of a page; further models of a log have none"""
 
 
 @click.command(
@@ -44,14 +44,14 @@ def memory(
 ) -> None:
     """Print the memory that a model takes, or that a log recorded.
 
-    Prints what each tensor costs against F16 and F32, by type, role and layer too, and what is
-    held in memory: file, mapped, repacked, KV cache, compute buffers.
+    Prints the size of each tensor and its share of F16 and F32, also by type, role and layer,
+    and the memory by kind: file, mapped, repacked, KV cache, compute buffers.
 
-    Memory is predicted by llama.cpp's own dry run, which reads no weights, for the context that
-    instr run would make with the same options. Of a log it is measured as well, and a difference
-    explained.
+    llama.cpp's own dry run, which reads no weights, predicts the memory of the context that instr
+    run would create with the same options. For a log, the measured memory is printed as well, and
+    differences are explained.
 
-    MODEL is a GGUF file, of a split model its first part, or demo for the demo model. LOG is a
+    MODEL is a GGUF file, the first part of a split model, or demo for the demo model. LOG is a
     file, plain or compressed, or - for standard input.
     """
     from llamacpp_instr.llama.engine import ContextOptions
@@ -62,7 +62,7 @@ def memory(
         shown = [_of_model(source, context, not no_mmap)]
     elif no_mmap or context != ContextOptions():
         raise UsageError(
-            f"{source} is no GGUF model; a log has settings of its own: leave out "
+            f"{source} is not a GGUF model, and a log has its own settings: leave out "
             "--ctx, --batch and the like"
         )
     else:
@@ -111,7 +111,7 @@ def _of_log(log: str) -> Shown:
     with progress_bar(f"Reading {log}") as on_progress:
         session = load_session(log, on_progress)
     if not session.tensors:
-        raise UsageError(f"{log} tells of no model's tensors")
+        raise UsageError(f"{log} contains no tensors of a model")
     shown = []
     memory = recorded_memory(session)
     for number, model in session.models.items():
@@ -127,7 +127,7 @@ def _of_log(log: str) -> Shown:
 
 
 def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
-    """With the prediction for the settings of what was measured, or why there is none."""
+    """`held` with the prediction for the measured settings, or with the reason for its absence."""
     from llamacpp_instr.memory.plan import plan_memory_again
 
     if file is None or held.measured is None:

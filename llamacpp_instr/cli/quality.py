@@ -1,4 +1,4 @@
-"""`instr quality REF CANDIDATE…`: says how far quantized models are from the one they came from."""
+"""`instr quality REF CANDIDATE…`: compares quantized models with the model they come from."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 @click.option(
     "--text",
     metavar="FILE",
-    help="Text to predict; - is standard input.  [default: what REF writes itself]",
+    help="Text to predict; - is standard input.  [default: REF generates it]",
 )
 @click.option("--ctx", type=int, metavar="TOKENS", help="Length of a chunk.  [default: 512]")
 @click.option(
     "--chunks",
     type=int,
     metavar="N",
-    help="Chunks at most.  [default: the whole text; 16 when REF writes it]",
+    help="Chunks at most.  [default: the whole text; 16 if REF generates it]",
 )
-@click.option("--seed", type=int, help="Of the text that REF writes.  [default: 1]")
-@click.option("--threads", type=int, metavar="N", help="Default: as many as physical cores.")
+@click.option("--seed", type=int, help="Seed of the text that REF generates.  [default: 1]")
+@click.option("--threads", type=int, metavar="N", help="Threads.  [default: physical cores]")
 @click.option(
     "--batch",
     type=int,
     metavar="TOKENS",
-    help="Tokens computed at once: each keeps 4 bytes by token of the vocabulary and model.  "
-    "[default: up to 512, within 64 MiB a model]",
+    help="Tokens computed at once; each takes 4 bytes per model and token of the vocabulary.  "
+    "[default: up to 512, within 64 MiB per model]",
 )
 @click.option(
     "--only", type=click.Choice(["outputs", "weights"]), help="Compare only these, not both."
 )
-@click.option("--tensors", is_flag=True, help="List every tensor too, as JSON and HTML always do.")
+@click.option("--tensors", is_flag=True, help="List every tensor, as JSON and HTML always do.")
 @report_options
 def quality(
     reference: str,
@@ -68,11 +68,11 @@ def quality(
 ) -> None:
     """Compare quantized models with the model they come from.
 
-    Compares each CANDIDATE with REF: perplexity, KL
-    divergence, change of the text's own tokens' probabilities (Δp) and how often both find the
-    same token the most probable; then the error of each weight.
+    Compares each CANDIDATE with REF: perplexity, KL divergence, the change of the probability of
+    the text's own tokens (Δp), how often both have the same most probable token, and the error of
+    each weight.
 
-    All models run side by side, so no logits are stored; on the same text the figures are those
+    All models run side by side, so no logits are stored. On the same text the figures equal those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
     from converters.analyses.error_charts import draw_errors
@@ -89,7 +89,7 @@ def quality(
     if only != "weights":
         check_comparison(files, options)
         _check_library()
-    # the weights take less time, and tell sooner when the models do not match
+    # the weights first: they take less time, and show sooner that the models do not match
     errors = [] if only == "outputs" else _compare_weights(files, threads)
     names = short_names(files)
     reports: list[Report] = []
@@ -108,9 +108,8 @@ def quality(
 
 
 def _check_effect(given: Mapping[str, object], only: str | None) -> None:
-    """Raise `UsageError` for an option that would change nothing."""
     if given["text"] is not None and given["seed"] is not None:
-        raise UsageError("--seed has no effect on a --text that is given; leave one out")
+        raise UsageError("--seed has no effect with --text; leave one out")
     for name, value in given.items():
         if only == "weights" and value is not None:
             raise UsageError(f"--{name} has no effect with --only weights; leave one out")
@@ -123,11 +122,10 @@ def _check_library() -> None:
     try:
         import_llama_cpp()
     except NativeError as error:
-        raise NativeError(f"{error}, or compare --only weights") from None
+        raise NativeError(f"{error}, or use --only weights") from None
 
 
 def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[list[WeightError]]:
-    """The errors of each candidate's weights."""
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.weights.compare import compute_weight_errors
 
@@ -155,15 +153,15 @@ def _weight_reports(
     from converters.analyses.weight_errors import weight_error_reports
 
     reports: list[Report] = []
-    for name, its in zip(names[1:], errors, strict=False):  # none where only outputs are compared
+    for name, its in zip(names[1:], errors, strict=False):  # empty if only outputs are compared
         of_model = weight_error_reports(its, names[0], name)
-        # the last is that of each tensor
+        # the last table is the one of tensors
         reports += of_model if every_tensor else of_model[:-1]
     return reports
 
 
 def _read_text(name: str) -> str:
-    """The text of a file, without the newline at its end, as llama-perplexity reads it."""
+    """The text of a file without the newline at its end, as llama-perplexity reads it."""
     source = "standard input" if name == "-" else name
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()

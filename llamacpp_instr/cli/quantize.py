@@ -1,4 +1,4 @@
-"""`instr quantize MODEL --types …`: quantizes a model, or tells what that would come to."""
+"""`instr quantize MODEL --types …`: quantizes a model, or predicts the sizes."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     "--types",
     required=True,
     metavar="TYPE,…",
-    help="File types, as llama-quantize names them: Q8_0, Q4_K_M, IQ4_XS, …",
+    help="File types, with llama-quantize's names: Q8_0, Q4_K_M, IQ4_XS, …",
 )
 @click.option(
     "-o",
     "--output",
     default=".",
     metavar="DIR",
-    help="Write NAME-TYPE.gguf here; a FILE.gguf, if it is one.  [default: this directory]",
+    help="Write NAME-TYPE.gguf to this directory, or to FILE.gguf.  [default: .]",
 )
 @click.option(
     "--tensor-type",
     "tensor_types",
     multiple=True,
     metavar="REGEX=TYPE",
-    help="Type of the tensors whose name matches; repeat it, the first match counts.",
+    help="Type of tensors whose names match; may be repeated, the first match counts.",
 )
 @click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
-@click.option("--imatrix", metavar="FILE", help="Importance matrix, as llama-imatrix writes it.")
-@click.option("--pure", is_flag=True, help="Give all tensors the same type, no mixture.")
+@click.option("--imatrix", metavar="FILE", help="Importance matrix from llama-imatrix.")
+@click.option("--pure", is_flag=True, help="Give all tensors the same type, without a mixture.")
 @click.option(
     "--allow-requantize",
     is_flag=True,
-    help="Quantize what is quantized already: it costs more quality than starting from F16.",
+    help="Quantize tensors that are already quantized; worse than starting from F16.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Write no model; print the exact sizes, into FILE with -o FILE.html, .md, .csv or .json.",
+    help="Only print the exact sizes, or write them with -o FILE.html, .md, .csv or .json.",
 )
 @click.option("--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per core]")
 @form_options
@@ -72,9 +72,9 @@ def quantize(
 ) -> None:
     """Quantize a model, or print the sizes that it would have.
 
-    llama.cpp's own quantizer writes a file for each of the types. MODEL is a GGUF file, best in
-    F16, BF16 or F32; of a split model the first part; or `demo`. A table tells each file's size,
-    and which tensors could not have the type meant for them.
+    llama.cpp's own quantizer writes one file per type. MODEL is a GGUF file, ideally in F16, BF16
+    or F32, the first part of a split model, or demo for the demo model. A table lists the size of
+    each file, and the tensors that could not get the intended type.
     """
     from converters.analyses.quantization import list_tensors, quantization_reports
     from converters.report.render import SUFFIXES

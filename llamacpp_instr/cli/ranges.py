@@ -8,9 +8,9 @@ LAST = 2**63
 
 
 def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:
-    """First and last of `A`, `A:B`, `A:` or `:B`, both included; None of None.
+    """(first, last) of `A`, `A:B`, `A:` or `:B`, both inclusive; None if `text` is None.
 
-    `between` is what stands between the two. Raises UsageError naming `option`.
+    `between` is the separator. Raises UsageError, which names `option`.
     """
     if text is None:
         return None
@@ -21,5 +21,5 @@ def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int,
         example = f"7, 7{between}9, 7{between} or {between}9"
         raise UsageError(f"{option} {text}: give {example}") from None
     if chosen[0] > chosen[1]:
-        raise UsageError(f"{option} {text}: the first is behind the last")
+        raise UsageError(f"{option} {text}: the first is greater than the last")
     return chosen

@@ -1,4 +1,4 @@
-"""The options of every command that makes a report, and the one place that writes it."""
+"""The options of every command that makes a report, and the only place that writes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FILE = (
 
 @dataclass(frozen=True)
 class ReportOutput:
-    """Where a report goes, and in which form."""
+    """Where a report goes, and in which format."""
 
     flag: str | None
     path: str = "-"
@@ -48,7 +48,7 @@ class ReportOutput:
         return form_of(self.flag, self.path)
 
     def check(self, *inputs: str | Path | None) -> None:
-        """Raise `UsageError` when the file may not or cannot be written; `inputs` are read."""
+        """Raise `UsageError` if the output cannot be written, or is one of `inputs`."""
         from llamacpp_instr.output import check_not_input, check_output
 
         check_output(self.path, self.force)
@@ -62,7 +62,7 @@ class ReportOutput:
         charts: Sequence[Chart] = (),
         title: str | None = None,
     ) -> None:
-        """Render the reports as `render` does, and write them."""
+        """Write the reports in the chosen format; the arguments are those of `render`."""
         from converters.report.render import render
         from llamacpp_instr.output import open_output
         from llamacpp_instr.terminal import abandon_standard_output
@@ -72,11 +72,11 @@ class ReportOutput:
             with open_output(self.path, self.force) as file:
                 file.write(text.encode())
         except BrokenPipeError:
-            abandon_standard_output()  # the reader has enough; a verdict may still follow
+            abandon_standard_output()  # the reader closed the pipe; a verdict may still follow
 
 
 def report_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --json, --csv, --md, --html, -o and --force, as one argument `output`."""
+    """Add --json, --csv, --md, --html, -o and --force to a command, as the argument `output`."""
 
     @functools.wraps(command)
     def with_output(*args: Any, flag: str | None, output: str, force: bool, **others: Any) -> None:
@@ -86,7 +86,7 @@ def report_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def form_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --json, --csv, --md and --html alone, as one argument `flag`."""
+    """Add --json, --csv, --md and --html to a command, as the argument `flag`."""
     return _with_options(command, _FORMS)
 
 

@@ -1,4 +1,4 @@
-"""`instr run`: run a model and record the session."""
+"""`instr run`: runs a model and records the session."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Examples:
     "prompts",
     multiple=True,
     metavar="TEXT",
-    help="The prompt; - reads standard input. With --embed it may be given repeatedly.",
+    help="The prompt; - is standard input. With --embed it may be repeated.",
 )
 @click.option(
     "--prompt-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Read the prompt from a file; - is standard input. One newline at its end is left out.",
+    help="Read the prompt from a file, without the newline at its end; - is standard input.",
 )
 @click.option("-n", default=128, show_default=True, help="Tokens to generate at most.")
 @click.option(
@@ -60,12 +60,12 @@ Examples:
 @click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
 @click.option("--temp", default=0.0, show_default=True, help="Temperature; 0 is greedy.")
 @click.option("--top-k", type=int, help="Sample from the K most probable tokens.")
-@click.option("--top-p", type=float, help="Sample from the fewest tokens of this probability.")
-@click.option("--min-p", type=float, help="Leave out tokens below this share of the best one's.")
-@click.option("--seed", type=int, help="Seed of the sampling; the log keeps a chosen one.")
+@click.option("--top-p", type=float, help="Sample from the fewest tokens with this probability.")
+@click.option("--min-p", type=float, help="Drop tokens below this share of the best probability.")
+@click.option("--seed", type=int, help="Seed of the sampling.  [default: random, kept in the log]")
 @context_options
 @click.option("--no-mmap", is_flag=True, help="Read the model into memory, do not map it.")
-@click.option("--chat", is_flag=True, help="Put the prompt into the model's own chat template.")
+@click.option("--chat", is_flag=True, help="Apply the model's own chat template to the prompt.")
 @click.option(
     "--embed",
     is_flag=True,
@@ -74,28 +74,28 @@ Examples:
 @click.option(
     "--stats",
     metavar="PATTERN",
-    help="Record the values of tensors whose names this regular expression finds. "
-    "Times of such a session are not to be compared.",
+    help="Record the values of tensors whose names match this regular expression. "
+    "Do not compare the times of such a session.",
 )
-@click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor holds a NaN.")
+@click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor contains a NaN.")
 @click.option(
     "--repeat",
     default=1,
     show_default=True,
     metavar="N",
-    help="Run N times in one session; the first is marked as warm-up.",
+    help="Run N times in one session; the first run is marked as warm-up.",
 )
 @click.option(
     "--perfetto",
     metavar="TRACE",
-    help="Write the session as a Perfetto trace too, when it is over.",
+    help="At the end, also write the session as a Perfetto trace.",
 )
 @click.option(
     "--on-log-error",
     default="continue",
     show_default=True,
     type=click.Choice(["continue", "stop"]),
-    help="What to do when the log cannot be written any more.",
+    help="What to do when the log can no longer be written.",
 )
 def run(
     model: str,
@@ -122,12 +122,12 @@ def run(
 ) -> None:
     r"""Run a model and record the session as a log.
 
-    MODEL is a GGUF file, or `demo` for the demo model. The text goes to standard output as it
-    comes; everything else, a summary at the end included, to standard error. On a terminal
-    control characters of the text are written out, as \x1b; a pipe or a file gets them.
+    MODEL is a GGUF file, or demo for the demo model. The text goes to standard output as it is
+    generated, everything else, including a summary, to standard error. On a terminal, control
+    characters of the text are escaped, as \x1b; a pipe or a file gets them unchanged.
 
-    With --log - the log goes to standard output, the text to standard error, and there is no
-    summary. With --perfetto - the trace goes to standard output, the text to standard error.
+    With --log - the log goes to standard output and the text to standard error, without a summary.
+    With --perfetto - the trace goes to standard output, the text to standard error.
     """
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
@@ -144,7 +144,7 @@ def run(
         if str(log) == "-":
             raise UsageError("--perfetto needs a log that is a file; leave out --log -")
         if Path(perfetto).resolve() == (log or DEFAULT_LOG).resolve():
-            raise UsageError(f"{perfetto} cannot hold both the log and the trace")
+            raise UsageError(f"{perfetto} cannot contain both the log and the trace")
     options = RunOptions(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),
@@ -217,7 +217,7 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _as_typed(prompt: str) -> str:
-    """What was typed, also where the locale is not UTF-8 and Python took it for something else."""
+    """The prompt as UTF-8, even if Python decoded the argument with another encoding."""
     try:
         return os.fsencode(prompt).decode()
     except UnicodeError as error:

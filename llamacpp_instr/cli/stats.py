@@ -17,7 +17,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 @click.option(
     "--by",
     type=click.Choice(["op", "layer", "block", "tensor", "type", "phase", "thread"]),
-    help="What a row is of.  [default: op; layer where the log has no ops]",
+    help="What each row is.  [default: op; layer if the log has no ops]",
 )
 @click.option(
     "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
@@ -33,10 +33,10 @@ def stats(
 ) -> None:
     """Print times and rates of a log by op, layer, block or phase.
 
-    Prints how often each op ran and how long: count, total, share, mean, median (p50), 90th and
-    99th percentile, and the rates that it reached. Warm-up runs are left out.
+    Prints how often each op ran and how long it took: count, total, share, mean, median (p50), 90th
+    and 99th percentile, and the rates that it reached. Warm-up runs are left out.
 
-    At the level verbose also how long each thread waited. LOG is a file, plain or compressed
+    At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input.
     """
     from converters.analyses.stats import compute_stats

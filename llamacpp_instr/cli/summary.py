@@ -16,8 +16,8 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 def summary(log: str, output: ReportOutput) -> None:
     """Summarize a log: speed, time, memory.
 
-    Prints the speed and its spread, time by block, layer and op, memory by kind, and what the
-    recording itself cost. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    Prints the speed and its spread, time by block, layer and op, memory by kind, and the overhead
+    of the recording. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
     from converters.analyses.summary import compute_summary
     from llamacpp_instr.log.session import load_session

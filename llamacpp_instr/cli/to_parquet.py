@@ -12,17 +12,17 @@ import click
     epilog="\b\nExample:\n  instr to-parquet session.log -o tables",
 )
 @click.argument("log")
-@click.option("-o", "--output", required=True, metavar="DIR", help="Directory of the files.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
 @click.option("--csv", "as_csv", is_flag=True, help="Write CSV, which needs no pyarrow.")
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
 def to_parquet(log: str, output: str, as_csv: bool, force: bool) -> None:
     """Convert a log to tables in Parquet or CSV files.
 
-    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv,
-    memory, marks. Times are ns, sizes bytes.
+    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv, memory, marks.
+    Times are ns, sizes bytes.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. DIR appears when all
-    its files are whole.
+    its files are complete.
     """
     from converters.exports.table_files import check_pyarrow, write_csv, write_parquet
     from converters.exports.tables import NAMES, stream_tables

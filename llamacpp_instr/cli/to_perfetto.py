@@ -21,23 +21,23 @@ Examples:
 )
 @click.argument("log")
 @click.option(
-    "-o", "--output", metavar="TRACE", help="Write here (LOG's name with .pftrace); - is stdout."
+    "-o", "--output", metavar="TRACE", help="Output; - is stdout.  [default: LOG's name, .pftrace]"
 )
 @click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
-@click.option("--steps", metavar="A[:B]", help="Only steps A to B, B included.")
-@click.option("--layers", metavar="A[-B]", help="Only layers A to B, B included.")
-@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, as MUL_MAT,ROPE.")
+@click.option("--steps", metavar="A[:B]", help="Only steps A to B, inclusive.")
+@click.option("--layers", metavar="A[-B]", help="Only layers A to B, inclusive.")
+@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE.")
 @click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
-@click.option("--flows", is_flag=True, help="Arrows from ops to readers, from tokens to decodes.")
+@click.option("--flows", is_flag=True, help="Draw arrows from ops to readers, tokens to decodes.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["protobuf", "json"]),
     default="protobuf",
     show_default=True,
-    help="json is Chrome's, for other tools; larger, and without flows.",
+    help="json is Chrome's format for other tools: larger, and without flows.",
 )
-@click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto opens it as it is.")
+@click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto can open the result.")
 @click.option("--lenient", is_flag=True, help="Leave out damaged lines and count them.")
 def to_perfetto(
     log: str,
@@ -54,8 +54,8 @@ def to_perfetto(
 ) -> None:
     """Convert a log to a Perfetto trace.
 
-    The trace is for Perfetto's UI (ui.perfetto.dev). It shows the steps with their tokens, layers
-    with blocks and ops in them, threads, the sampler and counters. LOG is a file, plain or
+    The trace is for Perfetto's UI (ui.perfetto.dev). It shows the steps with their tokens, the
+    layers with their blocks and ops, threads, the sampler and counters. LOG is a file, plain or
     compressed (.gz, .zst), or - for standard input.
     """
     from llamacpp_instr.graph.timeline import Selection
@@ -70,12 +70,12 @@ def to_perfetto(
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
     if form == "json" and flows:
-        raise UsageError("--flows needs the format protobuf")
+        raise UsageError("--flows needs --format protobuf")
     output = output or _default_output(log, form, compress)
     check_output(output, force)
     check_not_input(output, log)
     if output == "-" and sys.stdout.isatty():
-        raise UsageError("a trace is nothing to read on a terminal; name a file, or pipe it")
+        raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
     with progress_bar(f"Converting {log}") as on_progress:
         reader = read_events(log, lenient, on_progress)
         with open_output(output, force) as file:
@@ -91,7 +91,7 @@ def to_perfetto(
     if reader.end is not None and (said := reader.end.sentence()):
         notice(f"{reader.path}: {said}")
     if left_out:
-        notice(f"{reader.path}: {left_out} events refer to what is missing, left out")
+        notice(f"{reader.path}: left out {left_out} events that refer to missing ones")
     if output != "-":
         print_line(output)
 

@@ -1,4 +1,4 @@
-"""`instr blocks` as a user has it: what it shows, draws and refuses."""
+"""`instr blocks`, as a user runs it: output, pictures and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "blk.0.ffn_down.weight"
 
 
 def blocks(*args: object) -> str:
-    """What the command prints; run in this process."""
+    """The output of the command, run in this process."""
     result = CliRunner().invoke(cli.main, ["blocks", *map(str, args)])
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -44,7 +44,7 @@ def refusal(*args: object, code: int = 2) -> str:
 
 def tables(*args: object) -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = json.loads(
-        blocks(*args, "--json"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+        blocks(*args, "--json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
     )
     return reports
 
@@ -98,7 +98,7 @@ def test_bits_by_field_of_q4_k(q4_k: Path) -> None:
 def test_a_histogram_of_many_codes_is_short_for_readers_only() -> None:
     path = quantized_demo("Q8_0")
     text = blocks(path, NAME)
-    assert "4 codes in a row; --json and --csv have each." in text
+    assert "A row has 4 consecutive codes; --json and --csv have each code." in text
     rows = list(csv.DictReader(blocks(path, NAME, "--csv").splitlines()))
     assert [int(row["Code"]) for row in rows] == list(range(-128, 128))
     assert len(tables(path, NAME)[3]["rows"]) == 256
@@ -291,7 +291,7 @@ def test_wrong_input_is_one_line(instr: Instr, q4_k: Path, models: Path, tmp_pat
     assert ".png or .svg" in refusal(q4_k, NAME, "--heat-map", "picture.jpg")
     assert "no directory" in refusal(q4_k, NAME, "--heat-map", "nowhere/p.png")
     both = tmp_path / "both.svg"
-    assert "cannot hold both" in refusal(q4_k, NAME, "--heat-map", both, "-o", both)
+    assert "cannot contain both" in refusal(q4_k, NAME, "--heat-map", both, "-o", both)
     assert sorted(tmp_path.iterdir()) == [other]
 
 

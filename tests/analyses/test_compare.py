@@ -1,4 +1,4 @@
-"""Models side by side: what a row says follows from the files, the weights and the logs."""
+"""`instr compare`: every row follows from the files, the weights and the logs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def report_of(reports: list[Report], words: str) -> Report:
 
 
 def test_a_row_by_hand() -> None:
-    """blk.0.ffn_down: 768 rows of 256 would be 18 and 34 bytes for 32; Q4_K 144 for 256."""
+    """blk.0.ffn_down has 768 rows of 256; Q8_0 has 34 bytes per 32 elements, Q4_K 144 per 256."""
     pair = Pair(candidate("Q8_0", errors=True), candidate("Q4_K_M", errors=True))
     row = row_of(pair.tensors(), "blk.0.ffn_down")
     assert (row.a.types, row.b.types) == ("Q8_0", "Q4_K")
@@ -88,7 +88,7 @@ def test_rolled_up_rows_are_sums_of_their_tensors() -> None:
     whole = pair.whole()
     file = load_model_file(quantized_demo("Q4_K_M"))
     assert whole.b.n_bytes == file.n_bytes
-    # pooled: noise and signal are added up before they are divided
+    # pooled: noise and signal are summed before they are divided
     noise = signal = 0.0
     for error in pair.b.errors.values():
         noise, signal = noise + error.sums.e2, signal + error.sums.x2
@@ -96,7 +96,7 @@ def test_rolled_up_rows_are_sums_of_their_tensors() -> None:
 
 
 def test_times_are_those_of_the_log(logs: dict[str, Path]) -> None:
-    """Medians over steps of the kernels that read a weight, counted naively from the JSON."""
+    """Medians over steps of the kernels that read a weight, computed naively from the JSON."""
     for file_type, log in logs.items():
         session = load_session(log)
         times = StepTimes(session)
@@ -135,7 +135,7 @@ def naive_uses(log: Path, steps: set[int]) -> dict[tuple[str, str], list[int]]:
 
 
 def test_rates_are_work_by_time(logs: dict[str, Path]) -> None:
-    """A decode multiplies each element of the matrix once: 2 operations, and reads it once."""
+    """A decode multiplies each element of the matrix once (2 operations) and reads it once."""
     uses = PhaseUses([StepTimes(load_session(logs["Q8_0"]))], "decode")
     use = Use("blk.1.ffn_up.weight", "MUL_MAT")
     group = uses.group([use])
@@ -226,7 +226,7 @@ def test_two_models_and_their_logs(instr: Instr, logs: dict[str, Path], tmp_path
     done = instr("compare", *models, *given, "--reference", "demo")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "SQNR is against demo.gguf." in done.stdout
+    assert "SQNR is relative to demo.gguf." in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if " blk.2.ffn_up " in line]
     assert "Q8_0 → Q4_K" in line
     assert "47 % fewer" in line
@@ -244,7 +244,7 @@ def test_two_models_and_their_logs(instr: Instr, logs: dict[str, Path], tmp_path
 def test_two_logs_alone(instr: Instr, logs: dict[str, Path]) -> None:
     done = instr("compare", *logs.values())
     assert done.returncode == 0, done.stderr
-    # the files are still there, so the errors are too: against the first
+    # the files still exist, so errors are computed, against the first
     assert "SQNR 23." in " ".join(done.stdout.split())
     assert "decode" in done.stdout
 
@@ -277,8 +277,8 @@ def test_quantize_run_and_compare_in_one_go(instr: Instr, tmp_path: Path) -> Non
 
 def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path: Path) -> None:
     q8, q4 = quantized_demo("Q8_0"), quantized_demo("Q4_K_M")
-    assert_refused(instr("compare", q8), "one model only")
-    assert_refused(instr("compare", q8, q4, "--log", logs["Q8_0"]), "2 models and 1 of --log")
+    assert_refused(instr("compare", q8), "only one model")
+    assert_refused(instr("compare", q8, q4, "--log", logs["Q8_0"]), "2 models are given, but 1")
     swapped = [arg for log in reversed(logs.values()) for arg in ("--log", log)]
     assert_refused(instr("compare", q8, q4, *swapped), "recorded another model", "q4_k".upper())
     assert_refused(instr("compare", q8, models / "llama.gguf"), "not versions of the same model")

@@ -1,4 +1,5 @@
-"""The comparison of two sessions: itself is 1, an injected factor is seen, noise is not."""
+"""The comparison of two sessions: a session with itself gives 1, an injected factor is found, noise
+is not called a difference."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ N_RUNS, N_DECODES = 6, 20
 
 
 def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Event]:
-    """Runs of decodes of a small Llama on one graph, each kernel with its own time; `noise` is
-    the deviation of log(time) of a whole run and, independently, of each kernel."""
+    """Runs of decodes of a small Llama on one graph, each kernel with its own time; `noise` is the
+    deviation of log(time) of a whole run and, independently, of each kernel."""
     made = make_log(Random(3).randint, n_contexts=1, level="detailed")
     by_type = {type(event): event for event in reversed(made)}
     graph = copy.deepcopy(by_type[s.Graph])
@@ -190,7 +191,7 @@ def test_what_only_one_side_runs_is_listed(tmp_path):
 
 
 def test_noise_alone_is_rarely_called_a_difference(tmp_path):
-    """Whole runs are disturbed at once, as on a real machine; 5 % of the tables may err."""
+    """Whole runs are disturbed at once, as on a real machine; 5 % of the tables may be wrong."""
     wrong, failed = 0, 0
     for seed in range(20):
         found = diff(tmp_path, steady_log(2 * seed, 0.03), steady_log(2 * seed + 1, 0.03), by="op")

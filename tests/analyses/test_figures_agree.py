@@ -1,4 +1,4 @@
-"""One recorded session, told by every command: the same thing has the same figure everywhere."""
+"""One recorded session in every command: equal things have equal figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.kit.perfetto_queries import OP, arg, slices
 from tests.kit.trace_processor import ask, needs_node
 
 Row = dict[str, Any]
-RUNS, TOKENS = 4, 12  # the first warms up; 3 times 11 decodes, an odd number, count
+RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd number, count
 
 
 class Told:
-    """What `instr` says of the session, as JSON."""
+    """The session as JSON from `instr`."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.log = directory / "session.log"
@@ -61,7 +61,7 @@ def flat(told: Told) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def counted(flat: list[Row]) -> set[int]:
-    """Steps outside of the warm-up, as a reader with jq would find them."""
+    """Steps outside of the warm-up, as a user of jq would select them."""
     warm = {line["phase"]: line["t"] for line in flat if line.get("name") == "warm-up"}
     begun = [line for line in flat if line["event"] == "step_begin" and "ctx" in line]
     return {line["step"] for line in begun if not warm["begin"] <= line["t"] < warm["end"]}

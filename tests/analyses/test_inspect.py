@@ -1,4 +1,4 @@
-"""`instr inspect`: every number is gguf-py's, every total the file's own, from headers alone."""
+"""`instr inspect`: every number is gguf-py's, every total the file's, from headers alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def facts(report: Report) -> dict[Cell, Cell]:
 
 
 def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
-    """Every number is what gguf-py reads in the file, or the files, of the model."""
+    """Checks that every number is what gguf-py reads from the model's files."""
     tensors = [tensor for reader in theirs for tensor in reader.tensors]
     assert [
         (row["Tensor"], row["type"], row["shape"], row["elements"], row["bytes"], row["offset"])
@@ -120,7 +120,7 @@ def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model, whose rows 256 divides, by file type."""
+    """The demo model, whose rows are multiples of 256, by file type."""
     folder = tmp_path_factory.mktemp("quantized")
     for name in ("Q4_K_M", "IQ4_XS", "Q8_0"):
         native("llama-quantize", native_kit.DEMO, folder / f"{name}.gguf", name, "2")
@@ -128,7 +128,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def native(program: str, *arguments: object) -> str:
-    """Run a program of the unpatched build; what it prints."""
+    """Run a program of the unpatched build; returns its output."""
     command = [native_kit.unpatched_library() / program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -36,12 +36,12 @@ def test_independent_samples_have_the_error_that_scipy_finds():
     )  # fmt: skip
     assert found.log_error is not None
     seen = math.sqrt(found.log_error**2 - PROCESS**2 - (TICK_NS / found.value) ** 2 / 12)
-    # either error is known to some percent
+    # either error is known to a few percent
     assert seen == pytest.approx(peer.standard_error * math.sqrt(60 / 59), rel=0.12)
 
 
 def test_samples_that_go_together_count_as_one():
-    """20 bursts of 10 equal samples say as much as 20 samples."""
+    """20 bursts of 10 equal samples have the information of 20 samples."""
     bursts = np.random.default_rng(5).lognormal(14, 0.2, 20)
     run = np.repeat(np.arange(20), 10)
     together = compute_medians(np.repeat(bursts, 10)[None], cut_blocks(run), [1])[0]

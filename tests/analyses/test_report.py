@@ -1,4 +1,4 @@
-"""`instr report MODEL`: sums that are the file's, every form, what is missing and what is wrong."""
+"""`instr memory MODEL`: sums equal the file's, every format, missing parts, wrong input."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_sums_are_the_files(file_type: str) -> None:
 def test_a_tensor_by_hand() -> None:
     *_, tensors = reported(quantized_demo("Q4_K_M"))
     (up,) = (row for row in tensors["rows"] if row["Tensor"] == "blk.1.ffn_up.weight")
-    # 256 x 768 in blocks of 256 in 144 bytes: 4.5 bits, of 16 and of 32
+    # 256 x 768 in blocks of 256 with 144 bytes: 4.5 bits, instead of 16 and 32
     assert (up["shape"], up["elements"], up["bytes"]) == ("256x768", 196_608, 110_592)
     assert (up["bits/weight"], up["of F16"], up["of F32"]) == (4.5, 0.28125, 0.140625)
     assert (up["layer"], up["role"]) == (1, "ffn_up")
 
 
 def test_options_are_those_of_run() -> None:
-    """Keys of 4 layers, 128 wide, in 34 bytes for 32; values in 2 bytes."""
+    """Keys of 4 layers, 128 wide, in 34 bytes per 32; values in 2 bytes each."""
     rows = memory_of(reported("demo", "--ctx", 8192, "--cache-type-k", "q8_0"))["rows"]
     (cache,) = (row for row in rows if row["Memory"] == "KV cache, state")
     assert cache["predicted"] == 4 * 8192 * 128 * 34 // 32 + 4 * 8192 * 128 * 2
@@ -78,7 +78,7 @@ def test_an_encoder_has_no_cache_to_speak_of(models: Path) -> None:
     assert "cache" not in memory["notes"][0]
 
 
-# --- forms ---
+# --- formats ---
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 2002
 
 
-# --- what is missing, what is wrong ---
+# --- missing parts, wrong input ---
 
 
 def test_without_the_library_the_report_says_what_is_missing(
@@ -171,7 +171,7 @@ def test_a_model_that_llama_cpp_cannot_load_has_sizes_all_the_same(tmp_path: Pat
         (("nowhere.gguf",), ("nowhere.gguf does not exist",)),
         (("nowhere.log",), ("nowhere.log",)),
         ((str(ROOT),), (str(ROOT), "directory")),
-        ((str(FIXTURE), "--ctx", "512"), ("log has settings of its own",)),
+        ((str(FIXTURE), "--ctx", "512"), ("a log has its own settings",)),
         (("demo", "--ctx", "0"), ("--ctx is 0",)),
         (("demo", "--cache-type-k", "q9"), ("--cache-type-k 'q9' is none of",)),
         (("demo", "-o", "nowhere/a.html"), ("nowhere",)),

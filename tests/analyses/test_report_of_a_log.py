@@ -1,4 +1,4 @@
-"""`instr memory LOG`: what was measured, beside what was predicted, differences explained."""
+"""`instr memory LOG`: measured and predicted memory, and explanations of differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A session of the demo model in Q4_K_M, a copy of which lies beside the log."""
+    """A session of the demo model in Q4_K_M, with a copy of the model beside the log."""
     directory = tmp_path_factory.mktemp("session")
     model = shutil.copy(quantized_demo("Q4_K_M"), directory / "tiny.gguf")
     args = ["-p", "Once", "-n", "4", "--ctx", "384", "--cache-type-k", "q8_0", "--threads", "2"]
@@ -90,7 +90,7 @@ def test_the_model_is_found_beside_the_log(log: Path) -> None:
 
 
 def test_a_whole_cache_for_sliding_windows_is_recognized(tmp_path: Path) -> None:
-    """As programs make it that leave `swa_full` as it is; llama.cpp's tools, and ours, do not."""
+    """Programs that keep the default of `swa_full` create it; llama.cpp's tools and ours do not."""
     path = random_models() / "gemma3-dense.gguf"
     with captured() as llama_log, record(tmp_path / "a.log", level="minimal"):  # noqa: SIM117
         with LoadedModel(path, llama_log) as model:

@@ -1,4 +1,4 @@
-"""The statistics: a case by hand, sums that are the log's, and every level and wrong input."""
+"""The statistics: a case by hand, sums equal to the log's, every level, wrong input."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def test_other_keys_by_hand(tmp_path, by, rows):
 def test_threads_and_their_imbalance_by_hand(tmp_path):
     session = load_session(written(tmp_path, by_hand()))
     (report,) = compute_stats(session, "thread")
-    # 1,200 ns each, of which thread 0 waits 3 * 20 and thread 1 3 * 30
+    # 1,200 ns each; thread 0 waits 3 * 20 of them, thread 1 3 * 30
     assert report.rows == [
         [0, 6, 1140, 60, pytest.approx(60 / 1200)],
         [1, 6, 1110, 90, pytest.approx(90 / 1200)],
     ]
-    # in every compute thread 0 is 10 ns ahead of thread 1, 5 of the mean
+    # in every compute thread 0 works 10 ns longer than thread 1, 5 more than the mean
     assert f"Imbalance {1140 / 1125:.3f}" in report.notes[1]
     assert "15.0 ns longer" in report.notes[1]
 

@@ -1,4 +1,4 @@
-"""The summary: its numbers are the session's, they add up, and they fit on a terminal."""
+"""The summary: its numbers are the session's, they add up, and they fit a terminal."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_layers_and_ops_are_those_of_the_log(tmp_path):
 
 
 def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
-    """Also in the table of layers, which are not all of it."""
+    """Also in the table of layers, which do not cover all of it."""
     found = sections(tmp_path, EVENTS)
     for name in ("Where the time went", "Layers"):
         for phase in ("prefill", "decode"):
@@ -228,7 +228,7 @@ def test_a_report_as_text_and_as_json():
 
 
 def test_layers_take_time_by_their_number(tmp_path):
-    """40,000 layers took 12 s and 80,000 four times as long; now less than one."""
+    """40,000 layers took 12 s, and 80,000 four times as long; now they take less than one."""
     events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
     layers = next(event for event in events if isinstance(event, s.Layers))
     n = 80_000

@@ -1,4 +1,4 @@
-"""The report on the error of weights: pooled rightly, and readable by people and scripts."""
+"""The report on the error of weights: pooled correctly, for readers and scripts."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_it_fits_a_terminal(demo_model: Path) -> None:
 
 
 def test_a_mean_of_means_would_be_seen() -> None:
-    # the guard of the guard: pooling differs from averaging in these rows
+    # checks the test itself: pooling differs from averaging in these rows
     by_tensor = [error.sqnr_db for error in ERRORS[:3]]
     pooled = sum((error.sums for error in ERRORS[:3]), start=Sums()).sqnr_db
     assert abs(float(np.mean(by_tensor)) - pooled) > 1

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, laziness, and every error as one line with its exit code."""
+"""The whole command line: help, lazy imports, and every error as one line and an exit status."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(args: list[str], line: str) -> 
 
 
 def give(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int = 0) -> None:
-    """Add a command `try` that raises `error`, or leaves with `status`."""
+    """Add a command `try` that raises `error`, or exits with `status`."""
 
     @click.command()
     @click.pass_context
@@ -207,7 +207,7 @@ def test_a_command_may_choose_its_exit_code(status: int, monkeypatch: pytest.Mon
 def test_closed_standard_streams_are_empty_ones(
     args: list[str], said: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """As some services and `>&-` start a program; also no file may get the number of one."""
+    """As some services, and `>&-`, start programs; no file may get the number of a stream."""
     shutil.copyfile(SAMPLE, tmp_path / "session.log")
     for closed in ("<&- >&-", "<&- >&- 2>&-"):
         done = subprocess.run(
@@ -223,7 +223,7 @@ def test_closed_standard_streams_are_empty_ones(
 
 @pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "memory", "inspect"])
 def test_an_empty_path_is_named(command: str) -> None:
-    """What a variable that is not set comes to."""
+    """The result of an unset variable."""
     result = instr(command, "")
     assert result.exit_code == 2
     assert str(result.stderr).endswith("is named: the path is empty\n")
@@ -246,7 +246,7 @@ def test_ctrl_c_is_one_line_from_the_first_import(
 def test_ctrl_c_is_one_line_where_python_makes_an_error_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Up to Python 3.11, what a `__set_name__` raises is the cause of a RuntimeError."""
+    """Up to Python 3.11, an exception in a `__set_name__` becomes the cause of a RuntimeError."""
 
     class Interrupting:
         def __set_name__(self, owner: type, name: str) -> None:

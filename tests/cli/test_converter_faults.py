@@ -1,5 +1,5 @@
-"""A converter that is killed at any moment, finds the disk full or its reader gone leaves what was
-there, or the whole of the new; never a half."""
+"""If a converter is killed, the disk is full or the reader closes the pipe, the old output or the
+complete new one remains, never a part."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ COMMANDS = {
     "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
 }
 KILLS = 8
-"""of each command, with each signal in turn"""
+"""per command, alternating between the signals"""
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 
 
 class Nursery:
-    """Runs commands in processes that begin with everything imported."""
+    """Runs commands in forked processes that have already imported everything."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -61,7 +61,7 @@ class Nursery:
         return pid
 
     def status(self) -> int:
-        """The exit code of what was started last, negative for a signal."""
+        """The exit status of the last command, negative for a signal."""
         status: int = self._answer()["status"]
         return status
 
@@ -82,7 +82,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def content(path: Path) -> dict[str, bytes] | None:
-    """What stands under a name: a file, a directory of them, or nothing."""
+    """The content at a path: of a file, of a directory's files, or None."""
     if path.is_dir():
         return {entry.name: entry.read_bytes() for entry in path.iterdir()}
     return {"": path.read_bytes()} if path.exists() else None
@@ -102,7 +102,7 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
     before: dict[str, bytes] | None = whole
     for number in range(KILLS):
         if number % 2:
-            # the first of two finds nothing there, the second what an earlier command wrote
+            # the first of two kills finds no output, the second that of an earlier command
             before = dict.fromkeys(whole, b"earlier")
             _put(output, before)
         else:
@@ -115,13 +115,13 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
             os.kill(pid, how)
         status = nursery.status()
         left = content(output)
-        # two directories cannot be exchanged in one step: nothing may be there for a moment
+        # two directories cannot be exchanged atomically: for a moment none may exist
         assert left in (before, whole) or (left is None and how == signal.SIGKILL)
         assert status in (0, 130, -how, 128 + how), (tmp_path / "said").read_text()
         if status == 0:
             assert left == whole
         hidden = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-        # only what nobody can catch may leave a part behind, under a name of its own
+        # only SIGKILL may leave a part behind, with a temporary name
         assert how == signal.SIGKILL or not hidden, (how, hidden)
         for entry in hidden:
             _remove(entry)

@@ -1,5 +1,5 @@
-"""What standard output or a terminal cannot show is replaced, whatever the environment's encoding;
-and no line of an error is longer than what it says."""
+"""Characters that standard output or a terminal cannot show are replaced, in every encoding, and
+error messages are not too long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every input of the fuzzers' corpus, seeds and what once found something, on every surface that
-reads its kind: an error of ours at most, time and memory by its size, text that stays text."""
+"""Every input of the fuzzers' corpus (seeds and former findings) on every surface that reads its
+kind: at most an error of ours, bounded time and memory, escaped text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No code of the working directory runs, whatever the names of the files there."""
+"""No code of the working directory runs, whatever the names of its files are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULES = sorted(
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A working directory with a module of every name; each leaves a mark when it runs."""
+    """A working directory with a module of every name; each writes a line when it runs."""
     directory = tmp_path / "cwd"
     directory.mkdir()
     for name in MODULES:
@@ -58,7 +58,7 @@ def test_commands(place: Path, environment: dict[str, str], line: str) -> None:
 
 
 def test_pip(place: Path, environment: dict[str, str]) -> None:
-    """It is asked for the sdist, where the cache has none."""
+    """Runs to fetch the sdist if it is not cached."""
     none = {"LLAMACPP_INSTR_CACHE": str(place / "cache"), "PIP_NO_INDEX": "1"}
     done = run(place, environment | none, "build", "--check")
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_a_program_elsewhere(place: Path, environment: dict[str, str]) -> None:
 def test_the_library_is_sought_where_the_program_seeks_it(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Beside the program; in the working directory with -m and -c only, and never with -I."""
+    """Beside the program; in the working directory only with -m and -c, and never with -I."""
     package = tmp_path / "beside" / "llama_cpp"
     (package / "lib").mkdir(parents=True)
     (package / "__init__.py").write_text("")

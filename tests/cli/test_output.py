@@ -1,4 +1,4 @@
-"""An output file is whole or not there; nothing is overwritten unasked."""
+"""An output file is complete or does not exist; nothing is overwritten without `force`."""
 
 from __future__ import annotations
 

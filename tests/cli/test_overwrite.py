@@ -1,7 +1,7 @@
 """No command changes or deletes a file that it was not told to write, not even with --force.
 
-Around every command that writes lies a folder of inputs, of files that only look as if they were
-the command's own, and of other people's. All of it is compared before and after.
+Every command that writes runs in a folder of inputs, of files that only look like the command's
+own, and of other files. All of them are compared before and after.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_no_option_that_names_a_file_is_forgotten() -> None:
             names_text = isinstance(option.type, (click.types.StringParamType, click.Path))
             if names_text and not option.is_flag and option.metavar not in NO_FILE:
                 found.add((command, name))
-    # `compare --prompt` and the types of a cache have no name for their values
+    # the values of `compare --prompt` and of the cache types have no metavar
     found -= {(c, n) for c, n in found if n == "--prompt" or n.startswith("--cache-type-")}
     assert found == set(CASES) | READ_ONLY
     assert forced <= {command for command, _ in CASES}
@@ -80,7 +80,7 @@ def ids(case: object) -> str | None:
 def test_nothing_else_is_written(
     option: tuple[str, str], case: Case, place: Path, instr: Instr
 ) -> None:
-    force = () if option[0] == "build" else ("--force",)  # it has none: a wheel has its digest
+    force = () if option[0] == "build" else ("--force",)  # build has none: a wheel has its digest
     before = files(place)
     command, *words = case.line.format(case.output).split()
     done = instr(command, *force, *words)
@@ -89,16 +89,16 @@ def test_nothing_else_is_written(
     assert {
         name for name in others if not any(Path(name).match(told) for told in case.told)
     } == set()
-    assert others, "it has written what it was told to"
+    assert others, "it wrote its output"
 
 
 def inputs(option: tuple[str, str], case: Case) -> set[str]:
-    """What the output of a command must not replace."""
+    """Files that the output of a command must not replace."""
     if option == ("blocks", "--heat-map"):
-        return {"part.svg"}  # any other suffix is refused for itself
+        return {"part.svg"}  # other suffixes are refused anyway
     of_line = {name for name in MODELS if name in case.line} | set(case.reads)
     if option[0] == "quantize":
-        return {SPLIT, PARTS[1]}  # any other model may be replaced by a model
+        return {SPLIT, PARTS[1]}  # a model may replace any other model
     return of_line | {"linked.gguf", "named.gguf", PARTS[1]}
 
 
@@ -114,7 +114,7 @@ INPUTS = [
 def test_no_input_is_written_over(
     option: tuple[str, str], case: Case, name: str, place: Path, instr: Instr
 ) -> None:
-    """Nor another part of an input, nor a model that an input names."""
+    """Neither another part of an input, nor a model that an input names."""
     before = files(place)
     command, *words = case.line.format(name).split()
     done = instr(command, "--force", *words)
@@ -167,7 +167,7 @@ def test_a_directory_of_tables_that_holds_anything_else_is_left_alone(
     for log in ("session.log", f"data/{name}"):
         done = instr("to-parquet", "--csv", log, "-o", "data", "--force")
         assert_refused(
-            done, f"data holds something else ({name.partition('/')[0]})", "name another"
+            done, f"data contains another file ({name.partition('/')[0]})", "name another"
         )
         assert changed(before, files(place)) == set()
 
@@ -184,7 +184,7 @@ def test_a_table_that_is_no_regular_file_is_left_alone(
         os.mkfifo(table)
     before = files(place)
     done = instr("to-parquet", "--csv", "session.log", "-o", "data", "--force")
-    assert_refused(done, "data holds something else (ops.csv)", "name another")
+    assert_refused(done, "data contains another file (ops.csv)", "name another")
     assert changed(before, files(place)) == set()
 
 
@@ -244,7 +244,7 @@ def test_only_a_log_is_replaced_by_a_log(line: str, name: str, place: Path, inst
 
 def test_a_log_and_its_trace_are_two_files(place: Path, instr: Instr) -> None:
     done = instr("run", "demo", "-p", "x", "--log", "a", "--perfetto", "./a")
-    assert_refused(done, "cannot hold both the log and the trace")
+    assert_refused(done, "cannot contain both the log and the trace")
     assert not (place / "a").exists()
 
 

@@ -1,5 +1,5 @@
-"""Patterns too long or nested too deeply for the library are refused; the longest that are not
-overflow no stack."""
+"""Patterns that are too long or too deeply nested for the library are refused; the longest allowed
+ones overflow no stack."""
 
 from __future__ import annotations
 

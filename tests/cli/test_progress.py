@@ -1,4 +1,4 @@
-"""Progress is shown on a terminal, after two seconds, and nowhere else."""
+"""The progress bar appears on a terminal after two seconds, and nowhere else."""
 
 from __future__ import annotations
 

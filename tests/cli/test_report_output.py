@@ -1,4 +1,4 @@
-"""Every command that makes a report: the same options, the same forms, raw numbers with units."""
+"""Every command that makes a report has the same options and formats, and raw numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def instr(line: str, *more: object) -> Result:
 
 
 def without_reader(line: str) -> subprocess.CompletedProcess[str]:
-    """A command line whose standard output is a pipe that nobody reads any more."""
+    """Run a command line whose standard output is a pipe without a reader."""
     receiver, sender = os.pipe()
     os.close(receiver)
     try:

@@ -1,5 +1,5 @@
-"""Nothing temporary stays behind, whatever ends a command; and what needs no directory for it works
-where there is none."""
+"""Commands leave no temporary files, however they end; and commands that need no temporary
+directory work without one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"
 
 @pytest.fixture
 def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that commands have for temporary files."""
+    """The directory for temporary files of the commands."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setitem(environment, "TMPDIR", str(directory))
@@ -33,7 +33,7 @@ def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.M
 
 
 def wait_until_empty(directory: Path) -> None:
-    """What removes temporary files may need a moment more than the command."""
+    """The process that removes temporary files may need a moment longer than the command."""
     deadline = time.monotonic() + 30
     while left := list(directory.iterdir()):
         assert time.monotonic() < deadline, left
@@ -112,7 +112,7 @@ def test_a_directory_of_matplotlib_is_removed_by_a_signal(temporary: Path) -> No
     wait_until_empty(temporary)
 
 
-# every directory for temporary files and the working one become read-only; `out` does not
+# all directories for temporary files and the working directory become read-only; `out` does not
 READ_ONLY = """
 here=$1; shift
 for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount --bind $d $d; done

@@ -1,4 +1,4 @@
-"""Nothing that a model, a log or a file's name says can steer a terminal; a pipe gets all of it."""
+"""No text of a model, a log or a file name can control a terminal; a pipe gets all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import Instr
 from tests.kit import tiny_models
 from tests.kit.native_kit import ROOT
 
-# a title, a colour, clearing the screen, CSI in one character, a direction turned, a beep
+# a title, a colour, clearing the screen, CSI in one character, a direction override, a beep
 EVIL = ["\x1b]0;owned\x07", "\x1b[31m", "\x1b[2J", "\x9b1A", "\u202eabc", "\x08\x7f\u061c"]
 HARMLESS = ["a\n", "\tb", "é", "😀", "\u200dz"]
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -28,7 +28,7 @@ EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 
 
 def on_a_terminal(*command: object, cwd: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Run the real command line with a terminal as all its streams; what it was given to show."""
+    """Run the real command line with a terminal as all its streams; returns status and output."""
     ours, theirs = pty.openpty()
     said = bytearray()
 
@@ -36,7 +36,7 @@ def on_a_terminal(*command: object, cwd: Path, environment: dict[str, str]) -> t
         try:
             while piece := os.read(ours, 4096):
                 said.extend(piece)
-        except OSError:  # so Linux says that nobody holds the other end any more
+        except OSError:  # Linux reports a closed other end like this
             pass
 
     listener = threading.Thread(target=listen)
@@ -49,7 +49,7 @@ def on_a_terminal(*command: object, cwd: Path, environment: dict[str, str]) -> t
         status = process.wait(120)
     listener.join()
     os.close(ours)
-    # the terminal itself makes this of a newline
+    # the terminal itself converts newlines
     return status, said.decode().replace("\r\n", "\n")
 
 
@@ -77,9 +77,9 @@ def test_json_may_be_printed_and_says_the_same(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def evil_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that says little else than escape sequences."""
+    """A model whose tokens are mostly escape sequences."""
     path = tmp_path_factory.mktemp("evil") / "evil.gguf"
-    # so many that it hardly ever comes to the token that ends its text
+    # so many that it hardly ever reaches the end-of-text token
     pieces = [f"{piece}{i}" for i in range(500) for piece in EVIL + HARMLESS]
     return tiny_models.write_speaker(path, pieces)
 
@@ -96,8 +96,8 @@ def test_a_models_text_is_shown_without_steering(
     assert piped.returncode == 0
     text = piped.stdout
     for piece in EVIL + HARMLESS:
-        assert piece in text, "a pipe gets what the model said"
-    assert shown.startswith(printable_text(text)), "a terminal gets it written out"
+        assert piece in text, "a pipe gets the model's text"
+    assert shown.startswith(printable_text(text)), "a terminal gets it escaped"
     assert "\\x1b]0;owned\\x07" in shown
     assert "\\u202eabc" in shown
 
@@ -166,4 +166,6 @@ def test_a_trace_is_not_thrown_at_a_terminal(
     command = ("to-perfetto", EVERY_EVENT, "-o", "-", "--format", form)
     status, shown = on_a_terminal(*command, cwd=tmp_path, environment=environment)
     assert status == 2
-    assert shown == "Error: a trace is nothing to read on a terminal; name a file, or pipe it\n"
+    assert (
+        shown == "Error: a trace is binary and the output is a terminal; name a file, or pipe it\n"
+    )

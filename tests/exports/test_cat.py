@@ -61,7 +61,7 @@ def test_steps_are_selected_with_all_that_was_measured_in_them(log):
     assert lines(log, "--step", ":") == lines(log, "--step", "0:")
     with pytest.raises(UsageError, match="--step x: give 7, 7:9, 7: or :9"):
         run(log, "--step", "x")
-    with pytest.raises(UsageError, match="--step 5:3: the first is behind the last"):
+    with pytest.raises(UsageError, match="--step 5:3: the first is greater than the last"):
         run(log, "--step", "5:3")
 
 

@@ -102,7 +102,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, instr: Instr)
     assert names == {f"{name}.parquet" for name in NAMES}, "nothing of the former set is left"
     (tmp_path / "tables" / "notes.txt").touch()
     foreign = instr("to-parquet", RECORDED, "-o", "tables", "--force")
-    assert_refused(foreign, "holds something else (notes.txt)")
+    assert_refused(foreign, "contains another file (notes.txt)")
     assert [entry.name for entry in tmp_path.iterdir()] == ["tables"]
 
 
@@ -111,7 +111,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(tmp_path: Path, instr: Instr
     (tmp_path / "bad.log").write_text("\n".join([*text[:100], "{", *text[100:]]))
     assert_refused(instr("to-parquet", "bad.log", "-o", "tables"), "bad.log:101")
     assert_refused(instr("to-parquet", "no.log", "-o", "tables"), "no.log: no such file")
-    assert_refused(instr("to-parquet", RECORDED, "-o", "bad.log"), "bad.log is no directory")
+    assert_refused(instr("to-parquet", RECORDED, "-o", "bad.log"), "bad.log is not a directory")
     assert_refused(instr("to-parquet", RECORDED, "-o", "a/b"), "there is no directory a")
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.log"]
 

@@ -138,7 +138,7 @@ def test_a_range_has_its_ends_in_order(instr: Instr, log: Path) -> None:
     for option, text in (("--steps", "5:2"), ("--layers", "3-1")):
         done = instr("to-perfetto", log, option, text)
         assert done.returncode == 2
-        assert done.stderr == f"Error: {option} {text}: the first is behind the last\n"
+        assert done.stderr == f"Error: {option} {text}: the first is greater than the last\n"
 
 
 def test_the_log_itself_is_not_overwritten(instr: Instr, log: Path) -> None:

@@ -1,8 +1,8 @@
 """Models side by side: memory, types, error and measured speed, by tensor, role, layer and model.
 
-Invariant: every row names the same weights on all sides; a speed is called faster or slower only
-where the noise seen in the logs would hardly have given it. Every other model is held against the
-first; errors are those against one reference, which is said.
+Invariant: every row compares the same weights on both sides. A speed is called faster or slower
+only if the difference exceeds the noise in the logs. All models are compared with the first. Errors
+are relative to one reference, which the report names.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from llamacpp_instr.memory.breakdown import Kind
 KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}
 
 SHOWN_TENSORS = 20
-"""rows of a terminal's table of tensors"""
+"""rows of the table of tensors on a terminal"""
 
 
 def compute_comparison(
     candidates: Sequence[Candidate], reference: str | None = None, every_tensor: bool = True
 ) -> list[Report]:
-    """The tables of two or more candidates; `reference` names the model that errors are against.
+    """The tables of two or more candidates; `reference` names the model that errors refer to.
 
-    With `every_tensor` the rows are numbers, one column each, of every tensor; without it they
-    are words for people, and of the tensors only those that matter most. Raises UsageError when
-    two are not versions of the same model.
+    With `every_tensor` the rows are numbers, one per column, of every tensor. Otherwise they are
+    words for a reader, of the most important tensors only. Raises UsageError if two candidates are
+    not versions of the same model.
     """
     assert len(candidates) > 1
     pairs = [Pair(candidates[0], other) for other in candidates[1:]]
@@ -51,7 +51,7 @@ def compute_comparison(
         models.title = f"{len(pairs)} models against {candidates[0].name}"
         models.notes += answers
     if reference is not None:
-        models.notes.append(f"SQNR is against {reference}.")
+        models.notes.append(f"SQNR is relative to {reference}.")
     reports = [models, *_settings(pairs), _by_layer(candidates)]
     for pair in pairs:
         title = f"{pair.b.name} against {pair.a.name}"
@@ -69,7 +69,7 @@ def compute_comparison(
 
 
 def answer(pair: Pair) -> str:
-    """One line of a pair: what a reader came for."""
+    """One line with the result for a pair."""
     row = pair.whole()
     said = [more_or_fewer(row.change), *_step_words(pair)]
     if (error := sqnr_words(row)) is not None:
@@ -114,15 +114,15 @@ def _models(candidates: Sequence[Candidate]) -> Report:
 
 
 def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
-    """What else than the model was not the same when the logs were recorded."""
+    """The settings that differ between the logs, apart from the model."""
     for pair in pairs:
         if not pair.a.sessions or not pair.b.sessions:
             continue
         facts = differing_facts(pair.a.sessions[0], pair.b.sessions[0], list(pair.phases))
         rows: list[list[Cell]] = [list(row) for row in facts if row[0] not in MODEL_FACTS]
         if rows:
-            columns = [Column("not the same"), Column(pair.a.name), Column(pair.b.name)]
-            note = "Times are compared all the same: what differs may be the reason."
+            columns = [Column("setting"), Column(pair.a.name), Column(pair.b.name)]
+            note = "These differences may explain differences in the times below."
             yield Report("Recorded differently", columns, rows, [note])
 
 
@@ -177,7 +177,7 @@ def _timed(row: Row, phase: str) -> list[Cell]:
 
 
 def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
-    """Rows as people say them, with the times of the phase that matters most."""
+    """Rows in words for a reader, with the times of the most important phase."""
     phase = _told_phase(rows)
     columns = [
         Column(what),
@@ -202,13 +202,13 @@ def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
 
 
 def _told_phase(rows: Sequence[Row]) -> str | None:
-    """The phase whose times people are told: most of a session is decode."""
+    """The phase whose times are shown in words: decode if there is one, as most steps are."""
     there = {phase for row in rows for phase in row.times}
     return next((phase for phase in ("decode", "prefill", "encode") if phase in there), None)
 
 
 def _largest(title: str, tensors: Sequence[Row]) -> Report:
-    """The tensors that matter most: by what their ops take, or by their bytes."""
+    """The most important tensors: those whose ops take longest, or those with the most bytes."""
     phase = _told_phase(tensors)
 
     def matters(row: Row) -> float:

@@ -1,4 +1,4 @@
-"""One side of a comparison: a model's weights, and what is known of them besides."""
+"""One side of a comparison: a model's weights, with its sessions, memory and errors."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ from llamacpp_instr.weights.error import Sums, WeightError
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that is compared. What is not known is None or empty, and is not shown."""
+    """A model that is compared. Fields that are None or empty are unknown, and are not shown."""
 
     name: str
-    """short, as tables call it"""
+    """short name for tables"""
     model: StoredModel
     file: ModelFile | None = None
     sessions: Sequence[Session] = ()
-    """recorded with it"""
+    """sessions of this model"""
     memory: MemoryBreakdown | None = None
-    """measured where there are sessions, else predicted"""
+    """measured if there are sessions, else predicted"""
     errors: Mapping[str, WeightError] = field(default_factory=dict)
-    """of the weights by name, against the reference"""
+    """errors of the weights against the reference, by name"""
     is_reference: bool = False
-    """errors are against this one: it has none"""
+    """this is the reference, so it has no errors"""
 
     @cached_property
     def weights(self) -> Mapping[str, StoredTensor]:
-        """By name."""
         return {tensor.name: tensor for tensor in self.model.tensors}
 
     @cached_property
     def times(self) -> list[StepTimes]:
-        """What its steps took, by session."""
+        """The times of its steps, by session."""
         return [StepTimes(session) for session in self.sessions]
 
     def sqnr_db(self, names: Iterable[str]) -> float | None:
-        """Of the weights of these names together: infinite where nothing differs from the
-        reference, None where it was not computed."""
+        """SQNR of these weights together, in dB: infinite if they equal the reference, None if it
+        was not computed."""
         sums = sum((self.errors[name].sums for name in names if name in self.errors), Sums())
         return math.inf if self.is_reference else sums.sqnr_db if sums.n else None
 
     def phases(self) -> set[str]:
-        """Those that have steps in every session."""
+        """The phases that have steps in every session."""
         return set.intersection(*(of.phases for of in self.times)) if self.times else set()
 
     def tokens_per_second(self, phase: str) -> float | None:
@@ -63,12 +62,12 @@ class Candidate:
 
 
 def check_recorded(session: Session, model: StoredModel) -> None:
-    """Raises UsageError, naming a tensor, unless the session ran the model."""
+    """Raises UsageError, which names a tensor, unless the session ran the model."""
     there = {tensor.name: tensor for tensor in model.tensors}
     for tensor in stored_in_log(session, recorded_model(session), None).tensors:
         same = there.get(tensor.name)
         if same is None or (same.type, same.n_bytes) != (tensor.type, tensor.n_bytes):
-            has = same.type if same else "not there"
+            has = same.type if same else "missing"
             raise UsageError(
                 f"{session.path} recorded another model than {model.name}: {tensor.name} is "
                 f"{tensor.type} in the log, {has} in the file"
@@ -76,7 +75,7 @@ def check_recorded(session: Session, model: StoredModel) -> None:
 
 
 def recorded_model(session: Session) -> Model:
-    """The one model that a session ran; raises UsageError when it ran several, or none."""
+    """The only model that a session ran. Raises UsageError if it ran several, or none."""
     if len(session.models) != 1:
         raise UsageError(
             f"{session.path} recorded {len(session.models)} models; a comparison needs a log of one"
@@ -85,7 +84,7 @@ def recorded_model(session: Session) -> Model:
 
 
 def recorded_memory(session: Session) -> MemoryBreakdown | None:
-    """What llama.cpp said that the session's last context holds; None when it said nothing."""
+    """The recorded memory of the session's last context; None if the log has none."""
     if not session.memory:
         return None
     last = session.memory[-1]
@@ -94,8 +93,8 @@ def recorded_memory(session: Session) -> MemoryBreakdown | None:
 
 
 def short_names(paths: Sequence[Path], otherwise: Sequence[Path]) -> list[str]:
-    """What to call each model: its file's name without what all names begin with, up to a hyphen;
-    the name of the file in `otherwise` (its log, say) where names are the same."""
+    """A short name for each model: its file name without the common prefix, up to a hyphen. Equal
+    names are replaced by those of the files in `otherwise`, such as the logs."""
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [path.stem for path in otherwise]
@@ -108,13 +107,13 @@ def short_names(paths: Sequence[Path], otherwise: Sequence[Path]) -> list[str]:
 
 
 def bits_per_weight(tensors: Sequence[StoredTensor]) -> float:
-    """Bits per weight of all of them together; 0 of none."""
+    """Bits per weight of all tensors together; 0 if there are none."""
     elements = sum(tensor.n_elements for tensor in tensors)
     return 8 * sum(tensor.n_bytes for tensor in tensors) / elements if elements else 0.0
 
 
 def types_of(tensors: Sequence[StoredTensor]) -> str:
-    """Their storage types, the one of the most bytes first."""
+    """Their storage types, ordered by bytes, the largest first."""
     n_bytes: dict[str, int] = {}
     for tensor in tensors:
         n_bytes[tensor.type] = n_bytes.get(tensor.type, 0) + tensor.n_bytes

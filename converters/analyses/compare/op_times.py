@@ -1,7 +1,7 @@
-"""What the ops that read a weight took and reached, in two sessions: medians, rates, noise.
+"""Times and rates of the ops that read a weight, in two sessions: medians, rates, noise.
 
-Invariant: a use is a weight and the op that reads it, so a matrix that is both looked up and
-multiplied (tied embeddings) is two uses, and only the same use is compared with itself.
+Invariant: a use is a weight and an op that reads it. So a matrix that is both looked up and
+multiplied (tied embeddings) has two uses, and each is compared only with the same use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """What one side reached: medians over its steps of work by time, in units per second."""
+    """The rates of one side: medians over its steps of work by time, in units per second."""
 
     bytes: float | None
     flops: float | None
@@ -46,8 +46,8 @@ class UseTimes:
 def compute_use_times(
     a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]]
 ) -> list[UseTimes | None]:
-    """Of each group of uses, added up; None for a group that one of the sides does not have. The
-    intervals hold together, as a family."""
+    """For each group of uses: the sum of their times, or None if a side lacks the group. The
+    intervals hold simultaneously, as a family."""
     sides = (a, b)
     measured = [[side.group(group) for group in groups] for side in sides]
     present = [
@@ -97,7 +97,7 @@ class PhaseUses:
     def __init__(self, sessions: Sequence[StepTimes], phase: str) -> None:
         found = dict.fromkeys(use for times in sessions for use in _uses(times))
         self.row = {use: i for i, use in enumerate(found)}
-        """in the order in which they run"""
+        """in the order of execution"""
         self.blocks = join_blocks([times.runs(phase) for times in sessions])
         columns = [self._of_session(times, phase) for times in sessions]
         self.time, self.bytes, self.flops = (
@@ -105,8 +105,8 @@ class PhaseUses:
         )
 
     def _of_session(self, times: StepTimes, phase: str) -> tuple[Float64, Float64, Float64]:
-        """ns, bytes and floating point operations, uses x steps."""
-        n = len(self.row) + 1  # the last row takes the kernels that read no weight
+        """ns, bytes and floating point operations, each (uses, steps)."""
+        n = len(self.row) + 1  # the last row is for kernels that read no weight
         unit: dict[int, NDArray[np.int64]] = {}
         n_bytes: dict[int, Float64] = {}
         flops: dict[int, Float64] = {}
@@ -124,7 +124,7 @@ class PhaseUses:
         )
 
     def group(self, uses: Sequence[Use]) -> _Sums | None:
-        """The sums of all of them; None when one of them is missing or ran in no step."""
+        """The sums of all uses; None if one of them is missing or ran in no step."""
         if not all(use in self.row for use in uses):
             return None
         rows = [self.row[use] for use in uses]
@@ -139,7 +139,7 @@ def _uses(times: StepTimes) -> list[Use]:
 
 
 def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:
-    """The use of every kernel of a plan, None for those that read no weight."""
+    """The use of every kernel of a plan; None for kernels that read no weight."""
     of = times.session.plans[plan]
     graph = times.session.graphs[of.graph]
     counts = of.n or [1] * len(of.node)

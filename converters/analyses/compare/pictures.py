@@ -10,10 +10,10 @@ from converters.report.charts import Chart, lines_by_layer
 
 
 def draw_comparison(candidates: Sequence[Candidate]) -> list[Chart]:
-    """Bits per weight by layer; where errors are known their SQNR by layer, and the relative
-    error of each model against its size."""
+    """Bits per weight by layer. If errors are known, also the SQNR by layer, and the relative error
+    of each model over its size."""
     layers = layers_of(tensor.layer for of in candidates for tensor in of.model.tensors)
-    # the reference last, so that a model has its colour in both charts
+    # the reference last, so that a model has the same colour in both charts
     ordered = sorted(candidates, key=lambda of: of.is_reference)
     bits = {of.name: _bits(of, layers) for of in ordered}
     return [

@@ -1,4 +1,4 @@
-"""One model against another, weight by weight and rolled up: bytes, time and error in one row.
+"""One model compared with another: bytes, time and error in one row, by weight and by group.
 
 Invariant: a row compares the same weights on both sides; a figure that one side lacks is None.
 """
@@ -20,13 +20,13 @@ from llamacpp_instr.log.steps import PHASES
 
 @dataclass(frozen=True)
 class Side:
-    """What one model has of the weights of a row."""
+    """The figures of one model for the weights of a row."""
 
     types: str
     n_bytes: int
     bits_per_weight: float
     sqnr_db: float | None
-    """infinite where nothing differs from the reference; None where it was not computed"""
+    """infinite if the weights equal the reference; None if it was not computed"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def change(self) -> float:
-        """B's bytes less A's, as a share of A's."""
+        """The difference of the bytes, B - A, as a share of A's."""
         return self.b.n_bytes / self.a.n_bytes - 1 if self.a.n_bytes else 0.0
 
 
@@ -62,7 +62,7 @@ class Pair:
                 self.phases[phase] = PhaseUses(a.times, phase), PhaseUses(b.times, phase)
 
     def check(self) -> None:
-        """Raises UsageError unless both have weights in common, and these the same shape."""
+        """Raises UsageError unless both have weights in common, with equal shapes."""
         what = f"{self.a.name} and {self.b.name} are not versions of the same model"
         if not self.names:
             raise UsageError(f"{what}: they have no tensor in common")
@@ -72,7 +72,7 @@ class Pair:
                 raise UsageError(f"{what}: {name} has the shape {a} in one, {b} in the other")
 
     def tensors(self) -> list[Row]:
-        """A row for each weight; one for each op, where several read it."""
+        """A row for each weight, or for each op if several ops read a weight."""
         groups: list[tuple[str, list[str], list[Use]]] = []
         for name in self.names:
             uses = self._uses({name})
@@ -84,7 +84,7 @@ class Pair:
         return self._rows(groups)
 
     def by(self, key: Callable[[StoredTensor], str | int]) -> list[Row]:
-        """A row for all weights of one role, or of one layer, in the order of the file."""
+        """A row for all weights of each role, or of each layer, in the order of the file."""
         members: dict[str | int, list[str]] = {}
         for name in self.names:
             members.setdefault(key(self.a.weights[name]), []).append(name)
@@ -93,12 +93,12 @@ class Pair:
         )
 
     def whole(self) -> Row:
-        """All weights that both have."""
+        """A row for all weights that both have."""
         (row,) = self._rows([("all weights", self.names, self._uses(set(self.names)))])
         return row
 
     def step_ratio(self, phase: str) -> Ratio:
-        """Of whole steps, as their caller saw them."""
+        """The ratio of whole steps, as their caller saw them."""
         medians = []
         for sessions in (self.a.times, self.b.times):
             whole = np.concatenate([of.whole_steps(phase) for of in sessions])
@@ -131,12 +131,12 @@ class Pair:
 
     @staticmethod
     def _ran(sides: tuple[PhaseUses, PhaseUses], uses: Sequence[Use]) -> list[Use]:
-        """Those that ran in this phase: a prefill without outputs reads no output matrix."""
+        """The uses that ran in this phase: a prefill without outputs reads no output matrix."""
         return [use for use in uses if all(use in side.row for side in sides)]
 
 
 def short(name: str) -> str:
-    """A weight's name as people write it: without `.weight`."""
+    """A weight's name without `.weight`."""
     return name.removesuffix(".weight")
 
 
@@ -151,7 +151,7 @@ def _side(of: Candidate, names: Sequence[str]) -> Side:
 
 
 def arrow(a: str, b: str) -> str:
-    """`Q8_0 → Q4_K`, or what both are."""
+    """`Q8_0 → Q4_K`, or one of them if both are equal."""
     return a if a == b else f"{a} → {b}"
 
 
@@ -164,7 +164,7 @@ def more_or_fewer(change: float) -> str:
 
 
 def faster_or_slower(ratio: Ratio) -> str:
-    """`1.70× faster`, or that the noise does not allow to say."""
+    """`1.70× faster`, or that the difference is within the noise."""
     if ratio.value is None or ratio.low is None:
         return "too few to tell"
     if not ratio.differs:
@@ -173,8 +173,7 @@ def faster_or_slower(ratio: Ratio) -> str:
 
 
 def sqnr_words(row: Row) -> str | None:
-    """`46.1 → 22.3`, in dB, or B's alone where A differs in nothing from the reference: `∞` where
-    B does not either."""
+    """`46.1 → 22.3` in dB. Only B's value if A equals the reference; `∞` if B equals it, too."""
     if row.a.sqnr_db is None or row.b.sqnr_db is None:
         return None
     a, b = (f"{side.sqnr_db:.1f}".replace("inf", "∞") for side in (row.a, row.b))

@@ -1,8 +1,8 @@
-"""The differences of two sessions: what was not the same, then what was faster or slower.
+"""The differences of two sessions: first their settings, then what was faster or slower.
 
-Invariant: no figure before what differs in how the sessions were made; nothing is called faster
-or slower unless the noise seen in the logs would hardly have given it; a session of itself has
-a ratio of exactly 1 everywhere. Figures are medians of the steps that count, in ns.
+Invariant: differences in the settings come before all figures. A part is called faster or slower
+only if the difference exceeds the noise in the logs. A session compared with itself has a ratio of
+exactly 1 everywhere. Figures are medians of the steps that count, in ns.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ NOTHING_SEEN = "no difference beyond the noise"
 
 Float64 = NDArray[np.float64]
 Samples = dict[Hashable, tuple[Float64, int]]
-"""a key of a row -> its ns in each step, NaN in steps that do not have it, and how many timed
-intervals these are the sum of"""
+"""key of a row -> its ns in each step (NaN in steps that lack it), and the number of timed
+intervals in each"""
 
 
 @dataclass(frozen=True)
 class Diff:
-    """What two sessions differ in; the first report's title is the answer."""
+    """The differences of two sessions; the first report's title is the answer."""
 
     reports: list[Report]
     steps: dict[str, Ratio]
-    """by phase, of whole steps as their caller saw them: what a threshold is held against"""
+    """ratio of whole steps as their caller saw them, by phase; compared with a threshold"""
 
     def slower_by(self, threshold: float) -> list[str]:
-        """The phases in which B's steps are slower than A's by more than `threshold` (0.05 is
-        5 %), beyond the noise: the interval's lower end is above 1 + threshold."""
+        """The phases in which B's steps are slower than A's by more than `threshold` (0.05 is 5 %)
+        beyond the noise: the lower end of the interval exceeds 1 + threshold."""
         return [
             phase
             for phase, ratio in self.steps.items()
@@ -55,8 +55,8 @@ class Diff:
 
 
 def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None = None) -> Diff:
-    """The differences of B against A: steps by phase, and parts `by` one view (blocks and ops
-    unless given). Raises UsageError for a perturbed session, and when nothing can be compared."""
+    """The differences of B from A: steps by phase, and parts `by` one key (default: blocks and
+    ops). Raises UsageError for a perturbed session, and if nothing can be compared."""
     for session in (a, b):
         if session.start.perturbed:
             raise UsageError(
@@ -78,7 +78,7 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
     alignment = align(a, b) if has_ops else None
     views: Sequence[By] = [by] if by else DEFAULT_VIEWS if has_ops else ["layer"]
     steps, whole = _phase_report(sides, phases)
-    # a table of a phase of which nothing can be told is shown only when it is asked for
+    # a table of a phase with too few steps is shown only on request
     told = [p for p in phases if phase or steps[p].low is not None]
     parts = [
         _part_report(sides, alignment, view, p) for p in told for view in views if view != "phase"
@@ -161,7 +161,7 @@ def _phase_report(
 def _part_report(
     sides: tuple[StepTimes, StepTimes], alignment: Alignment | None, by: By, phase: str
 ) -> Report:
-    """One table: the rows that both sides have, in this phase."""
+    """One table of the rows that both sides have, in this phase."""
     a, b = (_samples(side, i, alignment, by, phase) for i, side in enumerate(sides))
     keys = [key for key in a if key in b]
     table = f"{phase.capitalize()} by {by}, median of a step"
@@ -193,7 +193,7 @@ def _part_report(
 
 
 def _samples(side: StepTimes, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
-    """The rows that a side has in a phase."""
+    """The rows of one side in a phase."""
     selected = side.steps["phase"] == phase
     if by == "layer":
         found = {key: (row, 1) for key, row in side.by_layer().items()}
@@ -230,7 +230,7 @@ def _shown_key(key: Hashable, by: By, alignment: Alignment | None) -> Cell:
 
 
 def _only_reports(alignment: Alignment, sides: tuple[StepTimes, StepTimes]) -> list[Report]:
-    """What one side runs and the other does not, with the number of such kernels in a graph."""
+    """The kernels that only one side runs, with their number in a graph."""
     reports = []
     for i, (name, side) in enumerate(zip("AB", sides, strict=True)):
         found: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -245,7 +245,6 @@ def _only_reports(alignment: Alignment, sides: tuple[StepTimes, StepTimes]) -> l
 
 
 def _answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
-    """One line: what a reader came for."""
     said = {word: [p for p, ratio in steps.items() if _word(ratio) == word] for word in _WORDS}
     clauses = [f"B is {word} in {' and '.join(said[word])}" for word in _WORDS[:2] if said[word]]
     if said["within noise"]:

@@ -1,8 +1,8 @@
-"""Which kernels of two sessions do the same work: pure, over graphs and plans.
+"""Finds the kernels of two sessions that do the same work, from graphs and plans alone.
 
-Invariant: every kernel belongs to exactly one unit. Two kernels, of one session or of both, are
-of one unit when they compute a node of the same role; so a unit that is fused on one side and
-computed in parts on the other is still one, and compares the sums.
+Invariant: every kernel belongs to exactly one unit. Two kernels, of the same session or not, belong
+to one unit if they compute a node of the same role. So work that is fused on one side and computed
+in parts on the other is one unit, and the sums are compared.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Role:
     block: Block
     op: str
     name: str
-    """the weight's base name (`attn_q`), else the tensor's (`Qcur`); nothing for `node_21`"""
+    """the weight's base name (`attn_q`), else the tensor's (`Qcur`); empty for `node_21`"""
     occurrence: int
-    """counts what is equal in all of the above, in the graph's order"""
+    """number among nodes that are equal in all of the above, in the graph's order"""
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Unit:
     block: Block
     name: str
     labels: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
-    """the kernels that do it, of A and of B: [`RMS_NORM+MUL`] or [`RMS_NORM`, `MUL`]"""
+    """labels of the kernels of A and of B that do it: [`RMS_NORM+MUL`] or [`RMS_NORM`, `MUL`]"""
 
     @property
     def label(self) -> str:
-        """`MUL_MAT f16`, or `MUL_MAT f16 → MUL_MAT q8_0` where the sides differ."""
+        """`MUL_MAT f16`, or `MUL_MAT f16 → MUL_MAT q8_0` if the sides differ."""
         a, b = (", ".join(labels) for labels in self.labels)
         return a if a == b or not b else b if not a else f"{a} → {b}"
 
@@ -59,14 +59,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """`of_kernel[side][plan]` is the unit of each kernel of a plan, as indices of `units`."""
+    """`of_kernel[side][plan]` has the unit of each kernel of a plan, as indices of `units`."""
 
     units: list[Unit]
     of_kernel: tuple[dict[int, Int64], dict[int, Int64]]
 
 
 def align(a: Session, b: Session) -> Alignment:
-    """The units of two sessions' kernels, in the order in which A, then B, first runs them."""
+    """The units of two sessions' kernels, in order of execution: first A's, then those only in
+    B."""
     roles_of: tuple[dict[int, list[list[Role]]], ...] = ({}, {})
     parent: dict[Role, Role] = {}
     for side, session in enumerate((a, b)):
@@ -97,7 +98,7 @@ def align(a: Session, b: Session) -> Alignment:
 def _label(
     units: list[Unit], column: Int64, kernels: Kernels, side: int, labelled: set[int]
 ) -> None:
-    """A unit is named after the first plan that has it."""
+    """Label each unit after the first plan that has it."""
     for unit, label in zip(column.tolist(), kernels.label, strict=True):
         if unit not in labelled:
             units[unit].labels[side].append(label)
@@ -140,7 +141,7 @@ def _root(parent: dict[Role, Role], role: Role) -> Role:
     while (above := parent.setdefault(role, role)) != role:
         passed.append(role)
         role = above
-    # straight to the root the next time: a chain is gone up once
+    # path compression: later lookups go directly to the root
     parent.update(dict.fromkeys(passed, role))
     return role
 

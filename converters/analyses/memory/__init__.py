@@ -1,7 +1,7 @@
-"""The compression report: what each tensor costs, and what a model and its contexts hold in memory.
+"""The memory report: the size of each tensor, and the memory of a model and its contexts.
 
-Invariant: rows add up: the tensors of every roll-up to the model's, and the uses of memory to
-their total. Bytes are those of the file or of llama.cpp's own buffers.
+Invariant: rows add up: the tensors of every group to the model, and the uses of memory to their
+total. Bytes are those of the file or of llama.cpp's own buffers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Report
 
 LARGEST = 20
-"""tensors that a terminal shows"""
+"""tensors shown on a terminal"""
 MANY_LAYERS = 12
-"""layers, or kinds of layers, that a terminal shows"""
+"""layers, or kinds of layers, shown on a terminal"""
 MANY_TYPES = 50
 MANY_ROLES = 200
-"""types and roles that a terminal shows, as many as a model can have"""
+"""types and roles shown on a terminal: as many as a model can have"""
 
 
 def compression_reports(model: StoredModel, held: Sequence[Held]) -> list[Report]:
-    """Everything about one model: its sizes, its memory (one section for each of `held`), its
-    tensors by type, role and layer, and last every tensor. Bytes are bytes, shares go from 0 to 1.
+    """All reports about one model: its sizes, its memory (one section for each of `held`), its
+    tensors by type, role and layer, and each tensor. Sizes are in bytes; shares are from 0 to 1.
     """
     return [
         compute_overview(model),
@@ -44,7 +44,7 @@ def compression_reports(model: StoredModel, held: Sequence[Held]) -> list[Report
 
 
 def joined_tensors(models: Sequence[Sequence[Report]]) -> Report:
-    """Every tensor of the models whose reports these are, as one table."""
+    """Every tensor of the models that these reports are about, as one table."""
     tables = [(reports[0].title, reports[-1]) for reports in models]
     first = tables[0][1]
     if len(tables) == 1:
@@ -54,8 +54,8 @@ def joined_tensors(models: Sequence[Sequence[Report]]) -> Report:
 
 
 def shortened(reports: Sequence[Report]) -> list[Report]:
-    """The reports of one model as a terminal has room for: fewer columns, the largest tensors, and
-    of many layers each kind once."""
+    """The reports of one model, shortened for a terminal: fewer columns, only the largest tensors,
+    and each kind of layer once if there are many layers."""
     overview, *held, types, roles, layers, tensors = reports
     return [
         overview,
@@ -92,14 +92,14 @@ def _largest(tensors: Report) -> Report:
 
 
 def _alike(layers: Report) -> Report:
-    """One row for all layers that have the same types and sizes."""
+    """One row for all layers with the same types and sizes."""
     if len(layers.rows) <= MANY_LAYERS:
         return layers
     kinds: dict[tuple[Cell, ...], list[int]] = {}
     for layer, *figures in layers.rows:
         kinds.setdefault(tuple(figures), []).append(int(layer or 0))
     rows: list[list[Cell]] = [[_ranges(of), *figures] for figures, of in kinds.items()]
-    notes = ["A row is one layer of each kind; a file (-o) has them all."]
+    notes = ["A row is one layer of each kind; a file (-o) has all layers."]
     if len(rows) > MANY_LAYERS:
         notes.insert(0, f"The first {MANY_LAYERS} of {len(rows)} kinds of layers.")
         rows = [*rows[: MANY_LAYERS - 1], rows[-1]]
@@ -108,7 +108,7 @@ def _alike(layers: Report) -> Report:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3, 6`; `none` is what belongs to no layer."""
+    """`0-3, 6`; `none` for tensors without a layer."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

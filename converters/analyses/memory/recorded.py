@@ -1,4 +1,4 @@
-"""What a session's log tells of memory."""
+"""The memory that a session's log recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamacpp_instr.schema import Memory
 
 
 def recorded_memory(session: Session) -> dict[int, list[Held]]:
-    """By model the memory of its contexts; those that are alike are one."""
+    """The memory of each model's contexts, by model; equal contexts are combined."""
     events: dict[int, list[Memory]] = defaultdict(list)
     for event in session.memory:
         events[event.ctx].append(event)

@@ -1,6 +1,6 @@
-"""What a model and a context hold in memory: predicted, measured, and why the two differ.
+"""The memory of a model and a context: predicted, measured, and why the two differ.
 
-Invariant: the rows of a section add up to its total, and every difference has a sentence.
+Invariant: the rows of a section add up to its total, and every difference has an explanation.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute 
 
 @dataclass(frozen=True)
 class Held:
-    """What is known of the memory of a context, or of several that are alike."""
+    """The known memory of a context, or of several equal contexts."""
 
     predicted: MemoryBreakdown | None = None
     measured: MemoryBreakdown | None = None
-    """the last one that was recorded"""
+    """of the last one that was recorded"""
     at_first: MemoryBreakdown | None = None
-    """the first one that was recorded"""
+    """of the first one that was recorded"""
     contexts: list[int] = field(default_factory=list)
     """their numbers in the log"""
     rss: int = 0
-    """bytes that the whole process had resident at most; 0 when nobody looked"""
+    """peak resident bytes of the whole process; 0 if unknown"""
     notes: list[str] = field(default_factory=list)
-    """why there is not more"""
+    """reasons for missing figures"""
 
 
 def memory_report(model: StoredModel, held: Held) -> Report:
@@ -68,7 +68,7 @@ def memory_report(model: StoredModel, held: Held) -> Report:
 
 
 def explain_difference(held: Held) -> list[str]:
-    """Why what was measured is not what was predicted, or that it is."""
+    """Why the measurement differs from the prediction, or that it does not."""
     predicted, measured = held.predicted, held.measured
     if predicted is None or measured is None:
         return []
@@ -115,7 +115,7 @@ def _compute_notes(held: Held) -> list[str]:
 
 
 def _moved(predicted: MemoryBreakdown, measured: MemoryBreakdown) -> list[str]:
-    """Names of the weights that lie elsewhere than predicted, with both places."""
+    """Names of the weights that are not in the predicted buffers, with both places."""
     here, there = predicted.buffers_of(), measured.buffers_of()
     return [
         f"{name} ({', '.join(places)}, not {', '.join(here[name])})"
@@ -147,12 +147,12 @@ def _mapping_notes(known: MemoryBreakdown) -> list[str]:
     if (between := _between(known)) > 0:
         notes.append(
             "A file is mapped from the first to the last tensor that is read in place: "
-            f"{shown(between, 'bytes')} of it lie between them and are not read again."
+            f"{shown(between, 'bytes')} of it are between them and are not read again."
         )
     if any("REPACK" in use.buffer for use in known.uses):
         notes.append(
             "Repacked tensors have their rows interleaved for this processor's kernels, in memory "
-            "of their own beside the file."
+            "of their own."
         )
     twice = [name for name, places in known.buffers_of().items() if len(places) > 1]
     if twice:
@@ -206,7 +206,7 @@ def _difference(predicted: int | None, measured: int | None) -> int | None:
 
 
 def _stored(known: MemoryBreakdown, buffer: str) -> list[Cell]:
-    """How many weights lie in a buffer, and their bytes in the file."""
+    """The number of weights in a buffer, and their bytes in the file."""
     placed = [p.n_bytes for p in known.placements if p.buffer == buffer]
     return [len(placed), sum(placed)]
 

@@ -1,4 +1,4 @@
-"""What the tensors of a model cost: one by one, and together by type, role and layer."""
+"""The sizes of a model's tensors: one by one, and by type, role and layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compute_overview(model: StoredModel) -> Report:
 
 
 def compute_types(model: StoredModel) -> Report:
-    """By storage type, the one of the most bytes first."""
+    """By storage type, ordered by bytes."""
     groups = _grouped(model, lambda tensor: tensor.type)
     groups.sort(key=lambda group: -_bytes(group[1]))
     rows: list[list[Cell]] = [[name, *_sums(model, tensors)] for name, tensors in groups]
@@ -47,7 +47,7 @@ def compute_types(model: StoredModel) -> Report:
 
 
 def compute_roles(model: StoredModel) -> Report:
-    """By what tensors are in every layer, in the order of the file."""
+    """By the tensors' role in a layer, in the order of the file."""
     groups = _grouped(model, lambda tensor: tensor.role)
     rows: list[list[Cell]] = [
         [role, _types(tensors), *_sums(model, tensors)] for role, tensors in groups
@@ -56,7 +56,7 @@ def compute_roles(model: StoredModel) -> Report:
 
 
 def compute_layers(model: StoredModel) -> Report:
-    """By layer; what belongs to none comes last."""
+    """By layer; tensors without a layer come last."""
     groups = dict(_grouped(model, lambda tensor: tensor.layer))
     rows: list[list[Cell]] = [
         [layer, _types(groups[layer]), *_sums(model, groups[layer])]
@@ -66,8 +66,8 @@ def compute_layers(model: StoredModel) -> Report:
 
 
 def compute_tensors(model: StoredModel, held: Sequence[Held]) -> Report:
-    """Every tensor, in the order of the file. `buffer` is where it is held: measured, if that is
-    known, otherwise predicted."""
+    """Every tensor, in the order of the file. `buffer` is measured if that is known, otherwise
+    predicted."""
     breakdown = next((h.measured or h.predicted for h in held if h.measured or h.predicted), None)
     buffers = breakdown.buffers_of() if breakdown else {}
     rows: list[list[Cell]] = []
@@ -110,7 +110,7 @@ def _sums(model: StoredModel, tensors: list[StoredTensor]) -> list[Cell]:
 
 
 def _cost(n_elements: int, n_bytes: int) -> list[Cell]:
-    """Bits per weight, and the share of what F16 and F32 take."""
+    """Bits per weight, and the size as a share of F16 and F32."""
     if not n_elements:
         return [None, None, None]
     return [8 * n_bytes / n_elements, n_bytes / (2 * n_elements), n_bytes / (4 * n_elements)]
@@ -121,7 +121,7 @@ def _bytes(tensors: list[StoredTensor]) -> int:
 
 
 def _types(tensors: list[StoredTensor]) -> str:
-    """`Q4_K, Q6_K`: the types, that of the most bytes first."""
+    """`Q4_K, Q6_K`: the types, ordered by bytes."""
     n_bytes: dict[str, int] = {}
     for tensor in tensors:
         n_bytes[tensor.type] = n_bytes.get(tensor.type, 0) + tensor.n_bytes
