@@ -1,15 +1,15 @@
-"""How fast and how flat a log becomes a Perfetto trace.
+"""Speed and memory of converting a log to a Perfetto trace.
 
     python -m benchmarks.convert [--level detailed] [--large-mib 1024]
 
-Sessions of the demo model (4 layers, 73 op slices a decode) and of a random one (14 layers, 243)
-are recorded and made long by repeating their decodes. In one run, in turns, CPU seconds of this
-process are measured of
+Records sessions of the demo model (4 layers, 73 op slices per decode) and of a random one (14
+layers, 243), and extends the logs by repeating their decodes. In one run, in turns, it measures CPU
+seconds of this process for
 
-    ours    from the NDJSON file to the finished trace: reading, everything drawn, counters
-    peer    the perfetto package's StreamingTraceProtoBuilder, which is given the same op slices
-            with the same annotations as ready Python values: no reading, nothing but ops
-    reading the log's events decoded and thrown away
+    ours    from the NDJSON file to the complete trace: reading, all tracks, counters
+    peer    the perfetto package's StreamingTraceProtoBuilder with the same op slices and
+            annotations, ready as Python values: no reading, nothing but ops
+    reading decoding the log's events, without using them
 
 and the peak memory of another process that converts a large log. Traces go to /dev/null.
 """
@@ -53,8 +53,8 @@ print(int(peak.split()[1]) * 1024, usage.ru_utime + usage.ru_stime, written.byte
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--level", default="detailed", choices=("detailed", "verbose"))
-    parser.add_argument("--mib", type=int, default=8, help="of the log that is timed")
-    parser.add_argument("--large-mib", type=int, default=1024, help="of the one for the memory")
+    parser.add_argument("--mib", type=int, default=8, help="size of the log that is timed")
+    parser.add_argument("--large-mib", type=int, default=1024, help="size of the log for memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

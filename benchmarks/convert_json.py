@@ -1,14 +1,14 @@
-"""How fast a log becomes a trace in Chrome's JSON format.
+"""Speed of converting a log to Chrome's JSON format.
 
     python -m benchmarks.convert_json
 
-A session of the demo model is recorded and made long by repeating its decodes. In one run, in
-turns, CPU seconds of this process are measured of
+Records a session of the demo model and extends the log by repeating its decodes. In one run, in
+turns, it measures CPU seconds of this process for
 
-    ours    from the NDJSON file to the finished trace, reading included
-    peer    `json.dumps` of the very same events, ready as Python values
+    ours    from the NDJSON file to the complete trace, reading included
+    peer    `json.dumps` of the same events, ready as Python values
 
-so that the ratio is on the low side: nobody has these events for nothing.
+so the ratio is a lower bound: making these events also takes time.
 """
 
 from __future__ import annotations

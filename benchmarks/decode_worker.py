@@ -2,9 +2,9 @@
 
     python benchmarks/decode_worker.py MODEL THREADS BLOCKS DECODES VARIANT [VARIANT ...]
 
-Variants take turns block by block: `off`, a level (a session open), or `callback` (a no-op eval
-callback in C, which asks for every node). One JSON line: {variant: [ns, …]}. Nothing of this
-product is imported, so that the unpatched library can be measured by the very same program.
+Variants take turns, block by block: `off`, a level (with a session), or `callback` (a no-op eval
+callback in C that asks for every node). Prints one JSON line: {variant: [ns, …]}. Imports nothing
+of this product, so that the same program can measure the unpatched library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     api.llama_backend_init()
     model = api.llama_model_load_from_file(model_path.encode(), api.llama_model_default_params())
     with tempfile.TemporaryDirectory() as folder:
-        # one context for all that need no callback: where its buffers lie has an effect of its own
+        # one context for all variants without a callback, because its address affects the time
         shared = make_context(api, model, int(threads), "off", Path(folder))
         observed = make_context(api, model, int(threads), "callback", Path(folder))
         contexts = {variant: observed if variant == "callback" else shared for variant in variants}
@@ -44,11 +44,11 @@ def main() -> None:
             for variant in variants if block % 2 else variants[::-1]:
                 recorded = variant not in ("off", "callback")
                 if recorded:
-                    # a new file each time: ext4 writes one that was truncated out when it is closed
+                    # a new file each time: ext4 flushes a truncated file when it is closed
                     log = f"{folder}/{block}-{variant}.log".encode()
                     begun = api._lib.llama_instr_begin(log, variant.encode(), None, None, 1)
                     assert begun == 0, begun
-                # what is still to be written when the last decode returns is part of the cost
+                # writing the rest of the log after the last decode is part of the cost
                 end = api._lib.llama_instr_end if recorded else None
                 times[variant].append(measure(api, contexts[variant], int(decodes), end))
     print(json.dumps(times))
@@ -70,7 +70,7 @@ def make_context(api: Any, model: Any, threads: int, variant: str, folder: Path)
 
 
 def measure(api: Any, context: Any, decodes: int, end: Callable[[], int] | None) -> int:
-    """CPU ns of all threads for `decodes` single tokens and `end`, after some to warm up."""
+    """CPU ns of all threads for `decodes` single tokens and `end`, after some warm-up decodes."""
     api.llama_memory_clear(api.llama_get_memory(context), False)
     token = (ctypes.c_int32 * 1)(7)
     begin = 0

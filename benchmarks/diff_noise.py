@@ -1,8 +1,8 @@
-"""How often `instr diff` sees a difference where there is none: `python -m benchmarks.diff_noise`.
+"""Measures how often `instr diff` reports a difference between equal sessions.
 
-Records the demo model N times with the same settings and compares every two neighbours, which
-are independent of each other: 1 with 2, 3 with 4, ... Run by hand on an idle machine. Prints,
-for each table, the share of rows and of tables with a difference, and of --fail-above 0% and 5%.
+Records the demo model N times with the same settings and compares independent pairs of neighbours:
+1 with 2, 3 with 4, ... Prints, for each table, the share of rows and of tables with a difference,
+and of --fail-above 0% and 5%. Run `python -m benchmarks.diff_noise` on an idle machine.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How fast and how small reading a model's headers is.
+"""Speed and memory of reading a model's headers.
 
     python -m benchmarks.inspect_model
 
-A model of 2,000 tensors with a vocabulary of 128,000 tokens, merges included, is made; its weights
-are a hole in the file. In one run, in turns, CPU seconds of this process are measured of
+Makes a model of 2,000 tensors with a vocabulary of 128,000 tokens and its merges; its weights are a
+hole in the file. In one run, in turns, it measures CPU seconds of this process for
 
-    ours    everything that `instr inspect` does: load the headers, all tables, the tensors' one too
-    peer    gguf-py's GGUFReader opening the file, and nothing with what it has read
+    ours    all work of `instr inspect`: loading the headers, all tables including the tensors'
+    peer    gguf-py's GGUFReader opening the file, and no use of the result
 
-and the peak memory of the real command, with the same headers before many more bytes of weights.
+and the peak memory of the real command, with the same headers and files of several sizes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def compare_inspect() -> None:
-    """Print how `inspect` compares with gguf-py in CPU time, and what memory it needs."""
+    """Print how `inspect` compares with gguf-py in CPU time, and how much memory it needs."""
     with tempfile.TemporaryDirectory() as name:
         model = write_model(Path(name) / "model.gguf", row=256)
         ours, peer = list[float](), list[float]()

@@ -1,4 +1,4 @@
-"""Makes a long log of a real one: its last decodes over and over, at later times."""
+"""Extends a real log by repeating its last decodes at later times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _NUMBERS = re.compile(r'"(t|step|compute|index)":(\d+)')
 
 
 def write_long_log(real: Path, out: Path, n_bytes: int) -> int:
-    """Writes a log of about `n_bytes` bytes to `out`; how many op slices it has is returned.
+    """Writes a log of about `n_bytes` bytes to `out`; returns its number of op slices.
 
-    The steps that are repeated are those after the last graph was given, so that every line of
-    them means the same wherever it stands.
+    It repeats the steps after the last graph, so that every line keeps its meaning.
     """
     lines = real.read_text(encoding="utf-8").splitlines()
     events: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -22,10 +21,10 @@ def write_long_log(real: Path, out: Path, n_bytes: int) -> int:
     first = next(i for i in range(built, len(events)) if events[i]["event"] == "step_begin")
     last = max(i for i, e in enumerate(events) if e["event"] in ("step_end", "token"))
     block = events[first : last + 1]
-    assert {e["event"] for e in block} <= _REPEATED, "the steps hold more than can be repeated"
+    assert {e["event"] for e in block} <= _REPEATED, "the steps have events that cannot be repeated"
     ids = {key: [e[key] for e in block if key in e] for key in ("step", "compute", "index")}
     times = [e["t"] for e in block]
-    # a copy begins where the one before it had ended
+    # a copy begins where the previous one ended
     ahead = {key: max(found) - min(found) + 1 for key, found in ids.items() if found}
     ahead["t"] = max(times) - min(times) + 100_000
     parts = [_cut(lines[i]) for i in range(first, last + 1)]
@@ -43,7 +42,7 @@ def write_long_log(real: Path, out: Path, n_bytes: int) -> int:
 
 
 def _cut(line: str) -> list[Any]:
-    """A line as text and (key, number) in turns."""
+    """A line as alternating text and (key, number)."""
     parts: list[Any] = []
     at = 0
     for found in _NUMBERS.finditer(line):

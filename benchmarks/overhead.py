@@ -1,10 +1,10 @@
-"""What recording costs: `python -m benchmarks.overhead`, ratios of CPU time and of instructions.
+"""Measures the overhead of recording as ratios of CPU time and of instructions.
 
-Everything is measured in interleaved pairs on the same machine in one run: with a session against
-without one (block by block, in several processes), the patched library without a session against
-the unpatched build of the same sdist (process by process), and a no-op eval callback in C, the way
-to observe a graph that llama.cpp offers, against none. Callgrind counts the instructions of a
-decode with and without the patches: that figure has hardly any noise.
+`python -m benchmarks.overhead` measures interleaved pairs on the same machine in one run: with a
+session and without (block by block, in several processes), the patched library without a session
+and the unpatched build of the same sdist (process by process), and with a no-op eval callback in C,
+which is llama.cpp's own way to observe a graph, and without. Callgrind counts the instructions of a
+decode with and without the patches; this figure has hardly any noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llamacpp_instr.build.cache import cache_dir
 from tests.kit.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
-# where a process's buffers happen to lie moves a ratio by a hundredth
+# the memory layout of a process changes a ratio by about 1 %
 PROCESSES, QUICK = 40, 8
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     processes = QUICK if parser.parse_args().quick else PROCESSES
     large = cache_dir() / "tests" / "random-100m.gguf"
     large.parent.mkdir(parents=True, exist_ok=True)
-    # blocks of about a tenth of a second: what else the machine does meanwhile meets both of a pair
+    # blocks of about 0.1 s, so that other load on the machine affects both of a pair
     models = {
         "demo, 3.7 M parameters": (DEMO, 16, 400),
         "random, 106 M parameters": (write_random_model(large), 8, 12),
@@ -75,7 +75,7 @@ def row(model: str, threads: int, what: str, ratio: object) -> None:
 def of_processes(
     processes: int, model: Path, threads: int, blocks: int, decodes: int, *variants: str
 ) -> dict[str, list[int]]:
-    """As `work`, in so many processes."""
+    """Like `work`, in `processes` processes."""
     each = [work(model, threads, blocks, decodes, *variants) for _ in range(processes)]
     return {variant: [ns for times in each for ns in times[variant]] for variant in variants}
 
@@ -94,7 +94,7 @@ def work(
 
 
 def instructions_per_decode(*, unpatched: bool) -> float:
-    """Instructions for one single token, by callgrind: the difference of a long and a short run."""
+    """Instructions of a single-token decode, by callgrind: the difference of two runs' lengths."""
     few, many = 20, 120
     counted = {}
     for decodes in (few, many):
@@ -115,7 +115,7 @@ def instructions_per_decode(*, unpatched: bool) -> float:
 
 
 def environment(unpatched: bool) -> dict[str, str]:
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads spin for work at first
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads spin at first
     if unpatched:
         env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
     return env

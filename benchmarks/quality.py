@@ -1,17 +1,17 @@
-"""How fast the error of weights is computed.
+"""Speed of computing the error of weights.
 
     python -m benchmarks.quality [--rows 4096] [--pairs 5]
 
-A random tensor is stored as F16 and, by ggml's own quantizer, in each K type; both as files. In one
-run, in turns, CPU seconds of this process, all threads, are measured of
+Stores a random tensor in files as F16 and, by ggml's own quantizer, in each K type. In one run, in
+turns, it measures CPU seconds of all threads of this process for
 
-    ours    `compute_weight_errors` from the two files: RMSE, largest error, SQNR, cosine, four
-            percentiles, the worst block and what is no number
+    ours    `compute_weight_errors` of the two files: RMSE, largest error, SQNR, cosine, four
+            percentiles, the worst block, and elements that are not finite
     peer    gguf-py's `dequantize` of both, from memory, and numpy for RMSE, largest error, SQNR and
-            cosine in float32, and no more
-    equal   the same and `np.percentile`; still no worst block, and what is no number not found
+            cosine in float32
+    equal   peer and `np.percentile`; no worst block, no search for elements that are not finite
 
-BLAS has one thread in both, for threads that wait for work would count as work.
+BLAS has one thread in all of them, because waiting threads would count as work.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def compare_weight_errors(rows: int, pairs: int) -> None:
 def peer_error(
     half: Bytes, stored: Bytes, type_: GgmlType
 ) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
-    """What gguf-py and numpy make of it as one writes it down; and |x-y|."""
+    """The figures of gguf-py and numpy, written in the obvious way; and |x-y|."""
     x = dequantize(half, F16).ravel()
     y = dequantize(stored, gguf.GGMLQuantizationType(type_.number)).ravel()
     error = x - y

@@ -1,7 +1,7 @@
-"""A Llama of a wished size with random F16 weights and the demo model's vocabulary.
+"""A Llama with random F16 weights and the demo model's vocabulary.
 
-How long a decode takes depends on the shapes, not on the values: this stands for a model of about
-a hundred million parameters without a download.
+The time of a decode depends on the shapes, not on the values, so this represents a model of about
+100 million parameters without a download.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ N_VOCAB = 16000
 
 
 def write_random_model(path: Path) -> Path:
-    """Write the model unless it is there; 105.6 million parameters, 211 MB."""
+    """Write the model unless it exists; 105.6 million parameters, 211 MB."""
     if path.exists():
         return path
     from gguf import GGMLQuantizationType, GGUFWriter

@@ -24,7 +24,7 @@ class Ratio:
 
 
 def median_ratio(measured: Sequence[float], peer: Sequence[float]) -> Ratio:
-    """`measured[i] / peer[i]`, each pair taken side by side."""
+    """The ratios `measured[i] / peer[i]`."""
     ratios = np.asarray(measured, dtype=float) / np.asarray(peer, dtype=float)
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(ratios, (RESAMPLES, len(ratios))), axis=1)

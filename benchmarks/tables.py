@@ -1,11 +1,11 @@
-"""What loading a log as DataFrames costs: `python -m benchmarks.tables`, in CPU seconds.
+"""CPU seconds of loading a log as DataFrames: `python -m benchmarks.tables`.
 
-The log has a million ops: the steps of the recorded session in tests/fixtures, again and again
-under new numbers. Peer: every op as a row of Python, as `json.loads` and a list of dicts give it,
-over the same log. Each is measured in a process of its own, importing pandas left out.
+The log has a million ops: the steps of the recorded session in tests/fixtures, repeated with new
+numbers. The peer makes a dict of every op of the same log with `json.loads`, and a list of them.
+Each is measured in a process of its own, without the time to import pandas.
 
-What bounds `load_tables`: making arrays of Python's lists of integers, one object for each
-number, and repeating what an op is for every row; decoding the JSON is a sixth of it.
+Most of the time of `load_tables` is spent on turning Python lists of integers into arrays, and on
+repeating an op's properties for every row; decoding the JSON takes a sixth.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def write_long_log(path: Path, n_ops: int) -> int:
-    """The recorded session with its steps repeated until there are `n_ops` ops."""
+    """Write the recorded session with its steps repeated until there are `n_ops` ops."""
     events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     decodes = [e for e in events if e.get("step", -1) > 1 or e.get("compute", -1) > 1]
     head = [e for e in events if e not in decodes and e["event"] != "session_end"]

@@ -1,6 +1,6 @@
-"""Prints the requirements of a pyproject.toml with some extras, one a line.
+"""Prints the requirements of a pyproject.toml with some extras, one per line.
 
-They are installed before the package itself is copied, so that a change of it fetches nothing anew.
+They are installed before the package is copied, so that a change of the package keeps their layer.
 
     requirements.py pyproject.toml [EXTRA...]
 """

@@ -1,7 +1,7 @@
-"""Takes out of an environment what no command of ours reaches, which is half of it.
+"""Removes files that no command of ours needs from an environment, which is half of it.
 
-Nothing is taken out of our own packages and of llama_cpp. `make image-test` runs the commands, a
-chart and Perfetto's UI in what is left.
+Nothing of our own packages and of llama_cpp is removed. `make image-test` tests the commands, a
+chart and Perfetto's UI afterwards.
 
     slim.py ENVIRONMENT
 """
@@ -20,7 +20,7 @@ TESTED = ("contourpy", "fontTools", "matplotlib", "mpl_toolkits", "numpy", "pand
 
 LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
-# Path below site-packages -> why nothing misses it. What is not there is no error.
+# Path below site-packages -> why it is not needed. Missing paths are ignored.
 UNREACHED: dict[str, str] = {
     "pygments": "rich prints code and tracebacks in colour with it; we print neither",
     "fontTools/[!_m]*/": "for fonts inside PDF and PostScript; charts are SVG and PNG",
@@ -63,7 +63,7 @@ def main(environment: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with all that is in it."""
+    """Remove a file, or a directory with its content."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -71,7 +71,7 @@ def remove(path: Path) -> None:
 
 
 def drop_orphans(packages: Path) -> None:
-    """Remove libraries that came along in `*.libs` and that no module needs any more."""
+    """Remove libraries in `*.libs` that no module needs any more."""
     libraries = [path for path in packages.rglob("*.so*") if LIBRARY.search(path.name)]
     vendored = {path.name: path for path in libraries if path.parent.suffix == ".libs"}
     pending = [path for path in libraries if path.name not in vendored]
@@ -91,16 +91,16 @@ def needed_by(library: Path) -> list[str]:
 
 
 def strip(packages: Path) -> None:
-    """Remove the symbols that only debuggers read; some packages are half made of them.
+    """Remove symbols that only debuggers read, which are half of some packages.
 
-    Left alone are the libraries in `*.libs`: auditwheel rewrote them, and strip may break such.
+    Skips the libraries in `*.libs`: auditwheel rewrote them, and strip may break such files.
     """
     libraries = [path for path in packages.rglob("*.so") if path.parent.suffix != ".libs"]
     subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
 
 
 def link_copies(directory: Path) -> None:
-    """Make links of `libx.so` and `libx.so.0.1`: a wheel can hold only copies of `libx.so.0`."""
+    """Make links of `libx.so` and `libx.so.0.1`: a wheel can contain only copies of `libx.so.0`."""
     for library in sorted(directory.glob("*.so.?")):
         for copy in directory.glob(f"{library.name.partition('.')[0]}.so*"):
             if copy != library and filecmp.cmp(copy, library, shallow=False):
@@ -109,7 +109,7 @@ def link_copies(directory: Path) -> None:
 
 
 def size(directory: Path) -> int:
-    """Bytes of the files in a directory, links not counted."""
+    """Bytes of the files in a directory, without links."""
     return sum(p.stat().st_size for p in directory.rglob("*") if p.is_file() and not p.is_symlink())
 
 
