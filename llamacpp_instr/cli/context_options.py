@@ -47,7 +47,7 @@ _OPTIONS = (
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a context to a command, which gets them as one `context: ContextOptions`."""
+    """Add the options of a context to a command, which gets them as `context: ContextOptions`."""
 
     @functools.wraps(command)
     def with_context(
