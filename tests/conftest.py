@@ -1,4 +1,4 @@
-"""What several tests use: models, and the command line as a user has it."""
+"""Fixtures of several tests: models, and the command line as a user runs it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """For processes that are started elsewhere and have to find this package."""
+    """For processes that start elsewhere and must find this package."""
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
 
@@ -72,7 +72,7 @@ def instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes for its only index, with the tiny sdist; its patch set is used."""
+    """A directory that is pip's only index, with the tiny sdist; its patch set is used."""
     directory = tmp_path / "index"
     directory.mkdir()
     sdist = sdist_kit.make_sdist(directory)
@@ -96,14 +96,14 @@ def start_run(
 
 @pytest.fixture(scope="session")
 def shared_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A tiny set of patches and its editable tree, for tests that leave them as they are."""
+    """A tiny patch set and its editable tree, for tests that do not change them."""
     need_git()
     return make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
 def world(shared_world: World, tmp_path: Path) -> World:
-    """The same for one test alone."""
+    """Like `shared_world`, for one test alone."""
     shutil.copytree(shared_world.patches, tmp_path / "patches")
     own = World(shared_world.sdist, tmp_path / "patches", tmp_path / "tree")
     own.edit()
@@ -111,13 +111,13 @@ def world(shared_world: World, tmp_path: Path) -> World:
 
 
 def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """The events of a log as they stand there, all or those of one name."""
+    """The events of a log as JSON, all or those of one name."""
     events = [json.loads(line) for line in log.read_text().splitlines()]
     return [event for event in events if name is None or event["event"] == name]
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Wrong input: exit code 2 and one line that names what was wrong."""
+    """Checks that wrong input gave exit status 2 and one line that contains `words`."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md: folders, and which of them may know which."""
+"""The folders of docs/architecture.md, and which of them may import which."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 OURS = ("llamacpp_instr", "converters")
 
-# Each folder, with those whose modules it may import. All may import the floor: the modules
-# beside the folders of llamacpp_instr.
+# Each folder, with those that it may import. All folders may import the modules beside the folders
+# of llamacpp_instr (the floor).
 BELOW: dict[str, set[str]] = {
     "graph": set(),
     "model": set(),
@@ -33,7 +33,7 @@ BELOW: dict[str, set[str]] = {
     },
 }  # fmt: skip
 
-# the public API, the way in, and the two that stand on the floor without being it
+# the public API, the entry point, and the two that are beside the folders but not in the floor
 TOP: dict[str, set[str]] = {
     "llamacpp_instr": {"llamacpp_instr.errors", "llamacpp_instr.recording.session"},
     "llamacpp_instr.__main__": {"llamacpp_instr", "llamacpp_instr.cli"},
@@ -89,7 +89,7 @@ IMPORTS = {name: imported(name) for name in MODULES}
 
 
 def room(name: str) -> str:
-    """The folder that a module is in: `log`, `converters.exports`, `cli`; empty for the floor."""
+    """The folder of a module: `log`, `converters.exports`, `cli`; empty for the floor."""
     parts = name.split(".")
     if parts[0] == "converters":
         return ".".join(parts[:2])
@@ -99,7 +99,6 @@ def room(name: str) -> str:
 
 
 def allowed(name: str, other: str) -> bool:
-    """Whether a module may import another one."""
     if name in TOP:
         return other in TOP[name]
     if (library := other.partition(".")[0]) in LIBRARIES:
@@ -110,7 +109,7 @@ def allowed(name: str, other: str) -> bool:
     if room(other) == "":
         return other not in TOP or other == "llamacpp_instr"  # for its version
     if room(name) == room(other):
-        # one analysis or export does not know another's parts
+        # an analysis or export may not import parts of another one
         own, its = name.split(".")[:3], other.split(".")[:3]
         return own == its or len(other.split(".")) == 3
     return room(other) in BELOW.get(room(name), set())
@@ -142,7 +141,7 @@ def test_the_page_has_the_same_table() -> None:
 
 
 def test_reading_needs_no_native_library() -> None:
-    """Neither do the modules that readers import, as far as they go."""
+    """Neither directly nor through imported modules."""
     reached: set[str] = set()
     todo = [name for name in MODULES if name.startswith("converters") or room(name) == "log"]
     while todo:

@@ -1,8 +1,8 @@
-"""`make fuzz`: every surface after the other, FUZZ_SECONDS each; a table of what was tried.
+"""`make fuzz`: fuzzes every surface for FUZZ_SECONDS and prints a table.
 
-Each row comes when its surface is done, sums and findings at the end. Exit code 1 when something
-was found; the inputs are then in out/fuzz/findings. What was learnt is kept in out/fuzz/corpus and
-begun with the next time.
+A row is printed when its surface is done, sums and findings at the end. Exits with status 1 if
+there are findings; their inputs are in out/fuzz/findings. The next run starts with the inputs that
+this one kept in out/fuzz/corpus.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ OUT = ROOT / "out" / "fuzz"
 
 
 class Row(NamedTuple):
-    """What was tried on one surface."""
-
     surface: str
     executions: int
     seconds: int
     edges: int
-    """of our code that ran"""
+    """edges of our code that ran"""
     features: int
     """libFuzzer's: edges, and how often each ran"""
     findings: list[str]
@@ -56,7 +54,6 @@ def main(names: list[str], seconds: int) -> int:
 
 
 def fuzz(surface: str, seconds: int) -> Row:
-    """Fuzz one surface in a process of its own."""
     kind = _kind(surface)
     learnt = OUT / "corpus" / surface
     learnt.mkdir(parents=True, exist_ok=True)

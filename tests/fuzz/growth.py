@@ -1,9 +1,9 @@
-"""Inputs that are long in one respect: twice the size may not take much more than twice the time.
+"""Inputs that are long in one respect: doubling the size must not much more than double the time.
 
-    python -m tests.fuzz.growth [SURFACE...]      minutes for each, by the CPU's clock
+    python -m tests.fuzz.growth [SURFACE...]      minutes of CPU time for each
 
-Fuzzers' inputs are small, so what grows with the square of something looks quick there. Prints a
-line for each surface and respect whose CPU time grows faster; exit code 1 when there is one.
+Fuzzers' inputs are small, so quadratic time is not visible there. Prints a line for each surface
+and respect whose CPU time grows faster; exits with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tests.fuzz.targets import SURFACES
 from tests.kit.made_log import encode, make_log
 
 WORTH = 0.4
-"""CPU seconds; below, noise decides"""
+"""CPU seconds; below this, noise dominates"""
 MOST = 2.8
-"""times the CPU time that twice the size may take"""
+"""maximum factor of CPU time for twice the size"""
 LARGEST = 30_000
-"""of one thing, where growing ends"""
+"""maximum number of one thing"""
 
 
 def _log() -> list[s.Event]:
-    """A small sound log at `verbose`, without its end."""
+    """A small valid log at `verbose`, without its end."""
     return make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
 
 
@@ -172,14 +172,14 @@ def _views(n: int) -> list[s.Event]:
 
 
 def _fused(n: int) -> list[s.Event]:
-    """Kernels of as many nodes as a kernel may have."""
+    """Kernels with as many nodes as a kernel may have."""
     nodes = _wide(n, "ADD", lambda i: [i - 1][: i > 0], lambda _: 1)
     first = [*range(0, n, 1000)]
     return _with_graph(nodes, _plan(first, [min(1000, n - i) for i in first]), [])
 
 
 def _overlapping(n: int) -> list[s.Event]:
-    """As many kernels, all of them of all nodes."""
+    """As many kernels, each with all nodes."""
     nodes = _wide(n, "ADD", lambda i: [i - 1][: i > 0], lambda _: 1)
     return _with_graph(nodes, _plan([0] * n, [n] * n), [])
 
@@ -196,7 +196,7 @@ def _splits(n: int) -> list[s.Event]:
 
 
 def _name(text: str) -> Callable[[int], list[s.Event]]:
-    """One long name where anything may be a name, and as long a one as a tensor may have."""
+    """One long name in every place, and the longest that a tensor may have."""
 
     def make(n: int) -> list[s.Event]:
         events = _log()
@@ -232,7 +232,6 @@ def _notes(n: int) -> list[s.Event]:
 
 
 def _layers(n: int) -> list[s.Event]:
-    """A compute of many layers."""
     events = _log()
     layers = _of(events, s.Layers)
     compute = _more(_of(events, s.Compute), 1, compute=lambda _: 900)
@@ -243,7 +242,7 @@ def _layers(n: int) -> list[s.Event]:
 
 
 def _types(n: int) -> list[s.Event]:
-    """Tensors of a type and a layer each."""
+    """Tensors with a type and a layer each."""
     events = _tensors(n)
     for i, event in enumerate(events):
         if isinstance(event, s.Tensor):
@@ -302,7 +301,7 @@ def _entry(key: str, type_: int, value: bytes) -> bytes:
 
 
 def _model(entries: list[bytes], names: list[str]) -> bytes:
-    """A model of these metadata entries and of tensors of one block of Q8_0 each."""
+    """A model of these metadata entries and of tensors with one block of Q8_0 each."""
     entries = [_entry("general.architecture", 8, _text("llama")), *entries]
     infos = [_text(name) + struct.pack("<IQIQ", 1, 32, 8, 64 * i) for i, name in enumerate(names)]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(names), len(entries))
@@ -352,7 +351,6 @@ INPUTS: dict[str, dict[str, Callable[[int], bytes]]] = {
 
 
 def measure(surface: str, path: Path) -> float:
-    """CPU seconds of one surface."""
     target = importlib.import_module(f"tests.fuzz.targets.{surface}")
     begin = time.process_time()
     with contextlib.suppress(InstrError):

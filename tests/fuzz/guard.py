@@ -1,8 +1,8 @@
-"""What a finding is, and how one input is tried.
+"""Defines what a finding is, and tries one input.
 
-An input may be refused with an `InstrError` and nothing else. It costs time and memory by its
-size, whatever numbers stand in it, and its text stays text: no markup in a page, no control
-character in what a terminal is given.
+An input may be refused only with an `InstrError`. Its time and memory are bounded by its size,
+whatever numbers it contains. Its text is escaped: no markup in a page, no control characters on a
+terminal.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from llamacpp_instr.errors import InstrError
 from llamacpp_instr.terminal import printable
 
 CPU_SECONDS = 5.0
-"""of one input, plus that again for every 100 kB of it; a usual one takes milliseconds"""
+"""for one input, plus the same for every 100 kB of it; a usual one takes milliseconds"""
 RESIDENT = 256 << 20
-"""bytes that an input may make the process grow by, plus RESIDENT_BY_BYTE for each of its own"""
+"""bytes by which an input may make the process grow, plus RESIDENT_BY_BYTE for each of its own"""
 RESIDENT_BY_BYTE = 1000
 ADDRESS_SPACE = 2 << 30
-"""bytes that may be asked for beside what is mapped already, used or not"""
+"""bytes that may be allocated beyond what is already mapped, used or not"""
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class Finding(Exception):
-    """Something that no input may do."""
+    """Something that no input may cause."""
 
 
 def try_input(attempt: Callable[[Path], None], data: bytes, directory: Path) -> None:
-    """Give `data` to a surface as a file; raises for a finding, whatever its kind."""
+    """Pass `data` to a surface as a file; raises an exception for a finding."""
     path = directory / "input"
     path.write_bytes(data)
     _forget_peak()
@@ -57,7 +57,7 @@ def try_input(attempt: Callable[[Path], None], data: bytes, directory: Path) -> 
 
 @contextlib.contextmanager
 def workspace() -> Iterator[Path]:
-    """A directory for inputs, in memory where the system has such."""
+    """A directory for inputs, in memory if the system has one."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         yield Path(name)
@@ -65,7 +65,7 @@ def workspace() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def limited_address_space() -> Iterator[None]:
-    """Inside, asking for memory by a number in the input is a MemoryError."""
+    """Inside, allocating memory by a number in the input raises MemoryError."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     if not _status("VmSize"):
         yield
@@ -86,7 +86,7 @@ def _forget_peak() -> None:
 
 
 def _status(key: str) -> int:
-    """Bytes, as Linux counts them; 0 elsewhere."""
+    """Bytes from Linux's /proc; 0 on other systems."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
@@ -95,21 +95,20 @@ def _status(key: str) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
-# --- what the user is shown ---
+# --- output for the user ---
 
 
 def check_message(error: InstrError) -> None:
-    """An error is one line for a terminal, as the command line prints it."""
+    """An error is one line that a terminal can show, as the command line prints it."""
     check_terminal(printable(str(error)))
 
 
 def check_terminal(text: str) -> None:
     if found := CONTROL.search(text):
-        raise Finding(f"a terminal would be given {found[0]!r}: {text[:200]!r}")
+        raise Finding(f"a terminal would get {found[0]!r}: {text[:200]!r}")
 
 
 def check_reports(reports: Sequence[Report]) -> None:
-    """Reports in every form that a user can ask for."""
     check_terminal(render_text(reports))
     markdown = render_markdown(reports)
     check_terminal(markdown)
@@ -122,7 +121,7 @@ def check_reports(reports: Sequence[Report]) -> None:
 
 
 def check_page(page: str) -> None:
-    """Every element is of our making: a page of the same tables with other words has the same."""
+    """Every element is ours: a page with the same tables and other words has the same elements."""
     told = Elements()
     told.feed(page)
     told.close()
@@ -133,7 +132,7 @@ def check_page(page: str) -> None:
 
 
 class Elements(HTMLParser):
-    """The elements of a page, with their attributes but for those that hold text or a number."""
+    """The elements of a page, without attributes that contain text or a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +162,7 @@ class Elements(HTMLParser):
 
 
 class _Ours:
-    """What stands in a page whose cells and names are plain words."""
+    """The elements of a page whose cells and names are plain words."""
 
     def __init__(self) -> None:
         columns = [Column("a", "text"), Column("b", "count"), Column("c", "share")]

@@ -1,7 +1,7 @@
-"""Small files that hold much: logs of a few kB that gzip made of megabytes.
+"""Small files with much content: logs of a few kB that gzip expands to megabytes.
 
-Half of them expand further than any log that was recorded, which a reader refuses. The others
-carry noise, so that they just do not, and are read to their end.
+Half of them expand further than any recorded log, which a reader refuses. The others contain noise,
+so that they stay just below the limit and are read to their end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llamacpp_instr.log.source import MAX_EXPANSION
 from tests.kit.made_log import encode, make_log
 
 READ_TO_THE_END = 3 << 20
-"""bytes of a log whose file has about a hundredth"""
+"""bytes of a log whose file has about a hundredth of that"""
 ROWS = 1 << 20
-"""bytes where each line becomes a row of a table for readers"""
+"""bytes of a log in which each line becomes a row of a table"""
 
 
 def write_hostile(directory: Path) -> None:
-    """Write them all into a folder for each kind, under the name of what they have much of."""
+    """Write all of them, each kind into a folder, named after their content."""
     for kind in ("log", "gguf", "imatrix"):
         (directory / kind).mkdir()
     for name, parts in _BOMBS.items():
@@ -52,13 +52,13 @@ _MARK = b'{"event":"mark","t":1,"mark":1,"name":"","phase":"instant"}\n'
 
 
 def _facts() -> list[s.Event]:
-    """The beginning of a sound log at `verbose`: what measurements refer to."""
+    """The beginning of a valid log at `verbose`: what measurements refer to."""
     events = make_log(Random(2).randint, n_contexts=1, level="verbose")
     return events[: next(i for i, event in enumerate(events) if type(event) is s.StepBegin)]
 
 
 def _with_noise(lines: bytes) -> bytes:
-    """As a file that expands just less than a log may."""
+    """Compressed, with noise, so that it expands just less than a log may."""
     facts = encode(_facts())
     noise = Random(1).randbytes((len(facts) + len(lines)) // (MAX_EXPANSION * 2 // 3))
     text = noise.translate(bytes(35 + byte % 56 for byte in range(256)))
@@ -69,20 +69,20 @@ def _with_noise(lines: bytes) -> bytes:
 
 
 def _lines(line: str, size: int = READ_TO_THE_END) -> bytes:
-    """As many lines as there is room for; `%d` in one is its number."""
+    """Repeats a line up to `size` bytes; `%d` in it is replaced by the number of the line."""
     n = size // (len(line) + 4 * line.count("%d") + 1)
     count = line.count("%d")
     return b"".join(b"%s\n" % (line % ((i,) * count)).encode() for i in range(n))
 
 
 def _one(before: str, unit: str, after: str) -> bytes:
-    """One long line of units with commas between them."""
+    """One long line of comma-separated units."""
     n = READ_TO_THE_END // (len(unit) + 1)
     return f"{before}{','.join([unit] * n)}{after}\n".encode()
 
 
 def _kernels() -> bytes:
-    """A graph and a plan of many nodes, and computes that measured each with two bytes."""
+    """A graph and a plan of many nodes, and computes whose measurements have two bytes per node."""
     n = 20_000
     nodes = s.Nodes(
         name=[""] * n, op=[""] * n, layer=[i // 100 for i in range(n)], type=[""] * n,
@@ -104,7 +104,6 @@ def _kernels() -> bytes:
 
 
 def _layers() -> bytes:
-    """A compute of many layers."""
     compute = s.Compute(
         t=9, compute=900, graph=0, ctx=0, source="decode", reused=False, n_threads=1, dur=9
     )
@@ -114,7 +113,7 @@ def _layers() -> bytes:
 
 
 def _contexts() -> bytes:
-    """Contexts, each of a model of its own and with other memory."""
+    """Contexts, each with its own model and memory."""
     kinds = (s.Model, s.Tensor, s.Context, s.Memory)
     model, tensor, context, memory = (
         next(event for event in _facts() if type(event) is kind) for kind in kinds
@@ -129,7 +128,6 @@ def _contexts() -> bytes:
 
 
 def _nodes() -> bytes:
-    """One graph whose nodes say nothing."""
     n = READ_TO_THE_END // 30
     texts, zeros, lists = (",".join([unit] * n) for unit in ('""', "0", "[]"))
     columns = {

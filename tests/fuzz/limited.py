@@ -1,9 +1,9 @@
-"""Command lines in one process that may take little memory and time:
+"""Runs command lines in one process with little memory and time:
 
     python -m tests.fuzz.limited RESULTS < LINES
 
-Each line of LINES is a JSON array, the arguments of `instr`. RESULTS gets a line for each that did
-what no input may make it do: it ended with an error that is none of ours, or took too long.
+Each line of LINES is a JSON array, the arguments of `instr`. RESULTS gets a line for each command
+that failed with an error that is not ours, or took too long.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llamacpp_instr.cli.view import _convert
 from llamacpp_instr.errors import InstrError
 
 MEMORY = 1 << 30
-"""bytes that the process may have of its own, the interpreter and its libraries included"""
+"""bytes of memory of the process, including the interpreter and its libraries"""
 SECONDS = 20.0
 """of CPU time for each command line"""
 
 
 class Slow(BaseException):
-    """Not an Exception, so that nobody makes something else of it."""
+    """Not an Exception, so that no code catches it."""
 
 
 def _too_slow(_number: int, _frame: object) -> None:
@@ -39,24 +39,24 @@ def limited(results: Path) -> None:
     with results.open("w", encoding="utf-8") as out:
         for line in sys.stdin:
             arguments = json.loads(line)
-            # whoever reads this knows then with what the process died
+            # if the process dies, the reader knows in which command
             print(line.strip(), file=out, flush=True)
             said = _said_by(arguments)
             print(json.dumps(said), file=out, flush=True)
 
 
 def _said_by(arguments: list[str]) -> str:
-    """What is wrong with how a command ended, empty when nothing is."""
+    """What is wrong with the end of a command; empty if nothing is."""
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if arguments[0] == "view":
-            _convert(Path(arguments[1]), Path(arguments[2]))  # what it does before it serves
+            _convert(Path(arguments[1]), Path(arguments[2]))  # the part before serving
         else:
             main(arguments)
     except InstrError:
         return ""
     except SystemExit as left:
-        return "" if left.code in (0, 1, 2) else f"exit code {left.code}"
+        return "" if left.code in (0, 1, 2) else f"exit status {left.code}"
     except Slow:
         where = traceback.extract_tb(sys.exc_info()[2])[-2]
         return f"more than {SECONDS} s of CPU time, at {where.filename}:{where.lineno}"

@@ -1,7 +1,7 @@
-"""Changes an input where it means something; half of the time bytes are left to the fuzzer.
+"""Changes an input where it matters; half of the time the fuzzer changes bytes.
 
-A byte flipped in a line of JSON or in a length is mostly a line or a file that is refused at once:
-what comes after the refusal is reached by values that are wrong, in input that is well formed.
+A random byte in a line of JSON or in a length usually makes a reader refuse the input at once. Code
+behind these checks is reached by wrong values in well-formed input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXTS = (
 
 
 def mutate_log(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes:
-    """A log with one line, or one value in a line, that is another one."""
+    """A log in which one line, or one value of a line, is changed."""
     if data[:2] in (b"\x1f\x8b", b"\x28\xb5") or random.random() < 0.3:  # gzip, zstd
         return mutate(data, most)
     lines = data.split(b"\n")
@@ -63,7 +63,7 @@ def _other_line(line: bytes, random: Random) -> bytes:
 
 
 def _other(value: Any, random: Random) -> Any:
-    """The value with one thing in it changed, however deep."""
+    """The value with one thing in it changed, at any depth."""
     if isinstance(value, dict) and value and random.random() < 0.93:
         key = random.choice(list(value))
         how = random.random()
@@ -109,7 +109,7 @@ _FLOATS = (float("nan"), float("inf"), -0.0, 1e38, 1e-45, 3e5)
 
 
 def mutate_gguf(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes:
-    """A model whose header has another value in one of its fields."""
+    """A model with another value in one field of its header."""
     if random.random() < 0.3:
         return mutate(data, most)
     fields = _fields(data)
@@ -128,12 +128,12 @@ def mutate_gguf(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes
             data = data[:at] + new + data[at + size :]
         if random.random() < 0.5:
             break
-    # a header that became longer moves the data: without room behind it all is only truncated
+    # a longer header moves the data: without padding the file would only be truncated
     return (data + bytes(random.choice((0, 64, 4096))))[:most]
 
 
 def _fields(data: bytes) -> list[tuple[int, int, str]]:
-    """Where the header's values lie: place, bytes, kind; as far as it can be followed."""
+    """Where the header's values are: offset, bytes, kind; as far as it can be parsed."""
     found = [(4, 4, "number"), (8, 8, "number"), (16, 8, "number")]
     at = 24
 
@@ -181,7 +181,6 @@ def _fields(data: bytes) -> list[tuple[int, int, str]]:
 
 
 def mutate_imatrix(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes:
-    """An importance matrix of either format, changed."""
     if data.startswith(b"GGUF"):
         return mutate_gguf(data, most, random, mutate)
     return mutate(data, most)

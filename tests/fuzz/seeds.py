@@ -1,7 +1,7 @@
-"""Writes the seeds of the corpus: `python -m tests.fuzz.seeds`. The same bytes every time.
+"""Writes the seeds of the corpus: `python -m tests.fuzz.seeds`. Deterministic.
 
-Real lines and real headers, small, with text that would be markup or steer a terminal if it were
-let through.
+Small real lines and real headers, with text that would be markup or control a terminal if it were
+not escaped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _encoded(events: list[s.Event]) -> bytes:
 
 
 _KNOWN = {type_.value for type_ in gguf.GGMLQuantizationType} - {9, 15}
-"""types that a file may hold, by gguf-py; Q8_1 and Q8_K are those of a compute"""
+"""types that a file may contain, from gguf-py; Q8_1 and Q8_K occur only during a compute"""
 
 
 def write_models(directory: Path) -> None:

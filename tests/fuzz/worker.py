@@ -1,8 +1,8 @@
-"""Fuzzes one surface with atheris, in a process of its own: `python -m tests.fuzz.worker`.
+"""Fuzzes one surface with atheris, in a child process: `python -m tests.fuzz.worker`.
 
-A finding does not end the run: its input is kept, one for each place in our code that it came
-from. A hang is one, by the CPU's clock: a machine may be busy, or the run stopped for a while. A
-crash, or a hang in somebody else's C, does end it; libFuzzer keeps that input.
+A finding does not end the run: its input is kept, one for each line of our code that raised it. A
+hang, in CPU time, is a finding. A crash, or a hang in foreign C code, ends the run; libFuzzer keeps
+that input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HANG = 60.0
 
 def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
     with atheris.instrument_imports(include=["llamacpp_instr", "converters"]):
-        # what the guard imports is the product's code too
+        # the modules that the guard imports are the product's code, too
         guard = importlib.import_module("tests.fuzz.guard")
         target = importlib.import_module(f"tests.fuzz.targets.{surface}")
     mutators = importlib.import_module("tests.fuzz.mutate").MUTATORS
@@ -86,7 +86,7 @@ def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """The kind of an error and the innermost line of our code that it passed."""
+    """The kind of an error and the innermost line of our code in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/llamacpp_instr/" in f.filename or "/converters/" in f.filename]
     at = ours[-1] if ours else frames[-1]

@@ -1,4 +1,4 @@
-"""Ops and names: cases worked out by hand, names as llama.cpp gives them."""
+"""Ops and names: cases worked out by hand, and names from llama.cpp."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_bytes_by_hand():
     cache = ("SET_ROWS", [4, 512], 4096, [[4, 2], [2], [4, 512]], [32, 16, 4096])
     assert bytes_moved(*cache) == 32 + 16 + 16
     assert bytes_moved("CPY", [4, 5], 40, [[4, 5], [4, 5]], [80, 40]) == 80 + 40
-    # 2 experts of 16 for one token, then for 20 tokens: never more than there are
+    # 2 experts of 16 for one token, then for 20 tokens: never more than 16
     one = ("MUL_MAT_ID", [4, 2, 1], 32, [[3, 4, 16], [3, 1, 1], [2, 1]], [384, 12, 8])
     assert bytes_moved(*one) == 2 * 24 + 12 + 8 + 32
     many = ("MUL_MAT_ID", [4, 2, 20], 640, [[3, 4, 16], [3, 1, 20], [2, 20]], [384, 240, 160])

@@ -1,4 +1,4 @@
-"""What a kernel does is said in a learner's words, for models of several kinds."""
+"""What a kernel does is explained in a learner's words, for models of several kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.perfetto_recordings import record
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
-# one layer of a Llama in the order in which it is computed, and what stands around the layers
+# one layer of a Llama in order of execution, and the ops around the layers
 LLAMA = [
     "root-mean-square norm, norm weight",
     "query projection",
@@ -75,7 +75,7 @@ IMPORTANT = {
     "MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "SOFT_MAX", "ROPE", "GET_ROWS", "SET_ROWS", "CPY",
     "SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "ARGSORT", "TOP_K",
 }  # fmt: skip
-"""ops that a learner looks for: each has to be said by what it is for"""
+"""ops that a learner looks for: each must be named by its purpose"""
 SAYS_NOTHING = {
     "matrix product", "matrix product with the chosen experts", "softmax", "pick rows", "copy",
     "sort",
@@ -111,7 +111,7 @@ def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path
             said = words(ops, layer)
             at = said.index(expected[0])
             found = [what for what in said[at:] if what in expected]
-            # what is written more than once is one of the list
+            # consecutive repeats count once
             once = [what for i, what in enumerate(found) if i == 0 or what != found[i - 1]]
             assert once == expected
 
@@ -126,7 +126,7 @@ def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) ->
             said = str(op.args["what"])
             for one, what in zip(op.name.split("+"), said.split(", "), strict=False):
                 assert what, op
-                # a bare name of ggml's, in whatever letters
+                # a bare name of ggml's, in upper or lower case
                 assert what.lower().replace(" ", "_") != one.lower(), op
             # the scales of the experts' weights, which only models of this test have
             scales = (
@@ -141,7 +141,7 @@ def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) ->
 @pytest.mark.parametrize(
     ("op", "name", "leaf", "said"),
     [
-        # the shift of the cache turns the keys where they lie
+        # shifting the cache rotates the keys in place
         ("ROPE", "cache_k_l0 (view)", "cache_k_l0", "shift positions of keys in the KV cache"),
         ("CONT", "v_cont-0", "cache_v_l0", "read values from the KV cache"),
         ("SET_ROWS", "", "cache_k_l0", "write keys to the KV cache"),

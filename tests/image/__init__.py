@@ -1,4 +1,4 @@
-"""The image of docker/Dockerfile, built and tried for real.
+"""Builds and tests the image of docker/Dockerfile.
 
-`make image-test` does so without an engine, `make docker-test` on Docker's.
+`make image-test` does this without an engine, `make docker-test` with Docker's engine.
 """

@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# Build a Dockerfile for real and try the image, on a Debian machine that has neither a Docker
-# engine nor an image registry it can pull from.
+# Build a Dockerfile and test the image, on a Debian machine that has neither a Docker engine nor
+# an image registry to pull from.
 #
 #   build_image.sh CONTEXT DOCKERFILE TAG COMMAND [ARG...]       as root
 #
-# COMMAND is run when the image is built: with IMAGE set to TAG, and CONTAINERS_STORAGE_CONF and
-# BUILDAH_ISOLATION such that its `buildah from`, `run` and `inspect` find it. Its status is ours.
-# BUILD_IMAGE_MOUNTS tells it how this machine reaches its package registries: SOURCE:TARGET:ro, a line each.
+# COMMAND runs when the image is built, with IMAGE set to TAG, and with CONTAINERS_STORAGE_CONF and
+# BUILDAH_ISOLATION set so that `buildah from`, `run` and `inspect` find it. The script exits with its
+# status. BUILD_IMAGE_MOUNTS has the mounts for this machine's package registries: SOURCE:TARGET:ro,
+# one per line.
 #
-# Each base image named in a FROM line is replaced by a stand-in made here, once, and cached:
+# Each base image in a FROM line is replaced by a stand-in, which is made here once and cached:
 #   debian:SUITE[-slim]               debootstrap (minbase) plus the official image's apt and dpkg settings
 #   python:X.Y[-slim][-SUITE]         the above plus Debian's own python3, if that is version X.Y
 # How this machine reaches its package registries (apt settings, pip settings, CA certificates,
-# proxy variables) is mounted into the RUN steps only: the Dockerfile needs no word about it.
-# The images are for testing; push none of them: one that installs ca-certificates has taken up
-# this machine's certificates.
+# proxy variables) is mounted into the RUN steps only, so the Dockerfile does not mention it.
+# The images are for testing; never push one: an image that installs ca-certificates contains this
+# machine's certificates.
 #
-# Layers are kept in the store, so that the next build makes only what has changed.
+# Layers are kept in the store, so the next build makes only what has changed.
 #
 # Environment, all optional:
 #   BUILD_IMAGE_CACHE      where images are stored (default: build_image in the user's cache folder);
-#                          to forget them all, remove that folder
+#                          to delete them all, remove that folder
 #   BUILD_IMAGE_FRESH=1    make the stand-ins again
-#   BUILD_IMAGE_STANDINS=1 make only the stand-ins: COMMAND is the one that builds
+#   BUILD_IMAGE_STANDINS=1 make only the stand-ins; COMMAND builds the image
 #   BUILD_IMAGE_ISOLATION  chroot (default), or oci where an OCI runtime works
 #   BUILD_IMAGE_FLAGS      more flags for buildah build, such as --build-arg X=Y
 #   DEBIAN_MIRROR          mirror for debootstrap (default: the one in this machine's apt sources)
@@ -71,7 +72,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # ---- image store: overlay where the kernel and file system allow it, else vfs (slower, bigger) --
-# what a killed run left mounted
+# mounts that a killed run left
 awk -v d="$(cd "$cache" && pwd -P)/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo | sort -r |
   while read -r m; do umount -l "$m" || true; done
 export CONTAINERS_STORAGE_CONF=$work/storage.conf
@@ -90,16 +91,16 @@ mounts=(-v "$access:$inside:ro")
 for f in "${PIP_CERT:-}" "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt; do
   if [ -s "$f" ]; then cp -L "$f" "$access/ca.crt"; break; fi
 done
-# certificates of this machine: taken up by the image once it installs ca-certificates
+# certificates of this machine: an image that installs ca-certificates contains them
 if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
   mounts+=(-v /usr/local/share/ca-certificates:/usr/local/share/ca-certificates:ro)
 fi
-# apt: the settings that decide whether the sources can be read at all
+# apt: settings without which the sources cannot be read
 apt-config dump | grep -E '^Acquire::(Check-Valid-Until|Check-Date|Retries|https?::(Proxy|Timeout)) ' \
   >"$access/apt.conf" || true
 [ ! -s "$access/ca.crt" ] || echo "Acquire::https::CAInfo \"$inside/ca.crt\";" >>"$access/apt.conf"
 mounts+=(-v "$access/apt.conf:/etc/apt/apt.conf.d/zz-build-access:ro")
-# pip: where to look; a local folder or file:// index is mounted too
+# pip: the index; a local folder or file:// index is mounted too
 declare -A pip_set=()
 while IFS='=' read -r key value; do
   case $key in global.*|:env:.*) ;; *) continue ;; esac
@@ -159,7 +160,7 @@ make_debian() {  # make_debian SUITE
   root=$(buildah mount "$c")                 # not buildah add: that would make root own every file
   debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
     { tail -20 "$work/debootstrap.log" "$root/debootstrap/debootstrap.log" >&2; die "debootstrap failed"; }
-  # what the official image does to apt and dpkg
+  # the apt and dpkg settings of the official image
   : >"$root/etc/apt/sources.list"
   while read -r uri release component; do
     case $release in "$host"|"$host"-*) ;; *) continue ;; esac
@@ -245,7 +246,7 @@ for image in ${images[@]+"${images[@]}"}; do
   buildah tag "$standin" "$image"
 done
 
-# ---- build, then try it -------------------------------------------------------------------------
+# ---- build, then test it ------------------------------------------------------------------------
 if [ "${BUILD_IMAGE_STANDINS:-0}" != 1 ]; then
   say "building $tag ($driver, $isolation)"
   # shellcheck disable=SC2086

@@ -1,6 +1,6 @@
-"""Runs commands in a built image through buildah, as `docker run --rm` would.
+"""Runs commands in a built image through buildah, like `docker run --rm`.
 
-Only within tests/image/build_image.sh, which says where the image is.
+Works only inside tests/image/build_image.sh, which defines where the image is.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ SECONDS = 300
 _BUILDAH_SAYS = re.compile(
     r"^(?:subprocess exited|Error:) (?:with|exit) status \d+\n", re.MULTILINE
 )
-"""what it adds to the command's own words when that fails"""
+"""what buildah adds to the output of a command that fails"""
 
 Volumes = dict[Path, str]
-"""a directory of this machine -> where the container sees it; `:ro` at its end: only to read"""
+"""directory of this machine -> path in the container; `:ro` at its end means read-only"""
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image in buildah's store."""
-
     name: str
 
     @property
     def config(self) -> dict[str, Any]:
-        """What `docker inspect` calls Config: Entrypoint, User, Env, Labels and so on."""
+        """The part of `docker inspect` named Config: Entrypoint, User, Env, Labels and so on."""
         config: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", self.name))[
             "Docker"
         ]["config"]
@@ -41,15 +39,15 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Bytes of all layers as archives; Docker counts their files alone, 2 % less."""
+        """Bytes of all layers as archives; Docker counts only their files, 2 % less."""
         listed = json.loads(buildah("images", "--json", self.name))
-        # buildah words it: "345 MB"
+        # buildah prints it as "345 MB"
         number, unit = listed[0]["size"].split()
         return round(float(number) * {"MB": 1e6, "GB": 1e9}[unit])
 
     @contextmanager
     def container(self) -> Iterator[str]:
-        """A container of the image, removed at the end; its id."""
+        """A container of the image, removed at the end; yields its id."""
         container = buildah("from", "--pull-never", self.name).strip()
         try:
             yield container
@@ -58,7 +56,7 @@ class Image:
 
     @contextmanager
     def mounted(self) -> Iterator[Path]:
-        """The files of the image."""
+        """A directory with the files of the image."""
         with self.container() as container:
             yield Path(buildah("mount", container).strip())
 
@@ -70,7 +68,7 @@ class Image:
         entrypoint: Sequence[str] | None = None,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run the entry point with `arguments`; `user` is `uid:gid`, the image's own by default."""
+        """Run the entry point with `arguments`; `user` is `uid:gid`, by default the image's."""
         options: list[str] = [] if user is None else ["--user", user]
         for directory, place in (volumes or {}).items():
             options += ["--volume", f"{directory}:{place}"]
@@ -88,7 +86,6 @@ class Image:
 
 
 def buildah(*arguments: str) -> str:
-    """What buildah prints."""
     done = subprocess.run(["buildah", *arguments], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, f"buildah {' '.join(arguments)}: {done.stderr}"
     return done.stdout

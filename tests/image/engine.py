@@ -1,15 +1,15 @@
-"""A Docker engine of the test's own: started in its own folder, stopped with all that it made.
+"""A Docker engine for the tests: starts in its own folder and is stopped with everything it made.
 
-It shares nothing with an engine that this machine may have: another socket, store, bridge and
-namespace of containerd. Root only.
+It shares nothing with an engine that this machine may have: it has another socket, store, bridge
+and containerd namespace. Needs root.
 
-Its containers are on a bridge with a way out, as those of any engine are, so that `docker build`
-needs no word about the network. Docker would make bridge and rules by itself, but does not take
-them away again; here they are made and removed by hand.
+Its containers are on a bridge with access to the network, as with any engine, so `docker build`
+needs no network option. Docker would create the bridge and the rules itself but does not remove
+them, so this module creates and removes them.
 
-How this machine reaches its package registries is no part of a Dockerfile, and Docker's builder can
-mount nothing. So `access` lets the engine's runtime (runtime.py) mount it, for as long as it is
-built: what other containers see is the image alone.
+How this machine reaches its package registries does not belong into a Dockerfile, and Docker's
+builder cannot mount files. So during a build, `access` lets the engine's runtime (runtime.py) mount
+them. Other containers see only the image.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WAY_OUT = ["POSTROUTING", "-s", NETWORK, "!", "-o", BRIDGE, "-j", "MASQUERADE"]
 NAMESPACE = "llamacpp-instr-test"
 
 SECONDS = 60
-"""to start, and to stop"""
+"""time limit to start, and to stop"""
 
 
 class Engine:
-    """A running `dockerd`. The images and layers in `data` are there the next time."""
+    """A running `dockerd`. The images and layers in `data` are kept for the next run."""
 
     def __init__(self, data: Path, folder: Path) -> None:
         self._folder, self._mounts = folder, folder / "mounts.json"
@@ -50,7 +50,7 @@ class Engine:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [
-                    # a suite that is killed leaves no engine
+                    # the engine ends if the suite is killed
                     *("setpriv", "--pdeathsig", "TERM", "dockerd"),
                     *("--data-root", data, "--exec-root", folder / "exec"),
                     *("--pidfile", folder / "pid", "--host", self.host),
@@ -72,11 +72,10 @@ class Engine:
             time.sleep(0.2)
 
     def let_in(self, uid: int, gid: int) -> None:
-        """Someone else may use the engine too, as a member of the group `docker` may."""
+        """Let another user use the engine, like a member of the group `docker`."""
         os.chown(self.host.removeprefix("unix://"), uid, gid)
 
     def docker(self, *arguments: str) -> str:
-        """What `docker` prints."""
         done = subprocess.run(
             ["docker", "-H", self.host, *arguments], capture_output=True, text=True, timeout=600
         )
@@ -85,7 +84,8 @@ class Engine:
 
     @contextlib.contextmanager
     def access(self, mounts: Sequence[str]) -> Iterator[None]:
-        """Every container started meanwhile has these: `source:target` or `source:target:ro`."""
+        """Mount these into every container started inside: `source:target` or
+        `source:target:ro`."""
         self._mounts.write_text(json.dumps([mount.split(":") for mount in mounts]))
         try:
             yield
@@ -109,12 +109,12 @@ class Engine:
 
 @contextlib.contextmanager
 def running(data: Path) -> Iterator[Engine]:
-    """An engine with its network, and nothing of both afterwards but `data`. One at a time."""
+    """An engine with its network. Both are removed afterwards, except `data`. One at a time."""
     data.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as after:
         lock = after.enter_context((Path(tempfile.gettempdir()) / f"{BRIDGE}.lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # a path of a socket is short; and the folder is one that others may enter
+        # the path of a socket must be short, and other users must be able to enter the folder
         folder = Path(tempfile.mkdtemp(prefix="engine-"))
         folder.chmod(0o755)
         after.callback(shutil.rmtree, folder)
@@ -139,13 +139,13 @@ def make_network() -> None:
 
 
 def remove_network() -> None:
-    """Also what a killed suite has left."""
+    """Also removes what a killed suite left."""
     for words in (["iptables", "-t", "nat", "-D", *WAY_OUT], ["ip", "link", "delete", BRIDGE]):
         subprocess.run(words, capture_output=True)
 
 
 def unmount(folder: Path) -> None:
-    """dockerd leaves a mount for the host's network in its folder."""
+    """Remove the mount for the host's network that dockerd leaves in its folder."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for mount in sorted(mounts, reverse=True):
         if mount.startswith(f"{folder}/"):
@@ -153,7 +153,7 @@ def unmount(folder: Path) -> None:
 
 
 def mtu() -> str:
-    """The packets that the way out takes; a larger one would not come through every network."""
+    """The MTU of the default route; some networks drop larger packets."""
     route = json.loads(subprocess.check_output(["ip", "-json", "route", "show", "default"]))
     device = route[0]["dev"] if route else "lo"
     return str(min(1500, int(Path(f"/sys/class/net/{device}/mtu").read_text())))

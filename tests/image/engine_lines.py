@@ -14,7 +14,7 @@ NOT_RUN = {
     r"docker build -f docker/Dockerfile\.cuda ": "its base image comes from a registry only",
     r"docker run .*--gpus all ": "needs that image, and an NVIDIA GPU",
 }
-"""what a line begins with -> why it is not run"""
+"""beginning of a line -> why it is not run"""
 
 COMPOSE = ROOT / "docker" / "compose.yaml"
 
@@ -22,12 +22,12 @@ _NEEDS_AN_ENGINE = re.compile(r"docker |make image$")
 
 
 def docker_lines() -> list[Line]:
-    """Of the blocks of all pages, of their running text, and of the head of the compose file."""
+    """Lines from the blocks of all pages, their running text, and the head of the compose file."""
     return [line for line in _all_lines() if _NEEDS_AN_ENGINE.match(line.text)]
 
 
 def lead(line: Line) -> list[str]:
-    """What stands above a line in its block and has to be done first: folders, variables."""
+    """The lines above a line in its block that it needs: folders, variables."""
     lines = _all_lines()
     above = [
         other.text
@@ -38,19 +38,18 @@ def lead(line: Line) -> list[str]:
 
 
 def reason(line: Line) -> str | None:
-    """Why a line is not run."""
     return next((why for what, why in NOT_RUN.items() if re.match(what, line.text)), None)
 
 
 def kind(line: Line) -> str:
-    """What is expected of a line: that it builds, serves until it is stopped, lists, or runs."""
+    """The expected behaviour of a line: builds, serves until it is stopped, lists, or runs."""
     if re.match(r"make image$|docker build ", line.text):
         return "builds"
     if re.match(r"docker images ", line.text):
         return "lists"
     if re.match(r"docker (run|compose .* run) ", line.text):
         return "serves" if re.search(r" view ", line.text) else "runs"
-    raise ValueError(f"{line.page}: nothing is expected of a line of this kind: {line.text}")
+    raise ValueError(f"{line.page}: no behaviour is defined for a line of this kind: {line.text}")
 
 
 def _all_lines() -> list[Line]:
@@ -58,7 +57,7 @@ def _all_lines() -> list[Line]:
 
 
 def _of_text() -> list[Line]:
-    """What running text gives with its options: `docker build -f …`; not the word `docker stop`."""
+    """Commands with options in running text, as `docker build -f …`; not the word `docker stop`."""
     return [
         Line(page.relative_to(ROOT).as_posix(), -number, text)
         for page in PAGES

@@ -1,4 +1,4 @@
-"""Docker's engine and compose, from Debian's packages where this machine has none."""
+"""Docker's engine and compose, from Debian's packages if this machine lacks them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ENGINE = {
     "iptables": "iptables",
     "ip": "iproute2",
 }
-"""programs, and the packages that have them"""
+"""programs, and the packages that contain them"""
 
 SUITE = "trixie"
-"""the first Debian whose docker-compose is the plugin: one static file, which runs on others too"""
+"""the first Debian whose docker-compose is the plugin: one static file that runs on others, too"""
 
 
 def install_engine() -> None:
@@ -28,9 +28,9 @@ def install_engine() -> None:
 
 
 def compose_plugin(kept: Path) -> Path:
-    """The file `docker-compose` that makes `docker compose` work, unpacked into a folder once.
+    """The file `docker-compose` that provides `docker compose`, unpacked into a folder once.
 
-    Nothing of this machine's apt is changed: the newer Debian is known to one call, in a folder.
+    This machine's apt is not changed: only one call, in a folder, uses the newer Debian.
     """
     plugin = kept / "docker-compose"
     if plugin.is_file():
@@ -59,7 +59,7 @@ def compose_plugin(kept: Path) -> Path:
 
 
 def mirror() -> str:
-    """The one in this machine's apt sources."""
+    """The Debian mirror in this machine's apt sources."""
     words = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(REPO_URI)"]
     said = subprocess.check_output([*words, "Created-By: Packages"], text=True)
     found = re.search(r"^Debian main (\S*/debian/?)$", said, re.M)

@@ -1,14 +1,13 @@
-"""The docker lines of README and docs, as their pages write them, on a real Docker engine.
+"""The docker lines of README and docs, as written, on a real Docker engine.
 
-Not part of `make test`: `make docker-test` makes what stands for the base image and then runs this
-as root, which starts an engine of its own (engine.py). The lines come from the pages
-(engine_lines.py). A page's lines are typed one after the other, from its top to its end, by a
-reader who is not root (reader.py), in a copy of the checkout: so what a line needs has to be there
-by what stands above it.
+Not part of `make test`: `make docker-test` makes the substitute for the base image and then runs
+this as root, which starts an engine of its own (engine.py). The lines come from the pages
+(engine_lines.py). A user without root types a page's lines in order (reader.py), in a copy of the
+checkout, so earlier lines of the page must provide what a line needs.
 
-The first line that builds does so from the layers that the engine still has; remove the folder
-`engine` in the cache of build_image.sh, and it is from nothing. What compilers made is also kept in
-this machine's ccache.
+The first line that builds uses the layers that the engine still has; to build from scratch, remove
+the folder `engine` in the cache of build_image.sh. Compiled objects are also kept in this machine's
+ccache.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ LINES = [line for line in docker_lines() if reason(line) is None]
 CACHE = Path(os.environ.get("BUILD_IMAGE_CACHE", "/nowhere"))
 
 BUILD_SECONDS = 7200
-"""all of llama.cpp, 14 times, where two CPUs are shared with others"""
+"""for all of llama.cpp, in 14 variants, on two shared CPUs"""
 
 ReaderOf = Callable[[str], Reader]
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """With the stand-in for the base image, and no image of ours."""
+    """With the substitute for the base image, and without our images."""
     engine_parts.install_engine()
     base = re.findall(r"^ARG BASE=(.*)$", (ROOT / "docker/Dockerfile").read_text(), re.M)[0]
     with running(CACHE / "engine") as engine:
@@ -67,8 +66,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def reader_of(engine: Engine) -> ReaderOf:
-    """Someone for each page: what its earlier lines left is there for the later ones."""
-    # beside the socket: pytest's own folders and root's cache are closed to others
+    """One reader per page: later lines find what earlier lines left."""
+    # beside the socket, because other users cannot enter pytest's folders and root's cache
     place = Path(engine.host.removeprefix("unix://")).parent / "readers"
     place.mkdir()
     compose = shutil.copy2(engine_parts.compose_plugin(CACHE / "compose"), place)
@@ -85,7 +84,7 @@ def reader_of(engine: Engine) -> ReaderOf:
 
 
 def access() -> list[str]:
-    """What a step of the build needs to reach a package registry here; and ccache."""
+    """The mounts that a step of the build needs to reach a package registry, and ccache."""
     kept = Path(os.environ.get("CCACHE_DIR", Path.home() / ".cache/ccache"))
     kept.mkdir(parents=True, exist_ok=True)
     return [*os.environ["BUILD_IMAGE_MOUNTS"].splitlines(), f"{kept}:/root/.cache/ccache"]
@@ -96,7 +95,7 @@ def named(line: Line) -> str:
     return f"{line.page}: {' '.join(words[:2])} .. {words[-1]}"
 
 
-# those that build come first: the others need the image
+# lines that build come first: the others need the image
 @pytest.mark.parametrize("line", [line for line in LINES if kind(line) == "builds"], ids=named)
 def test_a_line_builds_the_image(line: Line, engine: Engine, reader_of: ReaderOf) -> None:
     with engine.access(access()):
@@ -106,7 +105,7 @@ def test_a_line_builds_the_image(line: Line, engine: Engine, reader_of: ReaderOf
     assert size(engine) <= AIM
 
 
-# then the others, as they stand on their pages
+# then the others, in the order of their pages
 @pytest.mark.parametrize("line", [line for line in LINES if kind(line) != "builds"], ids=named)
 def test_a_line_does_what_its_page_says(line: Line, engine: Engine, reader_of: ReaderOf) -> None:
     reader = reader_of(line.page)
@@ -118,7 +117,7 @@ def test_a_line_does_what_its_page_says(line: Line, engine: Engine, reader_of: R
 
 
 def runs(line: Line, reader: Reader) -> None:
-    """It ends by itself, and its file is its reader's, and whole."""
+    """The line ends by itself, and its output file is complete and belongs to the reader."""
     out = reader.checkout / "out"
     before = written(out)
     done = reader.type([*lead(line), line.text])
@@ -137,7 +136,7 @@ def runs(line: Line, reader: Reader) -> None:
 
 
 def serves(line: Line, engine: Engine, reader: Reader) -> None:
-    """A page, until Ctrl-C or `docker stop`; neither has to kill it, which would be status 137."""
+    """Serves a page until Ctrl-C or `docker stop`; neither has to kill it (status 137)."""
     script = [*lead(line), line.text]
 
     for stop_it in ("Ctrl-C", "docker stop"):
@@ -153,7 +152,7 @@ def serves(line: Line, engine: Engine, reader: Reader) -> None:
 
 
 def lists(line: Line, reader: Reader) -> None:
-    """The size that the page gives, to a hundredth: a newer Debian is some bytes more or less."""
+    """Prints the size on the page, within 1 %: another Debian release may change some bytes."""
     done = reader.type([line.text])
     (said,) = re.findall(r"^llamacpp-instr\s+latest\s.*\s(\d+)MB$", done.stdout, re.M)
     page = (ROOT / line.page).read_text(encoding="utf-8")
@@ -161,19 +160,19 @@ def lists(line: Line, reader: Reader) -> None:
     assert int(said) == pytest.approx(int(written_there), rel=0.01)
 
 
-# --- what the text beside the lines says ---
+# --- statements of the text beside the lines ---
 
 RECORD = (
     "docker run {options} --user $(id -u):$(id -g) -v $PWD/out:/out llamacpp-instr"
     " run demo --prompt {prompt} {more}"
 )
 LONG = "-n 400 --repeat 50"
-"""minutes: what is to be stopped"""
+"""minutes: a run for tests that stop it"""
 
 
 @pytest.fixture
 def reader(engine: Engine, reader_of: ReaderOf, request: pytest.FixtureRequest) -> Iterator[Reader]:
-    """Someone who has only the image and an empty folder."""
+    """A reader with only the image and an empty folder."""
     reader = reader_of(f"text-{request.node.name}")
     assert reader.type(["mkdir out"]).returncode == 0
     yield reader
@@ -233,7 +232,7 @@ def test_a_folder_that_was_not_made_is_roots(reader: Reader) -> None:
 
 
 def test_a_context_that_the_container_cannot_hold_is_refused(reader: Reader) -> None:
-    """One line, and not the end that the kernel makes of what takes more than its share."""
+    """One line, instead of the kernel's OOM kill."""
     line = RECORD.format(options="--rm --memory 256m", prompt='"The cat"', more="-n 1")
     assert reader.type([line]).returncode == 0
     done = reader.type([f"{line} --ctx 1000000 --force"])
@@ -261,7 +260,7 @@ def test_a_published_port_does_not_reach_the_page(engine: Engine, reader: Reader
 
 
 def test_the_engine_finds_a_container_healthy(engine: Engine, reader: Reader) -> None:
-    """What it does every 30 minutes, sooner."""
+    """The health check runs every 30 minutes; here sooner."""
     check = json.loads(engine.docker("image", "inspect", "llamacpp-instr"))[0]["Config"][
         "Healthcheck"
     ]
@@ -275,7 +274,7 @@ def test_the_engine_finds_a_container_healthy(engine: Engine, reader: Reader) ->
     assert json.loads(health["Log"][0]["Output"])["ok"]
 
 
-# --- how it is seen ---
+# --- helpers ---
 
 
 def size(engine: Engine) -> int:
@@ -294,7 +293,7 @@ def written(folder: Path) -> set[tuple[Path, int]]:
 
 
 def check(log: Path) -> int:
-    """What `instr check` outside of the container says."""
+    """The output of `instr check` outside of the container."""
     done = subprocess.run(
         [sys.executable, "-m", "llamacpp_instr", "check", log], capture_output=True, text=True
     )

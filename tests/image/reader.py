@@ -1,4 +1,4 @@
-"""Someone who reads a page and types its lines: not root, in a checkout, with a home."""
+"""A user who reads a page and types its lines: without root, in a checkout, with a home."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pathlib import Path
 from tests.kit.native_kit import DEMO, ROOT
 
 UID, GID = 54321, 54322
-"""ids that neither the image nor this machine has a name for"""
+"""ids without a name in the image and on this machine"""
 
 SECONDS = 120
-"""for a line; and for a word of one that serves"""
+"""time limit for a line, and for a pattern on the screen"""
 
 
 class Reader:
-    """A home and a checkout, in which the lines are typed; `models/model.gguf` is in both."""
+    """A home and a checkout in which the lines are typed; both contain `models/model.gguf`."""
 
     def __init__(self, place: Path, host: str, compose: Path, build_seconds: int) -> None:
         self.checkout, self._home = place / "checkout", place / "home"
@@ -46,12 +46,12 @@ class Reader:
             **kept,
             "HOME": str(self._home),
             "DOCKER_HOST": host,
-            # BuildKit, where a client has it, runs no step with the engine's runtime
+            # BuildKit, if a client has it, does not run steps with the engine's runtime
             "DOCKER_BUILDKIT": "0",
         }
 
     def type(self, lines: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """What comes of lines without a terminal."""
+        """Run lines without a terminal; returns the completed process."""
         with self._started(lines, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
             out, err = process.communicate(stdin, timeout=self._build_seconds)
@@ -59,7 +59,6 @@ class Reader:
 
     @contextlib.contextmanager
     def terminal(self, lines: Sequence[str]) -> Iterator[Terminal]:
-        """The same on a terminal."""
         ours, theirs = pty.openpty()
         os.fchown(theirs, UID, GID)
 
@@ -91,14 +90,14 @@ class Reader:
 
 
 class Terminal:
-    """What stands on the screen of a line that runs, and the keys that its reader presses."""
+    """The screen and the keyboard of a running line."""
 
     def __init__(self, screen: int, process: subprocess.Popen[str]) -> None:
         self._screen, self._process = screen, process
         self.text = ""
 
     def wait_for(self, pattern: str) -> str:
-        """What matches on the screen, once it is there."""
+        """The text that matches on the screen, once it is there."""
         until = time.monotonic() + SECONDS
         while (found := re.search(pattern, self.text)) is None:
             goes_on = self._read() and time.monotonic() < until
@@ -109,7 +108,7 @@ class Terminal:
         os.write(self._screen, b"\x03")
 
     def end(self) -> int:
-        """The status with which it ends, without another key."""
+        """The exit status, without further keys."""
         until = time.monotonic() + SECONDS
         while self._read():
             assert time.monotonic() < until, f"does not end:\n{self.text}"
@@ -120,7 +119,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._screen, 65536)
-        except OSError:  # everyone has closed the other side
+        except OSError:  # the other side is closed
             return False
         self.text += data.decode(errors="replace")
         return bool(data)

@@ -1,9 +1,9 @@
-"""The engine's runtime: runc, which also mounts what `Engine.access` says.
+"""The engine's runtime: runc, plus the mounts of `Engine.access`.
 
     runtime.py MOUNTS.json RUNC'S-ARGUMENTS
 
-Only this can give the steps of Docker's own builder a mount without a word in the Dockerfile.
-Imports nothing of this package: every start of a container waits for it.
+This is the only way to give the steps of Docker's builder a mount without changing the Dockerfile.
+Imports nothing of this package, because every start of a container waits for it.
 """
 
 import json
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def add(path: Path, mounts: "list[list[str]]") -> None:
-    """Mount these too, in their order: `[source, target]` or `[source, target, "ro"]`."""
+    """Add these mounts in order: `[source, target]` or `[source, target, "ro"]`."""
     config = json.loads(path.read_text())
     for source, target, *mode in mounts:
         config["mounts"].append(

@@ -1,8 +1,8 @@
-"""The image, tried for real: whose files it leaves, on which CPUs it runs, and what is in it.
+"""Tests the image: owners of its files, the CPUs it runs on, and its content.
 
 Not part of `make test`: `make image-test` builds the image first, and buildah runs it without an
-engine. What runs here is the image's own copy of everything; only traces are read back on the
-outside, by Perfetto's own trace_processor.
+engine. Only the image's own programs run, except for Perfetto's trace_processor, which reads the
+traces outside of it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.kit.ui_kit import look, need_ui
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 AIM = 350_000_000
-"""bytes of all layers, uncompressed"""
+"""maximum bytes of all layers, uncompressed"""
 
 NOBODY = "54321:54322"
-"""ids that neither the image nor this machine has a name for"""
+"""ids without a name in the image and on this machine"""
 
-# Every command that reads the demo's log: what to run in /out, and the file that it leaves there.
+# Every command that reads the demo's log: the command to run in /out, and the file that it writes.
 COMMANDS: tuple[tuple[str, str | None], ...] = (
     ("doctor --json", None),
     ("check session.log", None),
@@ -60,7 +60,7 @@ def image() -> Image:
 
 @pytest.fixture(scope="session")
 def out(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The caller's directory, with the demo recorded into it by an id without a name."""
+    """The caller's directory, into which an id without a name recorded the demo."""
     directory = owned(tmp_path_factory.mktemp("out"), NOBODY)
     done = image.run(
         *("run", "demo", "--prompt", "Once upon a time", "-n", "16", "--log", "/out/session.log"),
@@ -85,12 +85,12 @@ def owners(directory: Path) -> set[str]:
     return {f"{path.stat().st_uid}:{path.stat().st_gid}" for path in directory.rglob("*")}
 
 
-# --- what it is ---
+# --- content ---
 
 
 def test_the_image_is_small(image: Image, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\nthe image holds {image.size / 1e6:.0f} MB, to be {AIM / 1e6:.0f} MB at most")
+        print(f"\nthe image has {image.size / 1e6:.0f} MB, the limit is {AIM / 1e6:.0f} MB")
     assert image.size <= AIM
 
 
@@ -130,7 +130,7 @@ def test_everyone_may_read_what_is_installed(image: Image) -> None:
     assert closed == []
 
 
-# --- whose files it leaves ---
+# --- owners of files ---
 
 
 @pytest.mark.parametrize(("command", "leaves"), COMMANDS, ids=lambda value: str(value).split()[0])
@@ -175,7 +175,7 @@ def test_a_directory_of_someone_else_is_one_clear_line(image: Image, tmp_path: P
     assert "session.log" in done.stderr
 
 
-# --- how it answers ---
+# --- output and streams ---
 
 
 def test_exit_codes_are_those_of_the_command(image: Image, out: Path) -> None:
@@ -247,7 +247,7 @@ def test_what_the_demo_leaves_is_whole(image: Image, out: Path) -> None:
 
 def test_a_trace_is_shown_on_loopback_of_the_hosts_network(image: Image, out: Path) -> None:
     need_ui()
-    # until a line comes; the shell lets SIGTERM through, and takes the server's status
+    # until a line comes; the shell passes SIGTERM on, and returns the server's status
     serve = "instr view --no-browser session.log & read stop; kill $!; wait $!"
     with image.container() as container:
         server = subprocess.Popen(
@@ -269,7 +269,7 @@ def test_a_trace_is_shown_on_loopback_of_the_hosts_network(image: Image, out: Pa
 
 
 def test_the_services_of_the_compose_file_work(image: Image, tmp_path: Path) -> None:
-    """Entry point and command of each as they stand there, but for the one that serves."""
+    """Entry point and command of each service as written, except for the one that serves."""
     text = (REPOSITORY / "docker/compose.yaml").read_text()
     services = yaml.safe_load(text)["services"]
     assert set(services) == {"run", "convert", "view", "instr"}
@@ -283,7 +283,7 @@ def test_the_services_of_the_compose_file_work(image: Image, tmp_path: Path) -> 
     assert services["view"]["entrypoint"][:2] == ["instr", "view"]
 
 
-# --- on which CPUs ---
+# --- CPUs ---
 
 EMULATOR = "qemu-x86_64-static"
 
@@ -300,9 +300,9 @@ EMULATOR = "qemu-x86_64-static"
 def test_an_older_cpu_gets_kernels_that_it_can_run(
     image: Image, tmp_path: Path, cpu: str, has: set[str], lacks: set[str]
 ) -> None:
-    """Emulated, an instruction that such a CPU lacks ends the process, as it does there.
+    """On an emulated CPU, an instruction that it lacks ends the process, as on the real one.
 
-    What ggml says of itself in the log is what the variant that it loaded was compiled with.
+    ggml's features in the log are those that the loaded variant was compiled with.
     """
     emulator = shutil.which(EMULATOR)
     assert emulator is not None, "apt install qemu-user-static"

@@ -1,1 +1,1 @@
-"""What tests are made with: models, logs, recordings, libraries to compare with."""
+"""Shared code of the tests: models, logs, recordings, libraries to compare with."""

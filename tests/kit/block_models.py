@@ -1,4 +1,4 @@
-"""Writes model files whose tensors hold blocks that a test has made."""
+"""Writes model files whose tensors contain given blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.kit.gguf_files import save
 
 
 def half(*numbers: float) -> bytes:
-    """The bytes of float16."""
     with np.errstate(over="ignore"):
         return np.array(numbers, "<f2").tobytes()
 
@@ -22,7 +21,7 @@ def half(*numbers: float) -> bytes:
 def write_blocks(
     path: Path, tensors: Mapping[str, tuple[str, NDArray[np.generic]]], arch: str = "llama"
 ) -> Path:
-    """A model file with tensors of a type, given as bytes: the last dimension is a row's."""
+    """A model file with tensors of a type, given as bytes; the last dimension is the row."""
     writer = gguf.GGUFWriter(path, arch)
     for name, (type_name, data) in tensors.items():
         number = gguf.GGMLQuantizationType(BY_NAME[type_name].number)
@@ -32,11 +31,9 @@ def write_blocks(
 
 
 def rows_of(blocks: list[bytes], per_row: int) -> NDArray[np.uint8]:
-    """Blocks as rows of bytes."""
     return np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks) // per_row, -1)
 
 
 def random_rows(type_name: str, n_rows: int, per_row: int) -> NDArray[np.uint8]:
-    """Rows of blocks of random bytes."""
     size = BY_NAME[type_name].block_bytes * per_row
     return np.random.default_rng(5).integers(0, 256, (n_rows, size), np.uint8)

@@ -1,7 +1,7 @@
-"""The commands of the pages as a reader would type them, and a directory in which they can be run.
+"""The commands of the pages as a reader would type them, and a directory in which they can run.
 
-What a line reads and no line above it in its block has written is laid there first: the demo model
-or a file made of it under the name of the model, its session under the name of a log.
+If a line reads a file that no earlier line of its block wrote, the file is put there first: the
+demo model (or a file made from it) for the name of a model, its session for the name of a log.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Line:
     page: str
     block: int
     text: str
-    """without its comment; lines that end in a backslash joined"""
+    """without its comment; continued lines are joined"""
 
     def words(self) -> list[list[str]]:
-        """The words of every simple command of it: of both sides of a pipe, for one."""
+        """The words of each simple command, for example of both sides of a pipe."""
         lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
         commands: list[list[str]] = [[]]
@@ -59,7 +59,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 
 def one_line(page: str, beginning: str) -> Line:
-    """The line of a page that is or begins so: for a test that runs it, whatever else it says."""
+    """The only line of a page that begins so, for a test that runs it."""
     found = [line for line in lines_of(ROOT / page) if line.text.startswith(beginning)]
     found = [line for line in found if line.text == beginning] or found
     assert len(found) == 1, f"{page}: {len(found)} lines begin with {beginning!r}"
@@ -67,7 +67,7 @@ def one_line(page: str, beginning: str) -> Line:
 
 
 def lines_of(page: Path) -> list[Line]:
-    """All lines of a page's blocks of shell, in order."""
+    """All lines of a page's shell blocks, in order."""
     blocks = blocks_of(page, "sh")
     name = page.relative_to(ROOT).as_posix()
     return [
@@ -81,7 +81,7 @@ def lines_of(page: Path) -> list[Line]:
 def start(
     line: Line, directory: Path, environment: dict[str, str], output: Path
 ) -> subprocess.Popen[bytes]:
-    """Begin a line in a process group as a terminal makes one; what it prints goes to a file."""
+    """Start a line in a process group, as a terminal does; its output goes to a file."""
     with output.open("wb") as file:
         return subprocess.Popen(
             ["bash", "-c", line.text],
@@ -91,7 +91,7 @@ def start(
 
 
 class Place:
-    """A directory in which lines of one block are run, by a real shell."""
+    """A directory in which a real shell runs the lines of one block."""
 
     def __init__(self, directory: Path, stock: Path, environment: dict[str, str]) -> None:
         self.directory, self._stock = directory, stock
@@ -102,7 +102,7 @@ class Place:
             "BROWSER": str(programs / "browser"),
         }
         self.laid: list[str] = []
-        """what was not there when a line wanted it"""
+        """files that were missing when a line needed them"""
 
     def run(self, line: Line) -> subprocess.CompletedProcess[str]:
         for command in line.words():
@@ -110,7 +110,7 @@ class Place:
         return self.run_script(line.text)
 
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Begin what does not end by itself."""
+        """Start a line that does not end by itself."""
         for command in line.words():
             self._lay(command)
         return start(line, self.directory, self._environment | variables, output)
@@ -134,7 +134,7 @@ class Place:
                 self.laid.append(word)
 
     def _source(self, word: str) -> Path | None:
-        """What stands for a file of that name."""
+        """The file that replaces a file of that name."""
         if "/" in word or "%" in word:
             return None
         if (self._stock / word).is_file():
@@ -144,7 +144,7 @@ class Place:
         return self._stock / name if name else None
 
 
-# looks at the page as a browser would, and then stops the program that opened it
+# fetches the page like a browser, then stops the program that opened it
 _LOOK = """
 import os, signal, sys, urllib.request
 page = urllib.request.urlopen(sys.argv[1].partition("#")[0]).read()
@@ -154,7 +154,7 @@ os.kill(int(sys.argv[2]), signal.SIGINT)
 
 
 def write_browser(directory: Path) -> Path:
-    """A program for BROWSER: it looks at the page and presses Ctrl-C where it was opened."""
+    """A program for BROWSER: it fetches the page and sends SIGINT to the program that opened it."""
     look, browser = directory / "look.py", directory / "browser"
     look.write_text(_LOOK, encoding="utf-8")
     browser.write_text(f'#!/bin/sh\n"{sys.executable}" "{look}" "$1" $PPID &\n', encoding="utf-8")
@@ -163,7 +163,7 @@ def write_browser(directory: Path) -> Path:
 
 
 def _programs(stock: Path) -> Path:
-    """A directory with `instr` and `python` as an active environment has them, and a browser."""
+    """A directory with `instr` and `python` as in an active environment, and a browser."""
     directory = stock / "bin"
     if not directory.is_dir():
         directory.mkdir()

@@ -1,7 +1,7 @@
-"""Forks one `instr` for each request, with everything imported before: a kill costs milliseconds.
+"""Forks one `instr` per request, with all modules already imported, so a kill takes milliseconds.
 
-Requests and answers are lines of JSON: {"args", "cwd", "out"} -> {"pid"}, then {"status"}. What the
-command prints goes to the file "out", to a pipe that nobody reads when it is null.
+Requests and answers are lines of JSON: {"args", "cwd", "out"} -> {"pid"}, then {"status"}. The
+command's output goes to the file "out", or to a pipe without a reader if it is null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         request = json.loads(line)
-        # an interruption waits until the child is where a command is
+        # an interruption waits until the child has reached the command
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         child = os.fork()
         if child == 0:
@@ -70,7 +70,7 @@ def _become_instr(args: list[str], cwd: str, out: str | None) -> None:
     os.dup2(number, 1)
     os.dup2(errors, 2)
     sys.argv = ["instr", *args]
-    status = 130  # where click is not there to catch an interruption
+    status = 130  # click is not there to catch an interruption
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         main()

@@ -1,4 +1,4 @@
-"""The weights and the nodes of a small Llama, as its graph has them."""
+"""The weights and the nodes of a small Llama, as in its graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Row:
-    """A node; sources below zero are leafs: the weights, then the tokens, then a cache."""
+    """A node; negative sources are leafs: the weights, then the tokens, then a cache."""
 
     name: str
     op: str
@@ -18,7 +18,6 @@ class Row:
 
 
 def llama_weights(n_layers: int) -> list[str]:
-    """Names of a Llama's weights."""
     weights = ["token_embd.weight"]
     for il in range(n_layers):
         parts = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down"
@@ -27,7 +26,7 @@ def llama_weights(n_layers: int) -> list[str]:
 
 
 def llama_rows(weights: list[str], n_layers: int) -> list[Row]:
-    """The nodes of a Llama; sources below zero are leafs: the weights, then the inputs."""
+    """The nodes of a Llama; negative sources are leafs: the weights, then the inputs."""
     weight = {name: -1 - i for i, name in enumerate(weights)}
     tokens, cache = -1 - len(weights), -2 - len(weights)
     rows = [Row("inp_embd", "GET_ROWS", -1, [weight["token_embd.weight"], tokens])]

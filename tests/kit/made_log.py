@@ -1,7 +1,7 @@
-"""Makes up whole logs that are right in every respect, from a source of choices.
+"""Generates whole logs that are valid in every respect, from a source of choices.
 
-The events are those that a recorder writes for a small Llama: several contexts that decode at
-once from threads of their own, graphs that are reused or built anew, fused kernels, levels.
+The events are those that a recorder writes for a small Llama: several contexts that decode at once
+in separate threads, graphs that are reused or rebuilt, fused kernels, levels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llamacpp_instr import schema as s
 from tests.kit.made_graph import llama_rows, llama_weights
 
 Pick = Callable[[int, int], int]
-"""a number between two, both included"""
+"""a number between two bounds, inclusive"""
 
 
 def make_log(pick: Pick, n_contexts: int = 0, level: s.Level | None = None) -> list[s.Event]:
-    """The events of one log that was closed."""
+    """The events of one closed log."""
     level = level or s.LEVELS[pick(0, 2)]
     maker = _Maker(pick, Random(pick(0, 2**32)), level, n_layers=pick(1, 3))
     streams = [list(maker.context(ctx)) for ctx in range(n_contexts or pick(1, 3))]
@@ -31,7 +31,6 @@ def make_log(pick: Pick, n_contexts: int = 0, level: s.Level | None = None) -> l
 
 
 def encode(events: list[s.Event]) -> bytes:
-    """The log's bytes."""
     return b"".join(line + b"\n" for line in map(msgspec.json.Encoder().encode, events))
 
 
@@ -105,7 +104,7 @@ class _Maker:
         )
 
     def interleave(self, streams: list[list[s.Event]]) -> Iterator[s.Event]:
-        """As contexts write into one log: each one's lines in order, otherwise as it comes."""
+        """Merge streams like contexts that write into one log: each keeps its order."""
         streams = [stream[::-1] for stream in streams]
         while streams := [stream for stream in streams if stream]:
             yield self.random.choice(streams).pop()
@@ -163,7 +162,7 @@ class _Context:
         self.counts = [1] * len(self.kernels)
 
     def pass_time(self, most: int = 2000) -> int:
-        """A duration, by which the context's clock goes on."""
+        """A duration, by which the context's clock advances."""
         dur = self.maker.random.randrange(most)
         self.t += dur
         return dur
@@ -356,7 +355,7 @@ class _Context:
         )
 
     def fuse(self) -> None:
-        """From now on RMS_NORM and the MUL after it are one kernel."""
+        """From now on, RMS_NORM and the MUL after it are one kernel."""
         rows = self.rows
         self.kernels = [
             i

@@ -1,8 +1,8 @@
-"""Loads models with whatever llama_cpp is imported, and prints what its own log says of buffers.
+"""Loads models with whichever llama_cpp is imported, and prints the buffer sizes in its own log.
 
-A program of its own, so that the unpatched library can be asked, which has no recorder. It reads
-jobs from standard input, `[[model, {n_ctx: …, type_k: …}], …]`, and prints for each the MiB by
-kind and buffer, or null where llama.cpp refuses. Nothing of this product is imported.
+A separate program, so that it can use the unpatched library, which has no recorder. It reads jobs
+from standard input, `[[model, {n_ctx: …, type_k: …}], …]`, and prints for each the MiB by kind and
+buffer, or null if llama.cpp refuses. It imports nothing of this product.
 """
 
 from __future__ import annotations

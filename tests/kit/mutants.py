@@ -1,6 +1,6 @@
 """Copies of the demo model whose tokenizer lacks or claims something.
 
-`tests.programs.claims` does the same to the numbers of the architectures.
+`tests.programs.claims` does the same with the numbers of the architectures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamacpp_instr.model.find import demo_model
 from llamacpp_instr.model.header import read_header
 
 Entries = Mapping[str, bytes]
-"""By name type and value as they are in a file; no bytes: the entry is removed."""
+"""type and value by name, as bytes in a file; an empty value removes the entry"""
 
 N = 1024
 """tokens of the demo model"""
@@ -31,30 +31,26 @@ def text(value: str) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """An entry's type and value."""
     return struct.pack("<II", U32, value)
 
 
 def texts(values: Sequence[str]) -> bytes:
-    """An entry's type and values."""
     head = struct.pack("<IIQ", _TYPES.ARRAY, _TYPES.STRING, len(values))
     return head + b"".join(map(_text, values))
 
 
 def array(values: Sequence[float], type_: gguf.GGUFValueType) -> bytes:
-    """An entry's type and values."""
     head = struct.pack("<IIQ", _TYPES.ARRAY, type_, len(values))
     return head + struct.pack(f"<{len(values)}{_CODES[type_]}", *values)
 
 
 def vocabulary() -> list[str]:
-    """The demo model's tokens."""
     tokens: list[str] = gguf.GGUFReader(demo_model()).fields["tokenizer.ggml.tokens"].contents()
     return tokens
 
 
 def write_mutant(path: Path, changes: Entries) -> Path:
-    """A copy of the demo model with other entries about its tokenizer."""
+    """A copy of the demo model with other entries for its tokenizer."""
     source = demo_model()
     data, header = source.read_bytes(), read_header(source)
     entries = {

@@ -1,7 +1,7 @@
-"""What the tests compare with and run: the unpatched library, random models, native programs.
+"""Native code for the tests: the unpatched library, random models, programs.
 
-Everything is built from the same pinned sdist and kept in the product's cache by the digest of what
-it was made of, so a second run of the suite builds nothing.
+Everything is built from the same pinned sdist and cached by the digest of its inputs, so a second
+run of the suite builds nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ WITHOUT_PROGRAMS = (
 
 @functools.cache
 def unpatched_library() -> Path:
-    """Directory of the libraries of the sdist as it came, with the programs of upstream's own that
-    the tests compare with."""
+    """Directory of the libraries of the unpatched sdist, and of upstream's programs that the tests
+    compare with."""
     flags = ("-DLLAMA_BUILD_TESTS=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_UI=OFF")
     programs = ("test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split")
     return _built("unpatched", flags, ("llama", *programs), False)
@@ -56,7 +56,7 @@ def unpatched_library() -> Path:
 def sanitized_library(sanitizer: str) -> Path:
     """Directory of the patched libraries, compiled with `address` (and undefined) or `thread`."""
     if sanitizer == "thread":
-        # ThreadSanitizer does not know the barriers of GNU's OpenMP runtime
+        # ThreadSanitizer does not understand the barriers of GNU's OpenMP runtime
         flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
     else:
         flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
@@ -66,7 +66,7 @@ def sanitized_library(sanitizer: str) -> Path:
 
 @functools.cache
 def countable_library(*, patched: bool) -> Path:
-    """Directory of libraries that valgrind can run: it does not know AVX-512."""
+    """Directory of libraries that valgrind can run: it does not support AVX-512."""
     flags = ("-DGGML_NATIVE=OFF", *WITHOUT_PROGRAMS)
     return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
 
@@ -92,13 +92,12 @@ def random_models() -> Path:
 
 @functools.cache
 def patched_tree() -> Path:
-    """The patched source of llama.cpp."""
     key = _key((), patched=True)
     return _tree(cache_dir() / "tests" / f"tree-{key}", patched=True)
 
 
 def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str] = ()) -> Path:
-    """A C++ program linked with the patched libraries in `library`; its path below `into`."""
+    """Link a C++ program with the patched libraries in `library`; returns its path in `into`."""
     tree = patched_tree()
     program = into / source.stem
     command = [
@@ -114,7 +113,7 @@ def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str
 def run_probe(
     out: Path, model: Path, *arguments: str, unpatched: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `tests/kit/probe.py` in a process of its own, with one library or the other."""
+    """Run `tests/kit/probe.py` in a child process, with one library or the other."""
     env = dict(os.environ)
     if unpatched:
         env["LLAMA_CPP_LIB_PATH"] = str(unpatched_library())
@@ -151,7 +150,7 @@ def _build(
         command[0] = shutil.which(command[0], path=path) or command[0]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    # the programs find their libraries by an absolute path, so they stay where they were built
+    # programs find their libraries by absolute paths, so they stay in the build directory
     binaries.symlink_to(objects / "bin")
 
 
@@ -161,8 +160,8 @@ def _key(flags: Sequence[str], patched: bool) -> str:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[bool]:
-    """Whether the place is complete; if not, it is cleared, and complete after the block. Test
-    processes that run at once wait here for the one that fills it."""
+    """Yields whether the directory is complete. If not, it is cleared, and complete after the
+    block. Other test processes wait here for the one that fills it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(f".{place.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -175,14 +174,14 @@ def _locked(place: Path) -> Iterator[bool]:
 
 
 def _clear(place: Path) -> None:
-    """Remove what was built in a place, and in those of the same name for an older digest."""
+    """Remove this build, and builds of the same name for older digests."""
     name = place.name.rpartition("-")[0]
     for old in [place, *place.parent.glob(f"{name}-*" if name else place.name)]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _tree(place: Path, patched: bool) -> Path:
-    """The vendored llama.cpp below `place`, unpacked there unless it is."""
+    """The vendored llama.cpp in `place`, unpacked if necessary."""
     with _locked(place) as done:
         if not done:
             place.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Executes pages of docs: `python -m tests.kit.notebook` runs what they ask and writes the answers.
+"""Executes pages of docs: `python -m tests.kit.notebook` runs their code and writes the results.
 
-A block of Python that ends in an expression is followed by a block of text: what it evaluates to.
-A block of text behind a block of shell is what its one command prints of the fixture's session.
+A block of Python that ends in an expression is followed by a block of text with its value. A block
+of text after a block of shell is the output of its only command for the fixture's session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTAL
 
 
 def executed(page: str) -> str:
-    """The page with every block of text as its Python says; it runs in the repository's root."""
+    """The page with updated blocks of text; runs in the repository's root."""
     names: dict[str, Any] = {}
     command = ""
     result: Any = None
@@ -45,7 +45,7 @@ def executed(page: str) -> str:
 
 
 def _printed(command: str) -> str:
-    """What the command says of the fixture, which the page calls session.log."""
+    """The command's output for the fixture, which the page calls session.log."""
     words = [str(SESSION) if word == "session.log" else word for word in shlex.split(command)]
     done = CliRunner().invoke(main, words[1:])
     assert done.exit_code == 0, done.output
@@ -53,7 +53,7 @@ def _printed(command: str) -> str:
 
 
 def _evaluate(code: str, names: dict[str, Any]) -> Any:
-    """Run the code; the value of its last statement, None when that is no expression."""
+    """Run the code; returns the value of its last statement, or None if it is not an expression."""
     statements = ast.parse(code).body
     last = statements.pop() if isinstance(statements[-1], ast.Expr) else None
     exec(compile(ast.Module(statements, []), str(PAGE), "exec"), names)

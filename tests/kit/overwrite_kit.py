@@ -1,5 +1,5 @@
-"""Every command that writes, and a folder to run it in: inputs, what looks like the command's own
-files, and other people's."""
+"""Every command that writes, and a folder to run it in: inputs, files that look like the command's
+own, and other files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.quantize_kit import importances, write_imatrix
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 SPLIT = PARTS[0]
 MODELS = ["model.gguf", "named.gguf", "linked.gguf", *PARTS]
-"""the second is named by a log only, `named.log`; the third is a symbolic link to the first"""
+"""only a log, `named.log`, names the second; the third is a symbolic link to the first"""
 TENSOR = "blk.0.attn_q.weight"
 RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
 
@@ -29,11 +29,11 @@ class Case:
 
     line: str
     output: str = "out"
-    """what `{}` stands for, when nothing is wrong"""
+    """replaces `{}` if nothing is wrong"""
     reads: tuple[str, ...] = ()
     """inputs beside models"""
     creates: tuple[str, ...] = ()
-    """the files that it is told to write; the output when left out"""
+    """the files that it should write; by default the output"""
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ TABLES = tuple(f"data/{name}.csv" for name in NAMES)
 KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
 RUN = "-n 1"
 
-# by the option that says where the output goes
+# by the option that names the output
 CASES: dict[tuple[str, str], list[Case]] = {
     ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
     ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
@@ -104,12 +104,12 @@ NO_FILE = {
     "A,B,...", "ARGS", "A[-B]", "A[:B]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
 }  # fmt: skip
-"""what the help calls the values of the other options"""
+"""metavars of the other options"""
 ALL = [(option, case) for option, cases in CASES.items() for case in cases]
 
 
 def write_stock(place: Path) -> None:
-    """Inputs, what looks like the outputs of a command, and other files."""
+    """Inputs, files that look like outputs of a command, and other files."""
     tiny_models.write_llama(place / "model.gguf")
     shutil.copyfile(place / "model.gguf", place / "named.gguf")
     (place / "linked.gguf").symlink_to("model.gguf")
@@ -126,7 +126,7 @@ def write_stock(place: Path) -> None:
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
-    # outputs of an earlier call, which are to be replaced
+    # outputs of an earlier call, which may be replaced
     for name in ("out", "out.svg", "new.log"):
         (place / name).write_text("old")
     shutil.copyfile(place / "quantized.gguf", place / "out.gguf")
@@ -135,7 +135,7 @@ def write_stock(place: Path) -> None:
     for name in TABLES:
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text("old")
-    # other people's files
+    # files of other programs
     for name in (
         "mine.csv", "archive.csv/ops.csv", ".hidden", ".out", "out.1", "out.gguf.part", "core",
         "old2.part2.log", "old7.part9.log", "old-2025.part3.log", "old.partx.log", "xold.part2.log",
@@ -156,7 +156,7 @@ Files = dict[str, tuple[int, bytes]]
 
 
 def files(place: Path) -> Files:
-    """Every file below a directory: its type and mode, its content or where it leads."""
+    """Every file below a directory: its type and mode, and its content or link target."""
     found = {}
     for path in place.rglob("*"):
         mode, content = path.lstat().st_mode, b""
@@ -169,5 +169,5 @@ def files(place: Path) -> Files:
 
 
 def changed(before: Files, after: Files) -> set[str]:
-    """The names of files that were made, changed or removed."""
+    """The names of files that were created, changed or removed."""
     return {name for name in before | after if before.get(name) != after.get(name)}

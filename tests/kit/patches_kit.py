@@ -1,4 +1,4 @@
-"""A tiny llama-cpp-python with a patch set of three commits, made by the tool that is tested."""
+"""A tiny llama-cpp-python with a patch set of three commits, made with the tool under test."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ README = """\
 
 
 def need_git() -> None:
-    """A user's machine may truly lack git; the build does without."""
+    """Skip the test if git is missing, except in CI; the build works without git."""
     if shutil.which("git") is None:
         assert not os.environ.get("CI"), "git is not installed"
         pytest.skip("git is not installed")
 
 
 def git(root: Path, *arguments: str, **variables: str) -> str:
-    """What a person's git prints: with the settings that the environment gives it."""
+    """Run git with the settings that the environment gives a user; returns its output."""
     return subprocess.run(
         ["git", *arguments], cwd=root, env={**os.environ, **variables}, check=True,
         capture_output=True, text=True,
@@ -59,7 +59,7 @@ def git(root: Path, *arguments: str, **variables: str) -> str:
 
 
 def commit(root: Path, title: str, files: dict[str, str], reason: str = "It has to.") -> None:
-    """Commit changed files as a person would."""
+    """Commit changed files as a user would."""
     for name, text in files.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
@@ -77,19 +77,18 @@ def counted(*changes: tuple[int, str]) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """A patch set and its tree in the making."""
+    """A patch set and its editable tree."""
 
     sdist: Path
     patches: Path
     tree: Path
-    """where it is edited"""
+    """the editable tree"""
 
     @property
     def llama(self) -> Path:
         return self.tree / VENDORED
 
     def edit(self) -> None:
-        """Make the tree, anew."""
         shutil.rmtree(self.tree, ignore_errors=True)
         edit(self.sdist, self.tree, self.patches)
 
@@ -100,7 +99,6 @@ class World:
         return (self.patches / "series").read_text().splitlines()
 
     def bytes(self) -> dict[str, bytes]:
-        """The whole patch set."""
         return {
             path.relative_to(self.patches).as_posix(): path.read_bytes()
             for path in sorted(self.patches.rglob("*"))
@@ -109,7 +107,7 @@ class World:
 
 
 def make_world(directory: Path) -> World:
-    """A world whose series was exported and whose tree was made of it."""
+    """A world with an exported series and a tree made from it."""
     sdist = kit.make_sdist(directory, FILES)
     world = World(sdist, kit.make_patches(directory, sdist, {}), directory / "tree")
     (world.patches / "src" / "src" / "llama-instrumentation.h").write_text("int ours;\n")

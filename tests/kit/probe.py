@@ -1,10 +1,10 @@
-"""Computes a model with whatever llama_cpp is imported, and saves every logit that it gives.
+"""Computes a model with whichever llama_cpp is imported, and saves every logit.
 
-A program of its own, so that the patched and the unpatched library can be asked the same thing:
+A separate program, so that the patched and the unpatched library can run the same code:
 
     python tests/kit/probe.py MODEL OUT.npz --threads 2 [--level LEVEL --log LOG [--stats PATTERN]]
 
-Nothing of this product is imported: an unpatched library knows nothing of it.
+It imports nothing of this product, which an environment with the unpatched library lacks.
 """
 
 from __future__ import annotations

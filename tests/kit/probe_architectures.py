@@ -3,8 +3,8 @@
     python tests/kit/probe_architectures.py FOLDER count            the nodes of each model, as JSON
     python tests/kit/probe_architectures.py FOLDER record LOGS      a log of each model
 
-`count` asks llama.cpp's own eval callback, which sees every node of every graph that is computed;
-it is meant for the unpatched library, as the truth that the logs are compared with.
+`count` uses llama.cpp's own eval callback, which gets every node of every computed graph. With the
+unpatched library it gives the truth that the logs are compared with.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def count_nodes(api: Any, path: Path) -> int:
-    """Nodes for which a kernel runs, over all graphs that are computed."""
+    """Number of nodes for which a kernel runs, over all computed graphs."""
     op_name = api._lib.ggml_op_name
     op_name.restype = ctypes.c_char_p
     seen = 0

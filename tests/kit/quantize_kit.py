@@ -1,5 +1,5 @@
-"""What the tests of `quantize` compare with and quantize: upstream's program, models of any width
-with a name for every recipe, importance matrices of known values."""
+"""Upstream's llama-quantize, models of any width with tensor names for every recipe, and importance
+matrices with known values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.gguf_files import save
 from tests.kit.native_kit import unpatched_library
 
 LAYERS, ROWS = 8, 8
-"""eight layers: several recipes treat the first eighth in another way"""
+"""eight layers, because several recipes treat the first eighth differently"""
 
 _DEFAULT = QuantizeOptions()
 _IN_LAYER = (
@@ -28,7 +28,7 @@ _IN_LAYER = (
 
 
 def llama_quantize(*arguments: object) -> None:
-    """Upstream's own program, from the unpatched source."""
+    """Run upstream's own program, from the unpatched source."""
     subprocess.run(
         [unpatched_library() / "llama-quantize", *map(str, arguments)],
         capture_output=True, check=True,
@@ -61,8 +61,8 @@ def write_model(
     shapes: dict[str, tuple[int, ...]] | None = None,
     alignment: int | None = None,
 ) -> Path:
-    """A llama as far as the quantizer looks: names and hyper-parameters, rows of `width`; with
-    `shapes` more tensors, in numpy's order."""
+    """A llama that satisfies the quantizer: names and hyper-parameters, rows of `width`. `shapes`
+    adds tensors, with shapes in numpy's order."""
     writer = gguf.GGUFWriter(path, "llama")
     if alignment:
         writer.add_custom_alignment(alignment)
@@ -90,7 +90,7 @@ def write_model(
 
 
 def importances(model: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Made-up sums of squares for every matrix of a model: a row, or one for each expert."""
+    """Made-up sums of squares for every matrix of a model: a row, or one per expert."""
     random = np.random.default_rng(5)
     return {
         weight.name: random.uniform(0.1, 9, (*weight.ne[2:], weight.ne[0])).astype(np.float32)
@@ -100,8 +100,8 @@ def importances(model: Path, without: Collection[str] = ()) -> dict[str, np.ndar
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray], count: float = 3) -> Path:
-    """An importance matrix as llama-imatrix writes it, of two chunks of a text "wörds.txt"; an
-    expert has seen a token less than the one before."""
+    """An importance matrix in llama-imatrix's format, of two chunks of a text "wörds.txt". Each
+    expert has seen one token less than the one before."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_string("general.type", "imatrix")
     writer.add_array("imatrix.datasets", ["wörds.txt", "more.txt"])
@@ -117,7 +117,7 @@ def write_imatrix(path: Path, sums: dict[str, np.ndarray], count: float = 3) -> 
 
 
 def legacy_imatrix(sums: dict[str, np.ndarray], calls: int = 3) -> bytes:
-    """The same in the format that ends in `.dat`."""
+    """The same in the older format that ends in `.dat`."""
     data = struct.pack("<i", len(sums))
     for name, values in sums.items():
         data += struct.pack("<i", len(name)) + name.encode()

@@ -1,4 +1,4 @@
-"""The demo model as upstream's own llama-quantize writes it, by file type."""
+"""The demo model as upstream's llama-quantize writes it, by file type."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NEED_IMPORTANCE = (
 
 @functools.cache
 def quantized_demo(file_type: str) -> Path:
-    """The demo model in `file_type`, such as `Q4_K_M`; all its tensors, with no importance matrix
-    but for the types that insist on one. Kept beside the programs that wrote it."""
+    """The demo model in `file_type`, such as `Q4_K_M`, without an importance matrix unless the type
+    requires one. Cached beside the programs that wrote it."""
     library = unpatched_library()
     directory = library.parent / "quantized"
     directory.mkdir(exist_ok=True)
@@ -52,7 +52,7 @@ def quantized_demo(file_type: str) -> Path:
 
 @functools.cache
 def flat_importance() -> Path:
-    """An importance matrix of the demo model that finds every column as important."""
+    """An importance matrix of the demo model in which all columns are equally important."""
     path = unpatched_library().parent / "quantized" / "flat-imatrix.gguf"
     if not path.exists():
         unfinished = path.with_suffix(f".{os.getpid()}")

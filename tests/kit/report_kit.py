@@ -1,4 +1,4 @@
-"""`instr memory` for tests: its output as JSON, and logs that were changed."""
+"""`instr memory` for tests: its output as JSON, and edited logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ Json = list[dict[str, Any]]
 
 
 def report(*args: object) -> Result:
-    """`instr memory`, run in this process."""
     return CliRunner().invoke(cli.main, ["memory", *map(str, args)])
 
 
 def reported(*args: object) -> Json:
-    """The reports as JSON."""
     done = report(*args, "--json")
     assert done.exit_code == 0, done.output
     found: Json = json.loads(done.stdout)
@@ -30,13 +28,13 @@ def reported(*args: object) -> Json:
 
 
 def memory_of(reports: Json) -> dict[str, Any]:
-    """The one section about memory."""
+    """The only section about memory."""
     (found,) = (r for r in reports if r["title"].startswith("Memory"))
     return found
 
 
 def edited(log: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
-    """The log with its events changed; a file beside it."""
+    """Write the log with its events changed to a file beside it."""
     events = read_events(log)
     for event in events:
         edit(event)
@@ -46,7 +44,7 @@ def edited(log: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
 
 
 def without_library(directory: Path, environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a process in which `llama_cpp` does not load."""
+    """An environment in which `llama_cpp` does not load."""
     (directory / "llama_cpp").mkdir()
     (directory / "llama_cpp" / "__init__.py").write_text("raise ImportError('it is hidden')")
     return {**environment, "PYTHONPATH": f"{directory}{os.pathsep}{environment['PYTHONPATH']}"}

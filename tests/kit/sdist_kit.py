@@ -1,7 +1,7 @@
 """A tiny llama-cpp-python: an sdist that pip builds in a second, and a patch set for it.
 
-It has what the build relies on and nothing else, so that every step of a build is the real one:
-pip fetches it, checks its hash, builds its wheel in isolation and installs it.
+It has only what the build relies on, so that every step of a build is real: pip fetches it, checks
+its hash, builds its wheel in isolation and installs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ name = "llama_cpp_python"
 version = "0"
 """
 
-# Prints like ninja, and ships what it "compiled" it from.
+# Prints like ninja, and packs the source that it "compiled".
 _BACKEND = """\
 import os, pathlib, re, sys, zipfile
 
@@ -93,7 +93,7 @@ Subject: [PATCH] count further
 
 
 def make_sdist(directory: Path, files: dict[str, str] | None = None) -> Path:
-    """Write the sdist, with `files` laid over its own; return its path."""
+    """Write the sdist, with `files` replacing its own; returns its path."""
     path = directory / f"{ROOT}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, text in {**FILES, **(files or {})}.items():
@@ -104,7 +104,7 @@ def make_sdist(directory: Path, files: dict[str, str] | None = None) -> Path:
 
 
 def make_patches(directory: Path, sdist: Path, patches: dict[str, str] | None = None) -> Path:
-    """Write a patch set that pins `sdist`: `patches` (PATCH by default) and one file of our own."""
+    """Write a patch set that pins `sdist`: `patches` (default PATCH) and one file of our own."""
     patches = {"0001-count.patch": PATCH} if patches is None else patches
     root = directory / "patches"
     (root / "src" / "src").mkdir(parents=True)

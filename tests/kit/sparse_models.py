@@ -1,4 +1,4 @@
-"""Writes models of any size in a moment: their data section is a hole in a sparse file."""
+"""Writes models of any size quickly: their data section is a hole in a sparse file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamacpp_instr.model.file import load_model_file
 
 
 def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -> Path:
-    """A llama in F16 with nine tensors in a layer and three more."""
+    """A llama in F16 with nine tensors per layer and three more."""
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in (
         ("block_count", layers), ("context_length", 131072), ("embedding_length", width),
@@ -46,18 +46,18 @@ def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -
 
 
 def write_with_more_rows(source: Path, path: Path, tensor: str, n_bytes: int) -> Path:
-    """The model in `source` with a tensor of at least `n_bytes`: its new rows are a hole."""
+    """The model in `source` with a tensor of at least `n_bytes`; its new rows are a hole."""
     model = load_model_file(source)
     grown = model.by_name[tensor]
     data = bytearray(source.read_bytes())
 
     def entry(name: str) -> int:
-        """Where the entry of a tensor goes on after its name."""
+        """Offset of a tensor's entry after its name."""
         key = struct.pack("<Q", len(name)) + name.encode()
         return data.index(key) + len(key)
 
     row = grown.n_bytes // grown.ne[1]
-    rows = -(-n_bytes // (32 * row)) * 32  # as they were, offsets are multiples of 32
+    rows = -(-n_bytes // (32 * row)) * 32  # so that offsets stay multiples of 32
     more = rows * row - grown.n_bytes
     struct.pack_into("<IQQ", data, entry(tensor), 2, grown.ne[0], rows)
     for weight in model.weights:

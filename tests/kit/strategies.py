@@ -1,4 +1,4 @@
-"""Hypothesis strategies: whole logs, closed ones and ones that stop anywhere."""
+"""Hypothesis strategies for whole logs: closed ones and ones that stop anywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.kit.made_log import make_log
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """The events of a log that was closed."""
     return make_log(lambda low, high: draw(st.integers(low, high)))
 
 

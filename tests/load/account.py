@@ -1,8 +1,8 @@
-"""Holds a recording of a server against what its clients were told: no step more, none less.
+"""Compares a recording of a server with the answers to its clients: no step is extra or missing.
 
-A request is, in the log, a prefill, then tokens and the decodes between them. Which request it was
-the log does not know; how many tokens its prompt had, how many were sampled and what they say are
-held against the server's own answer and its `usage`.
+In the log a request is a prefill, then tokens and the decodes between them. The log does not name
+the request, so its prompt length, its number of sampled tokens and their text are compared with
+the server's answer and its `usage`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llamacpp_instr import schema
 from llamacpp_instr.log.reader import read_events
 
 END_OF_TEXT = 2
-"""the demo model's token; no part of an answer and of `completion_tokens`"""
+"""the demo model's token; not part of an answer or of `completion_tokens`"""
 
 
 @dataclass
 class Generation:
-    """What the server did for one request."""
+    """The work of the server for one request."""
 
     prompt_tokens: int
-    """with those of which it kept the cells"""
+    """including those whose cells were still in the cache"""
     ids: list[int] = field(default_factory=list)
     written: bytes = b""
     decodes: int = 0
@@ -41,7 +41,7 @@ class Generation:
 
 @dataclass
 class Recording:
-    """What all parts of a log hold together."""
+    """The content of all parts of a log together."""
 
     parts: list[Path]
     n_bytes: list[int] = field(default_factory=list)
@@ -49,27 +49,26 @@ class Recording:
     events: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     evaluated: int = 0
-    """tokens that steps were given"""
+    """tokens that steps evaluated"""
     kept: int = 0
-    """tokens of prompts that were not evaluated again, since the cache still had them"""
+    """tokens of prompts that were not evaluated again, because the cache still had them"""
     sampled: int = 0
     dropped: int = 0
     """events and ops that are missing, by the recorder's own count"""
     cut: int = 0
-    """generations that a rotation left in two parts"""
+    """generations that a rotation split into two parts"""
     wrong: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
 
 def parts_of(log: Path) -> list[Path]:
-    """The parts of a log in their order."""
     later = log.parent.glob(f"{log.stem}.part*{log.suffix}")
     number = re.compile(r"\.part(\d+)\.")
     return [log, *sorted(later, key=lambda path: int(number.findall(path.name)[0]))]
 
 
 def read_recording(log: Path) -> Recording:
-    """Read all parts; what is not as it has to be stands in `wrong`."""
+    """Read all parts; errors are collected in `wrong`."""
     found = Recording(parts_of(log))
     reader = _Reader(found)
     for number, path in enumerate(found.parts, 1):
@@ -148,7 +147,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Told:
-    """What one client knows of one request that was answered."""
+    """What one client knows about one answered request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -156,9 +155,9 @@ class Told:
     ended: bool
     """by the model, not by the limit"""
     left: bool = False
-    """the client hung up; this is then the answer that it would have had"""
+    """the client hung up; `text` is then the answer that it would have got"""
     seen: str = ""
-    """what it had read by then"""
+    """the part that it had read by then"""
 
     def key(self) -> tuple[int, int, str, bool]:
         return self.prompt_tokens, self.completion_tokens, self.text, self.ended
@@ -166,23 +165,24 @@ class Told:
 
 @dataclass
 class Matched:
-    """The generations of a recording beside the answers that clients got."""
+    """The generations of a recording, matched with the answers to clients."""
 
     wrong: list[str]
-    """what has no counterpart, and what is not the same"""
+    """generations and answers without a counterpart, and differences"""
     by_usage: int
-    """tokens that were sampled for whole answers: by the server's `usage`, and one for each end"""
+    """sampled tokens of complete answers: the server's `usage`, plus one for each end token"""
     left: list[Generation]
-    """of clients that hung up"""
+    """generations for clients that hung up"""
 
 
 def match_answers(recording: Recording, told: Counter[Told]) -> Matched:
-    """Find the generation of every answer, and an answer, or who left, for every generation."""
+    """Find a generation for every answer, and an answer or a client that left for every
+    generation."""
     whole = Counter({t.key(): n for t, n in told.items() if not t.left})
     recorded = Counter(g.key() for g in recording.generations)
     wrong = [f"answered {n} times, not recorded: {key}" for key, n in (whole - recorded).items()]
     matched = Matched(wrong, sum(n * (key[1] + key[3]) for key, n in whole.items()), [])
-    # what is left over has to be what clients hung up on, as far as the server came
+    # the rest must belong to clients that hung up, as far as the server got
     left = [t for t, n in told.items() if t.left for _ in range(n)]
     for generation in _among(recording.generations, recorded - whole):
         for candidate in left:

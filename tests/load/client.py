@@ -1,4 +1,4 @@
-"""Asks a server and keeps of an answer what may not differ: all but its id and the time of day."""
+"""Sends requests, and keeps what must not differ in an answer: all but its id and the time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from tests.load.server import PATIENCE_S, Server
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer."""
-
     status: int
     pieces: tuple[str, ...]
     """JSON of the body, or of every event of the stream, `[DONE]` included"""
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
         return "".join(_text(json.loads(piece)) for piece in self.pieces if piece != "[DONE]")
 
     def usage(self, key: str) -> int:
-        """A figure of the server's own count; only a body that is no stream has it."""
+        """A figure of the server's own count; only in bodies that are not streams."""
         [body] = self.pieces
         value = json.loads(body)["usage"][key]
         assert isinstance(value, int)
@@ -33,14 +30,14 @@ class Answer:
 
     @property
     def finished(self) -> str | None:
-        """Why the model stopped writing: `stop` (its own end) or `length`."""
+        """Why the model stopped: `stop` (its own end) or `length`."""
         [body] = self.pieces
         choices = json.loads(body).get("choices")
         return choices[0]["finish_reason"] if choices else None
 
 
 def ask(server: Server, request: Request) -> Answer:
-    """Send a request and read the answer: all of it, or as much as the client waits for."""
+    """Send a request and read the answer, or the part that the client waits for."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", request.path, request.body, {"Content-Type": "application/json"})

@@ -1,8 +1,8 @@
-"""Holds a recorded server and a plain one under the same load, and says what came of it.
+"""Runs a recorded server and a plain one under the same load, and reports the results.
 
-Every client asks both servers the same, one after the other, so that both answer equally many
-requests at the same time; what is right was asked of the unpatched library beforehand. Time in
-which the machine stood still does not count.
+Every client sends the same request to both servers, one after the other, so that both answer
+equally many requests at the same time. The correct answers come from the unpatched library. Time
+during which the machine was stopped does not count.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tests.load.server import Server
 
 SAMPLE_S = 0.5
 PENDING = 256 * 1024
-"""bytes by which a part may be larger: what waits to be written when a step begins"""
+"""bytes by which a part may exceed the limit: data that waits to be written when a step begins"""
 SHOWN = 10
-"""problems of one kind"""
+"""problems of one kind that are shown"""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the unpatched library answers to a request."""
+    """The unpatched library's answer to a request."""
 
     answer: Answer
     told: Told | None
-    """what the log has to hold of it, None when nothing"""
+    """what the log must contain about it; None for nothing"""
 
 
 @dataclass
 class Held:
-    """What was done and seen."""
+    """What was done and observed."""
 
     clients: int
     seconds: float = 0
     requests: int = 0
-    """that the recorded server got; the plain one got them too"""
+    """requests to the recorded server; the plain one got the same"""
     hung_up: int = 0
     refused: int = 0
     told: Counter[Told] = field(default_factory=Counter)
     differing: int = 0
-    """answers of either server that are not the unpatched library's"""
+    """answers of either server that differ from the unpatched library's"""
     memory: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     """samples of the servers `recorded` and `plain`"""
     recording: Recording | None = None
@@ -62,14 +62,14 @@ class Held:
     problems: list[str] = field(default_factory=list)
 
     def growth(self, server: str, what: str = "Private_Dirty") -> int:
-        """Bytes by which a server grew in the second half: a tenth at its begin, one at its end."""
+        """Growth of a server in bytes in the second half, from medians of tenths of the samples."""
         values = [sample[what] for sample in self.memory[server]]
         tenth = max(1, len(values) // 10)
         half = values[len(values) // 2 :]
         return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth]))
 
     def last(self, server: str, what: str = "Private_Dirty") -> int:
-        """Bytes at the end."""
+        """Bytes at the end, as a median."""
         values = [sample[what] for sample in self.memory[server]]
         return round(statistics.median(values[-max(1, len(values) // 10) :]))
 
@@ -77,8 +77,8 @@ class Held:
 def hold(
     directory: Path, seconds: float, clients: int, rotate: int, tell: Callable[[str], None]
 ) -> Held:
-    """Run it all in `directory`, which is empty, with parts of `rotate` bytes: for `seconds`, and
-    until every client has asked all that it has to ask. `tell` is given a line of each stage."""
+    """Run everything in the empty directory `directory`, with parts of `rotate` bytes: for
+    `seconds`, and until every client has sent all its requests. `tell` gets a line per stage."""
     mix = [requests_of(client) for client in range(clients)]
     held = Held(clients)
     log = directory / "server.log"
@@ -124,7 +124,7 @@ def hold(
 
 
 def check_sizes(n_bytes: list[int], rotate: int) -> list[str]:
-    """What is wrong with the sizes of a log's parts."""
+    """The errors in the sizes of a log's parts."""
     return [
         f"part {number} has {size:,} bytes, for parts of {rotate:,}"
         for number, size in enumerate(n_bytes, 1)
@@ -133,7 +133,7 @@ def check_sizes(n_bytes: list[int], rotate: int) -> list[str]:
 
 
 def ask_everything(server: Server, mix: list[list[Request]]) -> dict[Request, Expected]:
-    """What a server answers to each request, asked by all clients at once."""
+    """A server's answer to each request, with all clients at once."""
     expected: dict[Request, Expected] = {}
 
     def client(requests: list[Request]) -> None:
@@ -190,11 +190,11 @@ def _load(
         at, minute = time.monotonic(), 0
         while not finished.wait(SAMPLE_S):
             for name, server in servers.items():
-                # a server that is gone is the clients' to tell
+                # the clients report a server that is gone
                 with suppress(OSError):
                     held.memory.setdefault(name, []).append(server.memory())
             now = time.monotonic()
-            # after a longer pause this process, or all of them, had been stopped
+            # after a longer pause, this process or all of them had been stopped
             held.seconds += min(now - at, 4 * SAMPLE_S)
             at = now
             if held.seconds >= seconds:
@@ -215,7 +215,7 @@ def _load(
 def take_answer(
     held: Held, name: str, request: Request, answer: Answer, expected: Expected
 ) -> None:
-    """Count an answer of the server `name`, and hold it against what was expected."""
+    """Count an answer of the server `name`, and compare it with the expected one."""
     whole = expected.answer.pieces
     pieces = whole if request.leave_after is None else whole[: request.leave_after]
     if (answer.status, answer.pieces) != (expected.answer.status, pieces):
@@ -233,7 +233,7 @@ def take_answer(
 
 
 def _in_threads(targets: list[Callable[[], None]]) -> None:
-    """Run all to their end; raises what one of them raised."""
+    """Run all functions in threads; raises an exception of one of them."""
     raised: list[BaseException] = []
 
     def run(target: Callable[[], None]) -> None:

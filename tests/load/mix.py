@@ -1,9 +1,9 @@
-"""What the clients of the load test ask: the same requests in every run.
+"""The requests of the clients in the load test, the same in every run.
 
-No request's prompt is how another one begins. A server keeps the tokens that a prompt shares with
-what it evaluated before, and a prompt that is evaluated one token at a time takes other kernels
-than one that is evaluated whole, which round otherwise. As it is, whatever came before, every
-prompt has several tokens left, and an answer depends on the request alone, to the bit.
+No prompt is the beginning of another. A server keeps the tokens that a prompt shares with earlier
+input, and a prompt that is evaluated one token at a time uses other kernels, with other rounding,
+than one that is evaluated at once. With these prompts several tokens are always left to evaluate,
+so an answer depends on the request alone, to the bit.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Request:
         return self.path in (COMPLETIONS, CHAT, EMBEDDINGS)
 
     def whole(self) -> Request:
-        """The same without a stream: what is answered then says how many tokens there were."""
+        """The same request without a stream; its answer contains the number of tokens."""
         body = {**json.loads(self.body), "stream": False}
         return replace(self, body=json.dumps(body), leave_after=None)
 
 
 def requests_of(client: int) -> list[Request]:
-    """What one client asks, in its order; then it begins again."""
+    """The requests of one client in order; then it starts again."""
     number = itertools.count()
 
     def prompt(then: str = "Once upon a time, there was") -> str:

@@ -1,7 +1,7 @@
 """A real `llama_cpp.server` process with the demo model, plain or under `instr exec`.
 
-Its settings keep an answer whole (a waiting request interrupts no stream) and let it depend on the
-request alone (one thread, no cache of other prompts).
+Its settings keep answers complete (a waiting request interrupts no stream) and independent of other
+requests (one thread, no cache of other prompts).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from tests.kit.native_kit import DEMO, ROOT
 
 PATIENCE_S = 900
-"""for a start or an end: a machine may stand still for minutes"""
+"""time limit for a start or an end: a machine may be stopped for minutes"""
 
 
 class Server:
-    """A process that answers on a loopback port, from `wait_until_it_answers` on until `stop`."""
+    """A process that answers on a loopback port, between `wait_until_it_answers` and `stop`."""
 
     def __init__(self, output: Path, *, under: tuple[str, ...] = (), library: Path | None = None):
-        """Standard output and error go to the file `output`; `under` is the command in front of
-        the server's own; `library` is where another build of llama.cpp lies."""
+        """Standard output and error go to the file `output`. `under` is a command in front of the
+        server's own. `library` is the directory of another build of llama.cpp."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -54,7 +54,7 @@ class Server:
         self.pid = self.process.pid
 
     def wait_until_it_answers(self) -> None:
-        """Wait for the model to be loaded; raises AssertionError with what was printed if not."""
+        """Wait until the model is loaded; raises AssertionError with the output if it fails."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -73,7 +73,7 @@ class Server:
         raise AssertionError(f"the server did not start:\n{self.text()[-3000:]}")
 
     def _child(self) -> int:
-        # the command in front has this child only
+        # the command in front has only this child
         pid = self.process.pid
         [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(child)
@@ -85,16 +85,15 @@ class Server:
         return {name: 1024 * found[name] for name in ("Rss", "Pss", "Private_Dirty")}
 
     def text(self) -> str:
-        """What it printed."""
         return self.output.read_text(errors="replace")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> int:
-        """Send a signal to the first process, wait, and return its exit code."""
+        """Send a signal to the first process and wait; returns its exit status."""
         self.process.send_signal(how)
         return self.process.wait(timeout=PATIENCE_S)
 
     def kill(self) -> None:
-        """End it at once, also when it has ended."""
+        """Kill it, even if it has ended."""
         if self.process.poll() is None:
             for pid in {self.process.pid, self.pid}:
                 os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Somebody with this machine, an empty home and a fresh clone, who types what a page says.
+"""A new user with an empty home and a fresh clone, who types the commands of a page.
 
-What takes the machine's time only once stays: the build cache, ccache, the settings and the caches
-of pip and npm. Nothing of the environment that runs the tests is lent.
+Only what is slow to create is shared with this machine: the build cache, ccache, and the settings
+and caches of pip and npm. Nothing of the test environment is visible.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.kit.commands_kit import Line, start, write_browser
 from tests.kit.native_kit import ROOT
 
 SECONDS = 3600
-"""for one line: the longest compiles llama.cpp where ccache has nothing"""
+"""time limit for one line: the longest compiles llama.cpp without ccache"""
 
 _OURS = ("PYTHON", "PYTEST", "LLAMA", "MAKE", "MFLAGS", "VIRTUAL_ENV", "TESTS", "CCACHE_BASEDIR")
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """Runs lines in `directory`, the clone; `home` and what lies beside are gone in the end."""
+    """Runs lines in `directory`, the clone; `home` and its siblings are removed at the end."""
 
     place: Path
     environment: dict[str, str]
@@ -39,22 +39,22 @@ class Newcomer:
         return self.place / "clone"
 
     def clone(self, name: str) -> Newcomer:
-        """The same person with another fresh clone, below `name`."""
+        """The same user with another fresh clone, below `name`."""
         place = self.place / name
         place.mkdir()
         _clone(place / "clone")
         return Newcomer(place, self.environment, self.ran)
 
     def within(self, environment: Path) -> Newcomer:
-        """The same person in an active environment of Python."""
+        """The same user in an active Python environment."""
         path = f"{environment / 'bin'}{os.pathsep}{self.environment['PATH']}"
         return Newcomer(self.place, {**self.environment, "PATH": path}, self.ran)
 
     def run(
         self, *lines: Line, put: dict[str, str] | None = None, more: str = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Lines in one shell, one after the other until one fails, with placeholders replaced;
-        `more` is put to the end. Standard error is within the output."""
+        """Run lines in one shell until one fails, with placeholders replaced; `more` is appended.
+        Standard error is part of the output."""
         script = "\n".join(line.text for line in lines) + more
         for placeholder, value in (put or {}).items():
             assert placeholder in script
@@ -63,7 +63,7 @@ class Newcomer:
         return self.type(script, **variables)
 
     def type(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """What no page says."""
+        """Run a script that is not on a page."""
         return subprocess.run(
             ["bash", "-ec", script],
             cwd=self.directory, env=self.environment | variables, stdin=subprocess.DEVNULL,
@@ -71,14 +71,14 @@ class Newcomer:
         )  # fmt: skip
 
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Begin what does not end by itself, as `commands_kit.Place` does."""
+        """Start a line that does not end by itself, like `commands_kit.Place`."""
         self.ran.append(line)
         return start(line, self.directory, self.environment | variables, output)
 
 
 @contextmanager
 def newcomer() -> Iterator[Newcomer]:
-    """One with a clone of what is committed here; several GB may come to lie beside it."""
+    """A user with a clone of the committed files; several GB may be written beside it."""
     with tempfile.TemporaryDirectory(prefix="newcomer-", ignore_cleanup_errors=True) as name:
         place = Path(name).resolve()
         home = place / "home"
@@ -91,7 +91,7 @@ def newcomer() -> Iterator[Newcomer]:
             "HOME": str(home),
             "LLAMACPP_INSTR_CACHE": str(cache_dir()),
             "BROWSER": str(write_browser(place)),
-            # what is compiled in one newcomer's place need not be in the next one's
+            # so that ccache finds the objects of another newcomer's directory
             "CCACHE_BASEDIR": str(place),
             "CCACHE_NOHASHDIR": "1",
         }

@@ -1,9 +1,9 @@
-"""What the pages let a newcomer do beyond what `make test` runs: install, train, move upstream.
+"""Commands of the pages that `make test` does not run: install, train, move upstream.
 
-Not part of `make test`: `make test-docs` runs it in a quarter of an hour, most of which goes to pip
-(PyTorch alone is several GB) and, the first time, to the compiler. It needs an index, git, make,
-cmake and ninja. Every line is taken from its page and run by bash in a fresh clone of what is
-committed, with an empty home; tests/pages/test_docs.py counts on the lines of `RUNS`.
+Not part of `make test`: `make test-docs` runs them in 15 minutes, most of which pip takes (PyTorch
+alone has several GB) and, the first time, the compiler. It needs an index, git, make, cmake and
+ninja. Every line is taken from its page and run by bash in a fresh clone of the committed files,
+with an empty home. tests/pages/test_docs.py relies on `RUNS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.newcomer.newcomer import Newcomer, newcomer
 from tests.pages.test_docs_servers import LLAMA, serving
 
 RUNS: list[Line] = []
-"""what nobody else runs"""
+"""lines that no other test runs"""
 
 
 def take(page: str, beginning: str) -> Line:
@@ -60,7 +60,7 @@ RECORD = take(UPSTREAM, "PYTHONPATH=/tmp/edit ")
 CHECK_LOG = take(UPSTREAM, "instr check /tmp/edit.log")
 
 SMALL = "tests/recording/test_recording.py"
-"""a file of tests for the lines that would run them all; it records"""
+"""a file with tests for the lines that would run all tests; it records"""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ Done = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def made(me: Newcomer) -> dict[Line, Done]:
-    """The clone once the page's first three lines have run there, each as the first of its kind."""
+    """The clone after the page's first three lines have run there."""
     return {
         MAKE_DEMO: me.run(MAKE_DEMO),
         MAKE_VIEW: me.run(MAKE_VIEW),
@@ -97,7 +97,7 @@ def test_make_demo_records_and_writes_the_trace(me: Newcomer, made: dict[Line, D
 
 
 def test_make_view_opens_it(made: dict[Line, Done]) -> None:
-    """The browser looks at it, and then presses Ctrl-C."""
+    """The browser opens it, and then sends SIGINT."""
     assert_well(made[MAKE_VIEW])
     assert "http://127.0.0.1:" in made[MAKE_VIEW].stdout
 
@@ -130,7 +130,7 @@ def test_make_test_oldest_runs_the_suite_with_them(me: Newcomer) -> None:
 
 
 def test_the_instrumented_build_stays_when_the_server_is_installed(me: Newcomer) -> None:
-    """Into an empty environment, line by line; and the server of the next line is recorded."""
+    """Into an empty environment, line by line; then the server of the next line is recorded."""
     own = me.clone("use-it")
     assert_well(own.run(VENV, INSTALL, BUILD))
     active = own.within(own.directory / ".venv")
@@ -147,7 +147,7 @@ def test_the_instrumented_build_stays_when_the_server_is_installed(me: Newcomer)
 
 
 def where_llama_cpp_is_from(somebody: Newcomer) -> dict[str, str]:
-    """The distribution that `import llama_cpp` gives."""
+    """The distribution of `import llama_cpp`."""
     done = somebody.type("""python - <<'END'
 import importlib.metadata, json, llama_cpp
 found = importlib.metadata.distribution("llama-cpp-python")
@@ -181,7 +181,7 @@ def test_the_demo_model_is_trained_with_these_three_alone(me: Newcomer) -> None:
 
 @pytest.mark.usefixtures("made")
 def test_the_series_is_carried_to_the_release_of_the_proof(me: Newcomer) -> None:
-    """Conflict by conflict, of which each is resolved to what upstream has."""
+    """Conflict by conflict; each is resolved to upstream's version."""
     page = (ROOT / UPSTREAM).read_text(encoding="utf-8")
     version = re.search(r"`edit --onto ([\d.]+)`", page)
     rows = re.findall(r"^\| `(0\d+)` \| (`src/.*?) \| (\d+) \|", page, re.M)
@@ -204,7 +204,7 @@ def test_the_series_is_carried_to_the_release_of_the_proof(me: Newcomer) -> None
         conflicts = sum(take_upstreams(llama / file) for file in files)
         found.append((f"{number:04}", ", ".join(f"`{file}`" for file in files), str(conflicts)))
         done = active.run(GO_THERE, CONTINUE, put={**paths, "FILE": " ".join(files)})
-        # the next conflict is what git leaves with
+        # the next conflict is where git stops
         assert done.returncode == 0 or (llama / ".git" / "rebase-apply").exists(), done.stdout
         assert len(found) <= len(rows), found
     assert found == rows
@@ -213,7 +213,7 @@ def test_the_series_is_carried_to_the_release_of_the_proof(me: Newcomer) -> None
 
 
 def take_upstreams(file: Path) -> int:
-    """Resolve a file's conflicts; how many there were."""
+    """Resolve a file's conflicts; returns how many there were."""
     conflict = r"(?ms)^<{7} .*?\n(.*?)^\|{7} .*?^={7}\n.*?^>{7} .*?\n"
     text, n = re.subn(conflict, r"\1", file.read_text(encoding="utf-8"))
     file.write_text(text, encoding="utf-8")
@@ -221,7 +221,7 @@ def take_upstreams(file: Path) -> int:
 
 
 def in_a_sentence(page: str, heading: str) -> list[str]:
-    """What a section of a page lets one type without a block of its own."""
+    """Commands in the running text of a page's section."""
     section = page.partition(f"\n{heading}")[2].partition("\n## ")[0]
     found = re.findall(r"`((?:git (?:diff|range-diff)|ls) [^`]+)`", section)
     assert len(found) >= 4
@@ -230,7 +230,7 @@ def in_a_sentence(page: str, heading: str) -> list[str]:
 
 @pytest.mark.usefixtures("made")
 def test_a_tree_is_compiled_and_records_without_being_installed(me: Newcomer) -> None:
-    """That of the pin itself: the series applies, and nothing is left to be edited."""
+    """The tree of the pin itself: the series applies, and no conflict remains."""
     tree = me.place / "pinned"
     active = me.within(me.directory / ".venv")
     paths = {"/tmp/edit": str(tree)}
@@ -248,6 +248,6 @@ def test_a_tree_is_compiled_and_records_without_being_installed(me: Newcomer) ->
 
 
 def test_nothing_is_left_out(me: Newcomer) -> None:
-    """What `RUNS` names was run; so only of the whole file, and after it."""
+    """All lines of `RUNS` were run; only valid after the whole file."""
     left = [line.text for line in RUNS if line not in me.ran]
     assert left == []

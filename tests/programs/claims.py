@@ -1,13 +1,12 @@
-"""Makes every number in a model's metadata large, and sees that it takes no memory and no time.
+"""Makes every number in a model's metadata large, and checks that this takes no memory and time.
 
     python -m tests.programs.claims [--quick] [NAME ...]     models of upstream's test; default: all
 
-Each number of 32 bits, and each array of them, is set to each of `VALUES` in a copy of the model;
-every other key that llama.cpp knows is added. What `check_memory` lets pass is loaded and computes
-a prompt, once for text and once for embeddings. Whatever happens, the process may not come to hold
-`MOST` more than with the model as it was, or to need `SECONDS`. Each case has a process of its own,
-forked from one that has the library: so it runs where there is `fork` only. Exit status 1 names
-findings.
+Each 32-bit number, and each array of them, is set to each of `VALUES` in a copy of the model; every
+other key that llama.cpp knows is added. Models that `check_memory` accepts are loaded and compute a
+prompt, once for text and once for embeddings. In no case may the process take `MOST` bytes more
+than with the original model, or more than `SECONDS`. Each case is forked from a process that has
+loaded the library, so this needs `fork`. Lists the findings; exits with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from llamacpp_instr.model.header import read_header
 from tests.kit.native_kit import patched_tree, random_models
 
 VALUES = (0, 1 << 24, 1 << 31)
-"""what numbers are set to; a key that was not there is not set to 0"""
+"""values for the numbers; keys that are added are not set to 0"""
 
 QUICK = (0, 1 << 24)
 
 MOST = 512 << 20
-"""bytes that a case may hold, or be predicted to hold, beyond the model as it was: a context of
-4096 tokens is what a model may ask for, and takes some 300 MiB of some of these"""
+"""bytes that a case may take, or be predicted to take, beyond the original model: a context of 4096
+tokens is a valid default, and takes about 300 MiB for some of these"""
 
 SECONDS = 60
-"""for each case; they take hundredths"""
+"""time limit for each case; they take hundredths"""
 
 ENDS = ("refused", "computed", "died while planning", "was ended by llama.cpp while computing")
-"""the right ways to end; `instr run` makes one line of the last two: tests/llama/test_crashes.py"""
+"""the correct results; `instr run` turns the last two into one line: tests/llama/test_crashes.py"""
 
 OPTIONS = ContextOptions(threads=1)
 PROMPT = 8
 
 ALIGNMENT = 32
-"""GGUF's default, which these models have"""
+"""GGUF's default, which these models use"""
 
 _NUMBERS = (gguf.GGUFValueType.UINT32, gguf.GGUFValueType.INT32)
 
@@ -85,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 
 def try_model(path: Path, values: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-    """How each case of a model ended, and a line that says what is wrong with that, or nothing."""
+    """The result of each case of a model, and a line with the finding, or an empty string."""
     data = path.read_bytes()
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / path.name
@@ -93,12 +92,12 @@ def try_model(path: Path, values: tuple[int, ...]) -> Iterator[tuple[str, str]]:
         end, held = _try(copy)
         length = read_header(path).data_start
         tensors = data[length:]
-        # some cannot compute embeddings, unchanged as they are
+        # some of the original models cannot compute embeddings
         assert end in (ENDS[1], ENDS[3]), f"{path.name}: {end}"
         for key, value, header in claims(path, data, values):
             with copy.open("r+b") as file:
                 file.write(header)
-                if len(header) != length:  # only then the tensors are elsewhere
+                if len(header) != length:  # only then the data moves
                     length = len(header)
                     file.write(tensors)
                     file.truncate()
@@ -109,7 +108,7 @@ def try_model(path: Path, values: tuple[int, ...]) -> Iterator[tuple[str, str]]:
 
 
 def claims(path: Path, data: bytes, values: tuple[int, ...]) -> Iterator[tuple[str, int, bytes]]:
-    """Keys of a model, what each is set to, and how the file begins with that."""
+    """Keys of a model, the value of each, and the new beginning of the file."""
     end = read_header(path).data_start
     for key, at, count in numbers_of(path, data):
         for value in values:
@@ -122,7 +121,7 @@ def claims(path: Path, data: bytes, values: tuple[int, ...]) -> Iterator[tuple[s
 
 
 def numbers_of(path: Path, data: bytes) -> Iterator[tuple[str, int, int]]:
-    """By key where its numbers of 32 bits lie in the file, and how many there are."""
+    """Key, offset and count of the 32-bit numbers in the file's metadata."""
     for key, field in gguf.GGUFReader(path).fields.items():
         if key.startswith("GGUF.") or not field.types or field.types[-1] not in _NUMBERS:
             continue
@@ -135,13 +134,13 @@ def numbers_of(path: Path, data: bytes) -> Iterator[tuple[str, int, int]]:
 
 @functools.cache
 def known_keys() -> set[str]:
-    """The keys, without the architecture before them, that llama.cpp asks for."""
+    """The keys that llama.cpp looks up, without the architecture."""
     source = patched_tree() / "src" / "llama-arch.cpp"
     return set(re.findall(r'"%s\.([a-z0-9_.]+)"', source.read_text()))
 
 
 def with_entry(header: bytes, key: str, value: int) -> bytes:
-    """A model's header with one entry more, and another that keeps the tensors aligned."""
+    """A model's header with one more entry, and another that keeps the tensors aligned."""
     entry = _text(key) + _u32(gguf.GGUFValueType.UINT32) + _u32(value)
     filler = _text("general.description") + _u32(gguf.GGUFValueType.STRING)
     n = -(len(entry) + len(filler) + 8) % ALIGNMENT
@@ -160,7 +159,7 @@ def _u32(value: int) -> bytes:
 
 
 def _try(path: Path) -> tuple[str, int]:
-    """How a case ended, and the bytes that it held at most, or was predicted to hold."""
+    """The result of a case, and its peak memory in bytes, measured or predicted."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -179,7 +178,7 @@ def _try(path: Path) -> tuple[str, int]:
 def _how_it_died(number: int, during: str) -> str:
     if number == signal.SIGALRM:
         return f"did not end {during}"
-    if during == "planning":  # however: that is what the process of its own is for
+    if during == "planning":  # in any way: planning runs in a child for this reason
         return "died while planning"
     how = (
         "ended by llama.cpp"
@@ -190,7 +189,7 @@ def _how_it_died(number: int, during: str) -> str:
 
 
 def _be_a_case(path: Path, writing: int) -> None:
-    """In the child: plan, then run, and tell what is done; never returns."""
+    """In the child: plan, then run, and report each stage; never returns."""
     signal.alarm(SECONDS)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

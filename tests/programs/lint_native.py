@@ -1,8 +1,8 @@
-"""The recorder's C and C++ held to llama.cpp's own rules: `make lint-native`.
+"""Checks the recorder's C and C++ against llama.cpp's own rules: `make lint-native`.
 
-llama.cpp's CMake says which warnings, definitions and folders each file is compiled with, and its
-`.clang-tidy` which checks it wants; both are read from the pinned tree, so they move with it. Our
-files, and those of llama.cpp that we patch, may give no warning; our files no finding either.
+llama.cpp's CMake defines the warnings, definitions and include folders of each file, and its
+`.clang-tidy` the checks. Both are read from the pinned tree, so they are always current. Our files,
+and the patched files of llama.cpp, must compile without warnings; ours also without findings.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from tests.kit.native_kit import CMAKE, WITHOUT_PROGRAMS, patched_tree
 SOURCES = (".c", ".cpp")
 
 NOT_KEPT = (
-    # newer than what llama.cpp is checked with: its own files fail these by the dozen
+    # newer than the clang-tidy that llama.cpp uses: its own files fail these many times
     "misc-include-cleaner",
     "bugprone-signed-bitwise",
     "portability-avoid-pragma-once",
     "readability-use-concise-preprocessor-directives",
-    # its style has these
+    # its style does not follow these
     "readability-avoid-nested-conditional-operator",
     "readability-isolate-declaration",
     "readability-named-parameter",
-    # a hook changes what its thread remembers, though no member of its own
+    # a hook changes the state of its thread, although no member of its own
     "readability-convert-member-functions-to-static",
     "readability-make-member-function-const",
 )
-"""checks of llama.cpp's that are left out here"""
+"""llama.cpp's checks that are disabled here"""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The patched llama.cpp and how CMake would compile it."""
+    """The patched llama.cpp and its CMake commands."""
 
     root: Path
     build: Path
     commands: dict[str, list[str]]
-    """by the file's path below the root"""
+    """by path below the root"""
 
     def warnings(self, file: str) -> str:
-        """What the compiler has to say about a file; nothing is written."""
+        """The compiler's warnings about a file; nothing is written."""
         command = [*self.commands[file], "-fsyntax-only"]
         at = command.index("-o")
         del command[at : at + 2]
@@ -61,7 +61,7 @@ class Tree:
         return done.stderr.replace(f"{self.root}/", "")
 
     def findings(self, file: str) -> str:
-        """What clang-tidy has to say about a file and those of our headers that it includes."""
+        """clang-tidy's findings in a file and in those of our headers that it includes."""
         program = shutil.which("clang-tidy", path=_search_path())
         assert program, "clang-tidy is missing: pip install clang-tidy"
         done = subprocess.run(
@@ -71,7 +71,7 @@ class Tree:
             ],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        # what it counts goes to standard error, and so does why it cannot begin
+        # its counts go to standard error, and so do errors that prevent it from running
         failed = done.returncode and not done.stdout
         return (done.stderr if failed else done.stdout).replace(f"{self.root}/", "")
 
@@ -91,13 +91,13 @@ def configured(build: Path) -> Tree:
     commands = {
         Path(entry["file"]).relative_to(root).as_posix(): shlex.split(entry["command"])
         for entry in entries
-        if root in Path(entry["file"]).parents  # else it is generated
+        if root in Path(entry["file"]).parents  # otherwise it is generated
     }
     return Tree(root, build, commands)
 
 
 def own_files() -> list[str]:
-    """Our sources, where the build puts them."""
+    """Our sources, at their paths in the tree."""
     files = (file.as_posix() for file in overlay_files(patches_dir()))
     return sorted(file for file in files if file.endswith(SOURCES))
 
@@ -123,7 +123,7 @@ def _said(outputs: Iterable[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was found; the number of files with something to find is not 0 then."""
+    """Print the findings; returns the number of files that have some."""
     with tempfile.TemporaryDirectory() as build, ThreadPoolExecutor(usable_cpus()) as pool:
         tree = configured(Path(build))
         ours, theirs = own_files(), patched_files()

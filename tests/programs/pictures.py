@@ -1,6 +1,6 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
-Both are of a session of the demo model as `instr view` opens it; nothing is drawn into them.
+Both show a session of the demo model as `instr view` opens it; they are not edited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.kit.ui_kit import look, served
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1400
 RECORDINGS = 8
-"""of which the least disturbed is shown: on a busy machine a thread may wait for its turn"""
+"""the least disturbed one is shown: on a busy machine a thread may wait for a CPU"""
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
         with served(log) as address:
             look(address, picture=IMAGES / "session.png", size=(WIDTH, 700))
         trace = log.with_suffix(".pftrace")
-        # without the arrows, which lie over the names
+        # without the arrows, which cover the names
         subprocess.run(
             [sys.executable, "-m", "llamacpp_instr", "to-perfetto", log, "-o", trace],
             cwd=ROOT, check=True, capture_output=True,
@@ -51,12 +51,11 @@ def record(folder: Path) -> Path:
 
 
 def slowness(log: Path) -> int:
-    """Time of the first computes, ns."""
     return sum(compute["dur"] for compute in read_events(log, "compute")[:4])
 
 
 def close_up(log: Path) -> tuple[tuple[int, int], str]:
-    """When the first layer of a decode ran, with some room, and SQL for its attention op."""
+    """The time range of a decode's first layer, with a margin, and SQL for its attention op."""
     decodes = read_events(log, "layers")[1:]
     layers = min(decodes, key=lambda layers: layers["dur"][layers["layer"].index(0)])
     at = layers["layer"].index(0)

@@ -1,11 +1,11 @@
-"""The recorder's C and C++ under sanitizers: `make sanitize`.
+"""Runs the recorder's C and C++ under sanitizers: `make sanitize`.
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
-ThreadSanitizer, and runs `native/recorder_stress.cpp` with each: contexts that decode at once,
-every level, sessions that come and go, a full disk, a closed pipe; `native/log_threads.cpp`; and
+ThreadSanitizer. With each it runs `native/recorder_stress.cpp` (contexts that decode at once, every
+level, sessions that begin and end, a full disk, a closed pipe), `native/log_threads.cpp`, and
 `native/models_come_and_go.cpp` for `--seconds`. AddressSanitizer ends the program at a finding.
-ThreadSanitizer also sees races inside ggml's own kernels, whose barriers it does not understand;
-those are counted, every other one is a failure.
+ThreadSanitizer also reports races inside ggml's kernels, whose barriers it does not understand.
+These are counted; every other race is a failure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NATIVE = ROOT / "tests" / "native"
 
 
 def run(sanitizer: str, seconds: int) -> None:
-    """Raises CalledProcessError or AssertionError at a finding. `seconds` is how long models are
-    loaded and freed while the log rotates."""
+    """Raises CalledProcessError or AssertionError at a finding. For `seconds`, models are loaded
+    and freed while the log rotates."""
     library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
         program, log_threads, come_and_go = (

@@ -1,4 +1,4 @@
-"""Charts say what the numbers say, the same bytes each time, and no two labels overlap."""
+"""Charts show the numbers, their bytes are reproducible, and no two labels overlap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ CHARTS: dict[str, Callable[[], Chart]] = {
 
 
 def drawn(chart: Chart) -> Any:
-    """The matplotlib figure of a chart."""
     with charts._settings("black"):
         figure = charts._figure()
         chart.draw(figure)
@@ -53,7 +52,7 @@ def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
     assert re.findall(r'(?:href|src)="(?!#|data:)[^"]*"', svg) == [], "nothing is loaded"
     assert "<metadata" not in svg
     assert "currentColor" in svg
-    if kind == "points":  # whose labels are placed by measuring
+    if kind == "points":  # their labels are placed by measuring
         assert CHARTS[kind]().png() == png
     width, height = struct.unpack(">II", png[16:24])
     assert (width, height) == (1152, 576)
@@ -152,7 +151,7 @@ def test_inspect_without_matplotlib(tmp_path: Path, environment: dict[str, str])
 
 
 def test_a_home_that_cannot_be_written_to_is_no_matter(environment: dict[str, str]) -> None:
-    """matplotlib would print two lines about the place of its cache."""
+    """matplotlib would print two lines about its cache directory."""
     code = (
         "from converters.report.charts import import_matplotlib; import_matplotlib().get_cachedir()"
     )

@@ -1,4 +1,4 @@
-"""The HTML page of a report as the real Chromium shows it: sorted, quiet, safe, in any width."""
+"""The HTML page of a report in the real Chromium: sorting, no requests, no markup, any width."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_click_on_a_heading_sorts_by_the_raw_number(tmp_path: Path) -> None:
              (0, "error", "click"), (0, "error", "click"), (0, "Name", "Enter")]  # fmt: skip
     seen = ui_kit.look_at_page(page, sorts)
     largest, smallest, as_it_was, worst, best, by_name = seen.sorted
-    # shown are 1.00 GiB, 3.00 MiB, 2.00 KiB and 999 B
+    # the cells show 1.00 GiB, 3.00 MiB, 2.00 KiB and 999 B
     assert names(largest) == ["blk.2", "blk.1", HOSTILE, "blk.10"]
     assert largest["order"] == [None, "descending", None]
     assert names(smallest) == ["blk.10", HOSTILE, "blk.1", "blk.2"]
@@ -55,7 +55,7 @@ def test_a_click_on_a_heading_sorts_by_the_raw_number(tmp_path: Path) -> None:
 
 
 def test_nothing_is_loaded_even_if_markup_came_through(tmp_path: Path) -> None:
-    # what escaping has to prevent, forced: the policy stops it all the same
+    # inserts what escaping prevents: the policy blocks it as well
     markup = (
         '<svg><image href="https://evil.invalid/x.png"/></svg><img src="http://127.0.0.1:1/y.png">'
         '<script>document.title = "taken"</script><script src="http://evil.invalid/z.js"></script>'

@@ -1,4 +1,4 @@
-"""Reports as Markdown, CSV, HTML and wide text: exact, and nothing in a log becomes markup."""
+"""Reports as Markdown, CSV, HTML and wide text: exact, and no text of a log becomes markup."""
 
 from __future__ import annotations
 

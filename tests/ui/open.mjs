@@ -1,14 +1,14 @@
-// Opens an address of `instr view` in headless Chromium and says what Perfetto's UI shows.
+// Opens an address of `instr view` in headless Chromium and reports what Perfetto's UI shows.
 //
 // Standard input: one JSON object (see Request below); standard output: one (see the end).
-// Everything that the browser sends, to whatever host, goes through a proxy that stands in this
-// file, is listed, and is only passed on to the server of the address itself.
+// All requests of the browser go through a proxy in this file, which lists them and passes on only
+// those to the server of the address.
 
 import fs from 'node:fs';
 import http from 'node:http';
 import {chromium} from 'playwright-core';
 
-// Request: chromium, address, width, height, timeout (s); and as wanted: queries {name: SQL},
+// Request: chromium, address, width, height, timeout (s); and optionally queries {name: SQL},
 // select (SQL whose first row's `id` is a slice to select), picture (a PNG to write)
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const origin = new URL(request.address).origin;
@@ -47,7 +47,7 @@ try {
   browser = await chromium.launch({
     executablePath: request.chromium,
     proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
-    // the sandbox needs rights that containers do not give; the rest is the browser's own traffic
+    // containers lack the rights for the sandbox; the other options stop the browser's own traffic
     args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--disable-background-networking',
       '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run',
       `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
@@ -62,10 +62,10 @@ try {
   page.on('console', (message) => {
     if (message.type() === 'error') seen.console.push(message.text());
   });
-  // the hint of how to pan lies over the tracks until it was seen once
+  // the hint of how to pan covers the tracks until it was shown once
   await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
   await page.goto(request.address);
-  // open: there is a trace and its tracks are drawn; or a dialog says why not
+  // wait until the tracks of a trace are drawn, or a dialog tells why they are not
   await page.waitForFunction(
       () => self.app?.trace || document.querySelector('.pf-modal-dialog'), null, {timeout});
   seen.loaded = await page.evaluate(() => Boolean(self.app?.trace));
@@ -79,7 +79,7 @@ try {
       await details.waitFor();
       await idle();
       seen.details = await details.innerText();
-      // what it is says more than when it was
+      // the arguments are more useful than the times above them
       const args = details.getByText('Arguments', {exact: true}).first();
       if (await args.count()) await args.evaluate((title) => title.scrollIntoView());
     }
@@ -95,7 +95,7 @@ console.log(JSON.stringify(seen));
 
 // --- in the page ---
 
-/** Selects the slice whose id the query gives, as a click on it would. */
+/** Selects the slice whose id the query returns, like a click on it. */
 async function select(sql) {
   const trace = self.app.trace;
   const {id} = (await trace.engine.query(sql)).firstRow({id: 0});
@@ -105,7 +105,7 @@ async function select(sql) {
   if (!drawer) self.app.commands.runCommand('dev.perfetto.ToggleDrawer');
 }
 
-/** What there is to see: tracks in their order with their depth, the viewport, rows. */
+/** The visible content: tracks in order with their depth, the viewport, rows. */
 async function look(queries) {
   const trace = self.app.trace;
   const workspace = trace.currentWorkspace ?? trace.workspace;

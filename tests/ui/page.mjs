@@ -1,7 +1,7 @@
-// Opens a report of ours, one HTML file, in headless Chromium and says what it does.
+// Opens one of our HTML reports in headless Chromium and reports its behaviour.
 //
 // Standard input: one JSON object (see Request below); standard output: one (see the end).
-// Whatever the page asks for but itself is listed and gets nothing.
+// All requests except for the page itself are listed and blocked.
 
 import fs from 'node:fs';
 import http from 'node:http';
@@ -9,7 +9,7 @@ import {pathToFileURL} from 'node:url';
 import {chromium} from 'playwright-core';
 
 // Request: chromium, file, width, height, dark, sorts [[table's number, column's name, how]] where
-// how is "click" or a key, picture (a PNG to write) and whole (of the page, not of the screen)
+// how is "click" or a key, picture (a PNG to write) and whole (the whole page, not the screen)
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const address = pathToFileURL(request.file).href;
 const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: []};
@@ -42,7 +42,7 @@ try {
   page.on('console', (message) => {
     if (message.type() !== 'log') seen.console.push(message.text());
   });
-  // what the policy stops is a request that has no answer; what goes out meets the proxy as well
+  // the policy blocks requests before they are sent; others reach the proxy as well
   page.on('response', (answer) => {
     const url = answer.url();
     if (url !== address && !url.startsWith('data:')) seen.foreign.push(url);

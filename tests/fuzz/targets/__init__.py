@@ -1,5 +1,5 @@
-"""One module a surface. KIND is the corpus that it is fed with; `attempt` does with the file what
-the commands do, and raises what they would."""
+"""One module per surface. KIND is its corpus; `attempt` does with the file what the commands do,
+and raises the same errors."""
 
 from __future__ import annotations
 

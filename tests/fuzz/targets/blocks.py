@@ -1,4 +1,4 @@
-"""`instr blocks`: the tensors that can be opened, each against itself."""
+"""`instr blocks`: the tensors that can be decoded, each with itself as reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fuzz.guard import check_message, check_reports
 
 KIND = "gguf"
 MOST = 4
-"""tensors that are opened of one file"""
+"""tensors to decode per file"""
 
 
 def attempt(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`instr cat`: lines as they are and in the flat form."""
+"""`instr cat`: lines unchanged and in the flat form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr compare` of two logs: one against a sound one, both ways."""
+"""`instr compare` of two logs: one with a valid one, both ways."""
 
 from __future__ import annotations
 

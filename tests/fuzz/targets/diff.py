@@ -1,4 +1,4 @@
-"""`instr diff`, of a log against a sound one, both ways, and against itself."""
+"""`instr diff` of a log with a valid one, both ways, and with itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GGUF reader: header, arrays, items, and the model that they make."""
+"""The GGUF reader: header, arrays, items, and the model made of them."""
 
 from __future__ import annotations
 

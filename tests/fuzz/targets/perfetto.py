@@ -1,4 +1,4 @@
-"""`instr to-perfetto`, and where `instr view` looks first."""
+"""`instr to-perfetto`, and the time range that `instr view` shows first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr summary` and `instr stats`, by everything."""
+"""`instr summary` and `instr stats`, by every key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr to-parquet`, both forms."""
+"""`instr to-parquet`, both formats."""
 
 from __future__ import annotations
 

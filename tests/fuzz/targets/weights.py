@@ -1,4 +1,4 @@
-"""The errors of weights (`instr quality --only weights`), of a file against a sound one."""
+"""The errors of weights (`instr quality --only weights`), of a file against a valid one."""
 
 from __future__ import annotations
 
