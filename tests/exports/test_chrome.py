@@ -57,7 +57,7 @@ def nested(events: list[Record]) -> int:
     deepest = 0
     for slices in tracks.values():
         open_until: list[int] = []
-        # stable, as readers sort: what stands first in the file comes first
+        # stable, as in readers: equal times keep the order of the file
         for slice_ in sorted(slices, key=lambda event: event["ts"]):
             begin, end = slice_["ts"], slice_["ts"] + slice_["dur"]
             while open_until and open_until[-1] <= begin and (end > begin or open_until[-1] < end):

@@ -67,7 +67,7 @@ class Back:
             if packet.HasField("track_event"):
                 events.append((packet.timestamp, packet.track_event))
         stacks: dict[int, list[dict[str, Any]]] = {}
-        # stable, as trace_processor sorts: what stands first in the file comes first
+        # stable, as in trace_processor: equal times keep the order of the file
         for t, event in sorted(events, key=lambda pair: pair[0]):
             track = self.tracks[event.track_uuid]
             self.flows_out.update(event.flow_ids)

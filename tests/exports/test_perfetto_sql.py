@@ -1,4 +1,4 @@
-"""Perfetto's trace_processor reads in a trace of a session what stands in the log."""
+"""Perfetto's trace_processor reads from a trace of a session what the log contains."""
 
 from __future__ import annotations
 

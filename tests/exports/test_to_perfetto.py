@@ -221,7 +221,7 @@ def test_standard_input_needs_a_name_for_the_trace(instr: Instr) -> None:
 
 
 def test_it_goes_to_standard_output(instr: Instr, log: Path, tmp_path: Path) -> None:
-    # read as text with surrogates for what is no text: the length alone is compared
+    # decoded with surrogates for bytes that are not text, so only the length is compared
     assert instr("to-perfetto", log).returncode == 0
     done = instr("to-perfetto", log, "-o", "-")
     assert done.returncode == 0

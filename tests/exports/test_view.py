@@ -49,7 +49,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(server: Server, path: str, host: str = "", method: str = "GET") -> Answer:
-    """Status, headers and body; the path goes out as it stands here."""
+    """Status, headers and body; the path is sent unchanged."""
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)  # type: ignore[arg-type]
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")

@@ -265,7 +265,7 @@ def product_work(graph: dict[str, Any], node: int) -> tuple[int, int]:
 
 
 def intervals(event: dict[str, Any], beside: Any) -> Any:
-    """(begin, duration, what stands beside) of an event's `gap` and `dur`."""
+    """(begin, duration, value of `beside`) of an event's `gap` and `dur`."""
     now = event["t"]
     gaps = event.get("gap") or [0] * len(event["dur"])
     for gap, dur, what in zip(gaps, event["dur"], beside, strict=True):

@@ -45,7 +45,7 @@ REFUSED: dict[str, Entries] = {
     "tokens that are numbers": {"tokens": array([1] * N, I32)},
     "too few scores": {"scores": array([0.0] * 3, F32)},
     "too few types": {"token_type": array([1] * 3, I32)},
-    "types that are no integers": {"token_type": array([1.0] * N, F32)},
+    "types that are floats": {"token_type": array([1.0] * N, F32)},
     "tokens that are all bytes": {"token_type": array([6] * N, I32)},
     "an unknown tokenizer": {"model": text("abacus")},
     "BPE without merges": {"model": text("gpt2")},
@@ -62,7 +62,7 @@ REFUSED: dict[str, Entries] = {
 # llama.cpp repairs these, or tolerates them
 RUN: dict[str, Entries] = {
     "no scores": {"scores": b""},
-    "scores that are no numbers": {"scores": array([float("nan")] * N, F32)},
+    "scores that are NaN": {"scores": array([float("nan")] * N, F32)},
     "no types": {"token_type": b""},
     "unknown types": {"token_type": array([99, -1] * (N // 2), I32)},
     "tokens that all control": {"token_type": array([3] * N, I32)},

@@ -1,4 +1,4 @@
-"""The strict check: right logs are clean, and whatever is wrong is found where it stands."""
+"""The strict check: valid logs are clean, and every error is found at its line."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def change(kind: type[s.Event], **changes: Any) -> Callable[[list[s.Event]], int
 
 
 def again(kind: type[s.Event]) -> Callable[[list[s.Event]], int]:
-    """The first event of a kind stands a second time."""
+    """Repeats the first event of a kind."""
 
     def do(events: list[s.Event]) -> int:
         at = next(i for i, event in enumerate(events) if type(event) is kind)

@@ -1,5 +1,5 @@
-"""Logs whose lines are missing, stand twice or stand elsewhere: every command that reads one is
-done or refuses it with an error of ours."""
+"""Logs with missing, repeated or moved lines: every command that reads one succeeds, or refuses it
+with an error of ours."""
 
 from __future__ import annotations
 

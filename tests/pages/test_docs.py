@@ -78,7 +78,7 @@ def named(block: list[Line]) -> str:
     return f"{block[0].page}-{block[0].block}"
 
 
-# the examples of one command stand beside each other, and some stand on another page too
+# the examples of one command form one block, and some occur on another page, too
 EXAMPLES = "docs/cli.md"
 README = [line.text for line in LINES if line.page == "README.md"]
 ELSEWHERE = [line.text for line in LINES if line.page != EXAMPLES]

@@ -1,7 +1,7 @@
-"""The servers that the pages start: each is asked while it is recorded, and Ctrl-C ends it.
+"""The servers that the pages start: each gets requests while it is recorded, and Ctrl-C ends it.
 
-A line is run as it stands on its page. It takes the default port, which another program may have:
-a free one comes through the variable that the server reads for it.
+A line is run as written on its page. It uses the default port, which another program may have, so
+a variable that the server reads sets a free one.
 """
 
 from __future__ import annotations
