@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import LogReader
-from llamacpp_instr.log.resolve import KnownPlan, Resolver
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     EVENTS,
     Event,

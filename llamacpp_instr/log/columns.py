@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.schema import Event, Layers, Ops, Splits
+from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits
 
 Int64 = NDArray[np.int64]
 
@@ -75,3 +75,14 @@ def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]
     """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
     gap = None if event.gap is None else np.array(event.gap, np.int64)
     return gap, np.array(event.dur, np.int64)
+
+
+def interval_problems(event: Layers | Ops | Splits, **columns: list[int] | None) -> Iterator[str]:
+    """Why the intervals of an event are invalid, one message each; `columns` must be as long as
+    `dur`."""
+    for name, column in columns.items():
+        if column is not None and len(column) != len(event.dur):
+            n = len(event.dur)
+            yield f"column `{name}` has {len(column)} entries, `dur` has {n}"
+    if sum(event.dur) + sum(event.gap or ()) > LATEST:
+        yield "an impossible time"

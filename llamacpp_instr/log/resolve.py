@@ -12,17 +12,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.kernels import graph_problems, plan_problems
+from llamacpp_instr.log.columns import interval_problems
+from llamacpp_instr.log.ids import (
+    KnownCompute,
+    KnownContext,
+    KnownGraph,
+    KnownModel,
+    KnownPlan,
+    KnownStep,
+    Numbers,
+)
 from llamacpp_instr.log.reader import LogReader
 from llamacpp_instr.schema import (
     CONTEXTS_KEPT,
     GRAPHS_KEPT,
-    LATEST,
     MOST,
     Compute,
     Context,
@@ -47,75 +56,6 @@ from llamacpp_instr.schema import (
 )
 
 
-class Numbers:
-    """The ids that were assigned. They count up, so one range and a few others suffice."""
-
-    def __init__(self) -> None:
-        self._first = self._next = 0
-        self._others: set[int] = set()
-
-    def add(self, number: int) -> None:
-        if self._first == self._next:
-            self._first = self._next = number  # a part of a rotated log does not begin at zero
-        self._others.add(number)
-        while self._next in self._others:
-            self._others.remove(self._next)
-            self._next += 1
-
-    def __contains__(self, number: int) -> bool:
-        return self._first <= number < self._next or number in self._others
-
-    def __len__(self) -> int:
-        return self._next - self._first + len(self._others)
-
-
-@dataclass(eq=False)
-class KnownModel:
-    event: Model
-    tensors: Numbers = field(default_factory=Numbers)
-
-
-@dataclass(eq=False)
-class KnownContext:
-    event: Context
-    model: KnownModel
-    graphs: dict[int, KnownGraph] = field(default_factory=dict)
-    """the one that was given or computed last at the end"""
-    compute: KnownCompute | None = None
-    """the latest"""
-    kept: Any = None
-    """what a reader keeps with the context; forgotten with it. The same below"""
-
-
-@dataclass(eq=False)
-class KnownGraph:
-    event: Graph
-    context: KnownContext
-    plans: list[int] = field(default_factory=list)
-    kept: Any = None
-
-
-@dataclass(eq=False)
-class KnownPlan:
-    event: Plan
-    graph: KnownGraph
-    kept: Any = None
-
-
-@dataclass(eq=False)
-class KnownStep:
-    event: StepBegin
-    line: int
-    kept: Any = None
-
-
-@dataclass(eq=False)
-class KnownCompute:
-    event: Compute
-    graph: KnownGraph
-    kept: Any = None
-
-
 class Resolver:
     """Takes the events of one log in order. Its attributes `model` to `mark` are what the latest
     event refers to; those that it does not refer to are of earlier events."""
@@ -136,6 +76,8 @@ class Resolver:
         self._begin = 0
         self.left_out = 0
         """events that `follow` left out"""
+        self.latest = 0
+        """the largest `t` so far, in ns"""
         self.models: dict[int, KnownModel] = {}
         self.contexts: dict[int, KnownContext] = {}
         """the one that was named last at the end"""
@@ -179,16 +121,37 @@ class Resolver:
         if not isinstance(event, SessionStart):
             raise LogError("its session_start is damaged", reader.path, 1)
         self.start = event
-        self._begin = event.t
+        self._begin = self.latest = event.t
         yield line, event
         for line, event in events:
             problem = next(self.problems(line, event), None)
             if problem is None:
+                if event.t > self.latest:
+                    self.latest = event.t
                 yield line, event
             elif lenient:
                 self.left_out += 1
             else:
                 raise LogError(f"{event_name(event)}: {problem}", reader.path, line)
+
+    def feed(
+        self, reader: LogReader, takers: Mapping[type[Event], Callable[[Any], None]], lenient: bool
+    ) -> int:
+        """Calls the taker of every whole event; returns how many events were left out (`lenient`).
+
+        Raises as `follow`, also for an event for which its taker raises OverflowError.
+        """
+        for line, event in self.follow(reader, lenient):
+            take = takers.get(type(event))
+            try:
+                if take is not None:
+                    take(event)
+            except OverflowError:
+                if not lenient:
+                    reason = f"{event_name(event)}: impossible tensor sizes"
+                    raise LogError(reason, reader.path, line) from None
+                self.left_out += 1
+        return self.left_out
 
     def problems(self, line: int, event: Event) -> Iterator[str]:
         """Why the event is not whole, one message each.
@@ -196,12 +159,12 @@ class Resolver:
         The event is taken once the iterator is exhausted. If there were problems, it is taken as
         far as later events can then be checked.
         """
+        rule = self._rules.get(type(event))
+        found = rule(line, event) if rule else iter(())
         # loading a model begins before the library can open a session by itself
         if event.t < self._begin and not isinstance(event, Model):
-            yield f"`t` is {self._begin - event.t} ns before session_start"
-        rule = self._rules.get(type(event))
-        if rule is not None:
-            yield from rule(line, event)
+            return chain([f"`t` is {self._begin - event.t} ns before session_start"], found)
+        return found
 
     def step_of(self, event: Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
@@ -356,12 +319,12 @@ class Resolver:
     # --- measurements ---
 
     def _layers(self, _line: int, event: Layers) -> Iterator[str]:
-        yield from _interval_problems(event, layer=event.layer, gap=event.gap)
+        yield from interval_problems(event, layer=event.layer, gap=event.gap)
         if self._measured(event.compute) is None:
             yield self._missing("compute", event.compute)
 
     def _ops(self, _line: int, event: Ops) -> Iterator[str]:
-        yield from _interval_problems(event, gap=event.gap, wait=event.wait)
+        yield from interval_problems(event, gap=event.gap, wait=event.wait)
         compute, plan = self._measured(event.compute), self.plans.get(event.plan)
         if compute is None:
             yield self._missing("compute", event.compute)
@@ -377,7 +340,7 @@ class Resolver:
 
     def _splits(self, _line: int, event: Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
-        yield from _interval_problems(event, **columns)
+        yield from interval_problems(event, **columns)
         compute = self._measured(event.compute)
         if compute is None:
             yield self._missing("compute", event.compute)
@@ -429,12 +392,3 @@ _FORGOTTEN = {
     "plan": f"was given, but {GRAPHS_KEPT} other graphs were given or computed since",
     "compute": "is over",
 }
-
-
-def _interval_problems(event: Layers | Ops | Splits, **columns: list[int] | None) -> Iterator[str]:
-    for name, column in columns.items():
-        if column is not None and len(column) != len(event.dur):
-            n = len(event.dur)
-            yield f"column `{name}` has {len(column)} entries, `dur` has {n}"
-    if sum(event.dur) + sum(event.gap or ()) > LATEST:
-        yield "an impossible time"

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 
 from converters.exports.tables import NAMES, load_tables, stream_tables
 from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.session import load_parts
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
@@ -185,11 +184,3 @@ def test_old_dialects_have_tables(name):
     tables = load_tables(FIXTURES / "dialects" / name)
     assert len(tables.steps) == 1
     assert len(tables.ops) == 0
-
-
-def test_a_wrong_line_is_named(tmp_path):
-    path = tmp_path / "session.log"
-    lines = RECORDED.read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if '"event":"plan"' not in line))
-    with pytest.raises(LogError, match=r"session\.log:\d+: ops: plan 0 was never given"):
-        list(stream_tables(path))

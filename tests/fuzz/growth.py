@@ -216,7 +216,7 @@ def _name(text: str) -> Callable[[int], list[s.Event]]:
 
 def _tokens(n: int) -> list[s.Event]:
     events = _log()
-    return events + _more(_of(events, s.Token), n, step=lambda i: i, index=lambda i: 100 + i)
+    return events + _more(_of(events, s.Token), n, index=lambda i: 100 + i)
 
 
 def _messages(n: int) -> list[s.Event]:
@@ -234,7 +234,7 @@ def _notes(n: int) -> list[s.Event]:
 def _layers(n: int) -> list[s.Event]:
     events = _log()
     layers = _of(events, s.Layers)
-    compute = _more(_of(events, s.Compute), 1, compute=lambda _: 900)
+    compute = _more(_of(events, s.Compute), 1, compute=lambda _: 900, step=lambda _: -1)
     return events + compute + _more(
         layers, 1, compute=lambda _: 900, layer=lambda _: [*range(n)], dur=lambda _: [1] * n,
         gap=lambda _: None,
@@ -252,7 +252,8 @@ def _types(n: int) -> list[s.Event]:
 
 def _computes(n: int) -> list[s.Event]:
     events = _log()
-    compute, ops, layers = (_of(events, kind) for kind in (s.Compute, s.Ops, s.Layers))
+    (compute,) = _more(_of(events, s.Compute), 1, step=lambda _: -1)
+    ops, layers = _of(events, s.Ops), _of(events, s.Layers)
     for i in range(n):
         for event in (compute, layers, ops):
             events += _more(event, 1, compute=lambda _, i=i: 1000 + i)

@@ -91,25 +91,6 @@ def test_marks_are_spans_instants_and_open_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("left_out", "reason"),
-    [
-        (s.Model, "tensor: model 0 was never given"),
-        (s.Context, "memory: context . was never given"),
-        (s.Graph, "compute: graph . was never given"),
-        (s.Plan, "ops: plan . was never given"),
-        (s.Compute, "(ops|layers): (plan|compute) . was never given"),
-        (s.StepBegin, "kv: step . never began"),
-    ],
-)
-def test_what_cannot_be_followed_is_an_error_with_its_line(left_out, reason, tmp_path):
-    events = [e for e in EVENTS if not isinstance(e, left_out)]
-    if left_out is s.Context:
-        events = [e for e in events if not isinstance(e, s.Graph)]
-    with pytest.raises(LogError, match=rf"session.log:\d+: {reason}"):
-        load(tmp_path, events)
-
-
-@pytest.mark.parametrize(
     ("dur", "reason"),
     [
         ([s.MOST + 1], r"Expected `int` <= 9007199254740991 - at `dur\[0\]`"),

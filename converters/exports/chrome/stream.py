@@ -21,7 +21,7 @@ from converters.exports.chrome.kernels import (
     kernel_times,
     process_of,
 )
-from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import (
     Lanes,
     Selection,
@@ -29,8 +29,9 @@ from llamacpp_instr.graph.timeline import (
     plan_timeline,
     remember,
 )
+from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import LogReader
-from llamacpp_instr.log.resolve import KnownPlan, Resolver
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     Compute,
     Event,
@@ -45,7 +46,6 @@ from llamacpp_instr.schema import (
     StepBegin,
     StepEnd,
     Token,
-    event_name,
 )
 
 TRACKS = ("steps", "phases", "layers", "sampler", "messages")
@@ -86,7 +86,7 @@ class _Writer:
     ) -> None:
         self._reader, self._write, self._selection = reader, write, selection
         self._threads = threads
-        self._start = self._latest = 0
+        self._start = 0
         self._tracks: set[int] = set()
         self._refs = Resolver()
         """a plan keeps the templates of its tracks"""
@@ -96,6 +96,7 @@ class _Writer:
         self._lanes = Lanes()
         self._matched = False
         self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SessionStart: self._begin,
             Model: self._model,
             Memory: self._memory,
             StepBegin: self._step_begin,
@@ -110,28 +111,13 @@ class _Writer:
         }
 
     def run(self, lenient: bool) -> int:
-        for line, event in self._refs.follow(self._reader, lenient):
-            if event is self._refs.start:
-                self._begin(self._refs.start)
-                continue
-            take = self._takers.get(type(event))
-            if take is None:
-                continue
-            try:
-                self._latest = max(self._latest, event.t)
-                take(event)
-            except OverflowError as error:
-                if lenient:
-                    self._refs.left_out += 1
-                    continue
-                reason = f"{event_name(event)}: {error}"
-                raise LogError(reason, self._reader.path, line) from None
+        left_out = self._refs.feed(self._reader, self._takers, lenient)
         self._finish()
         self._write(b"\n]}\n")
-        return self._refs.left_out
+        return left_out
 
     def _begin(self, start: SessionStart) -> None:
-        self._start = self._latest = start.t
+        self._start = start.t
         about = {"recorded": start.time, "level": start.level, "t0_monotonic_ns": start.t}
         head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
         self._write(head[:-1] + b',"traceEvents":[\n')
@@ -143,9 +129,9 @@ class _Writer:
             self._flush_layers(ctx)
         for step in self._refs.open_steps.values():
             if self._selection.has_step(step.event.step):
-                self._step(step.event, None, self._latest)
+                self._step(step.event, None, self._refs.latest)
         for _, mark in self._refs.open_marks.values() if self._whole else ():
-            self._end_mark(mark, self._latest)
+            self._end_mark(mark, self._refs.latest)
         chosen = self._selection
         if not self._matched and (chosen.steps, chosen.layers, chosen.ops) != (None,) * 3:
             raise UsageError(f"{self._reader.path}: nothing of the log was selected")

@@ -13,7 +13,7 @@ from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
 from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
-from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import LogReader
 from llamacpp_instr.log.resolve import Resolver
@@ -36,7 +36,6 @@ from llamacpp_instr.schema import (
     Sync,
     TensorStats,
     Token,
-    event_name,
 )
 
 
@@ -87,7 +86,8 @@ class _Writer:
         """whether what belongs to no step is wanted"""
         self._packets = Packets()
         self._n_flows = 0
-        self._latest = 0
+        self._computed = 0
+        """when the latest compute ended"""
         self._refs = Resolver()
         """a step that is drawn is kept as an OpenStep"""
         self._unloaded: dict[int, Model] = {}
@@ -99,6 +99,7 @@ class _Writer:
         self._steps_seen: tuple[int, int] | None = None
         self._step_matched = False
         self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SessionStart: self._start,
             Model: self._model,
             Context: self._context,
             Memory: self._memory,
@@ -118,25 +119,9 @@ class _Writer:
         }
 
     def run(self) -> Written:
-        for line, event in self._refs.follow(self._reader, self._options.lenient):
-            if event is self._refs.start:
-                self._start(self._refs.start)
-                continue
-            take = self._takers.get(type(event))
-            if take is None:
-                continue
-            try:
-                if event.t > self._latest:
-                    self._latest = event.t
-                take(event)
-            except OverflowError:
-                if self._options.lenient:
-                    self._refs.left_out += 1
-                    continue
-                reason = f"{event_name(event)}: impossible tensor sizes"
-                raise LogError(reason, self._reader.path, line) from None
+        left_out = self._refs.feed(self._reader, self._takers, self._options.lenient)
         self._finish(self._refs.start)
-        return Written(self._bytes, self._refs.left_out)
+        return Written(self._bytes, left_out)
 
     def _emit(self, data: Any) -> None:
         if interned := self._packets.take_interned():
@@ -162,19 +147,19 @@ class _Writer:
         self._draw = StepSlices(self._packets, self._tracks, self._emit)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
-        self._latest = start.t
 
     def _finish(self, start: SessionStart) -> None:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
+        latest = max(self._refs.latest, self._computed)
         for known in self._refs.open_steps.values():
             if step := known.kept:
-                end = max(self._latest, step.last, step.begin.t)
+                end = max(latest, step.last, step.begin.t)
                 self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
         for ctx, tokens in self._tokens.items():
             for token in tokens:
                 self._draw.token(token, self._tracks.context(ctx), None)
-        self._draw.end_marks(self._latest)
+        self._draw.end_marks(latest)
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
         self._kernels.flush()
@@ -259,8 +244,7 @@ class _Writer:
 
     def _compute(self, compute: Compute) -> None:
         home, step = self._tracks.context(compute.ctx), self._refs.step
-        start = compute.t + compute.start
-        self._latest = max(self._latest, start + compute.dur)
+        self._computed = max(self._computed, compute.t + compute.start + compute.dur)
         self._flush_layers(compute.ctx)
         if self._selection.has_step(compute.step):
             self._draw.compute(compute, step.kept if step else None, home)

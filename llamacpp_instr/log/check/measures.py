@@ -12,7 +12,8 @@ from itertools import accumulate
 from typing import Any
 
 from llamacpp_instr.log.check.facts import Facts, PlanFacts
-from llamacpp_instr.log.resolve import KnownStep, Resolver
+from llamacpp_instr.log.ids import KnownStep
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     Compute,
     Event,
