@@ -30,8 +30,12 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
     from rich.markup import escape
     from rich.progress import Progress
 
+    console = Console(file=stream)
+    if console.is_dumb_terminal:  # cannot erase a bar
+        yield lambda _done, _total: None
+        return
     begun = time.monotonic()
-    bar = Progress(console=Console(file=stream), transient=True)
+    bar = Progress(console=console, transient=True)
     task = bar.add_task(escape(printable(what)), total=None)
 
     def on_progress(done: int, total: int) -> None:

@@ -15,6 +15,11 @@ from tests.kit.native_kit import ROOT
 EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 
 
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -34,6 +39,15 @@ def test_long_work_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         on_progress(1, 2)
     assert "Reading x.log" in terminal.getvalue()
     assert "50%" in terminal.getvalue()
+
+
+def test_a_terminal_that_cannot_erase_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    terminal = Terminal()
+    with progress_bar("Reading", terminal) as on_progress:
+        on_progress(1, 2)
+    assert terminal.getvalue() == ""
 
 
 def test_a_file_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
