@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,8 +73,7 @@ def build_distributions(source: Path, directory: Path) -> tuple[Path, Path]:
 
 def check_sdist(sdist: Path, wheel: Path, work: Path) -> None:
     """Raises ReleaseError unless the sdist builds a wheel that is equal to `wheel` to the byte."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(work, filter="data")
+    shutil.unpack_archive(sdist, work)
     (tree,) = work.iterdir()
     again = build_distributions(tree, work / "again")[1]
     if again.read_bytes() != wheel.read_bytes():
