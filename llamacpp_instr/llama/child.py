@@ -1,11 +1,13 @@
 """Calls a function in a child process, for work during which llama.cpp may end the process.
 
 llama.cpp trusts much of a model file. Whatever happens to the child, the caller gets one exception
-with the reason. Ctrl-C ends the child even inside a C call that never returns.
+with the reason. Ctrl-C ends the child even inside a C call that never returns, and a caller that is
+killed does not leave it behind.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -42,7 +44,7 @@ def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: o
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     done = subprocess.run(
         python(f"from {__name__} import answer; answer()"),
-        input=pickle.dumps((max_bytes, function, arguments)),
+        input=pickle.dumps((os.getpid(), max_bytes, function, arguments)),
         # otherwise ggml starts a debugger to print the stack, which takes seconds
         env={**environment, "GGML_NO_BACKTRACE": "1"},
         capture_output=True,
@@ -69,7 +71,8 @@ def answer() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     no_core_dump()
-    max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
+    parent, max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
+    _end_with(parent)
     result: Any
     try:
         native.load()  # before the limit: numpy allocates memory for each CPU
@@ -79,6 +82,14 @@ def answer() -> None:
         result = error
     answers.write(pickle.dumps(result))
     answers.flush()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent ends, however that ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
 
 
 def no_core_dump() -> None:

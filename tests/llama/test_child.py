@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
+from tests.kit.native_kit import ROOT
 
 MIB = 1 << 20
 
@@ -41,6 +47,12 @@ def take_in_c(n_bytes: int) -> bool:
     malloc = ctypes.CDLL(None).malloc
     malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     return bool(malloc(n_bytes))
+
+
+def write_pid_and_wait(file: Path) -> None:
+    file.with_suffix(".new").write_text(str(os.getpid()))
+    file.with_suffix(".new").rename(file)
+    time.sleep(600)
 
 
 def divide() -> float:
@@ -77,3 +89,23 @@ def test_memory_is_limited() -> None:
 def test_a_bug_of_ours_is_no_end() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         call_in_child(MIB * 64, divide)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_ends_with_its_caller(number: int, tmp_path: Path) -> None:
+    code = f"""if True:
+        from pathlib import Path
+        from llamacpp_instr.llama.child import call_in_child
+        from tests.llama.test_child import write_pid_and_wait
+        call_in_child({MIB * 64}, write_pid_and_wait, Path({str(tmp_path / "pid")!r}))
+    """
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not (tmp_path / "pid").exists():
+        assert caller.poll() is None
+        time.sleep(0.01)
+    child = os.pidfd_open(int((tmp_path / "pid").read_text()))
+    caller.send_signal(number)
+    caller.wait()
+    assert select.select([child], [], [], 60)[0], "the child still runs"
+    os.close(child)
