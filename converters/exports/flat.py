@@ -35,8 +35,8 @@ EVENT_NAMES = tuple(event_name(event) for event in EVENTS)
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which lines are wanted; what is None or empty lets everything through."""
+class LineSelection:
+    """Which lines to select; None or empty selects all."""
 
     events: Collection[str] = ()
     """names; `op` is one in the flat form"""
@@ -60,7 +60,7 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(f"unknown event `{name}`; the events are {', '.join(known)}")
 
 
-def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
+def select_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
     """The selected events of a log as JSON lines, as the schema has them."""
     check_names(selection.events, EVENT_NAMES)
     refs = Resolver()
@@ -71,7 +71,7 @@ def select_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
             yield _line(event)
 
 
-def expand_lines(reader: LogReader, selection: Selection) -> Iterator[bytes]:
+def expand_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
     """The selected lines of a log's flat form.
 
     `ops` become one `op` for each kernel, `layers` a `step_begin` and a `step_end` called

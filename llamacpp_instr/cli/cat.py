@@ -32,14 +32,14 @@ def cat(
     Prints one JSON object per line. LOG is a file, plain or compressed (.gz, .zst), or - for
     standard input.
     """
-    from converters.exports.flat import Selection, expand_lines, select_lines
+    from converters.exports.flat import LineSelection, expand_lines, select_lines
     from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.terminal import notice
 
     check_output(output, force)
     check_not_input(output, log)
-    selection = Selection(events, parse_range("--step", steps), layer)
+    selection = LineSelection(events, parse_range("--step", steps), layer)
     reader = read_events(log)
     lines = expand_lines(reader, selection) if expand else select_lines(reader, selection)
     with open_output(output, force) as file:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.exports.flat import Selection, expand_lines, select_lines
+from converters.exports.flat import LineSelection, expand_lines, select_lines
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.reader import read_events
 from tests.fuzz.guard import check_message, check_terminal
@@ -16,10 +16,10 @@ KIND = "log"
 
 def attempt(path: Path) -> None:
     try:
-        _look(select_lines(read_events(path), Selection()))
+        _look(select_lines(read_events(path), LineSelection()))
     except InstrError as error:
         check_message(error)
-    _look(expand_lines(read_events(path), Selection()))
+    _look(expand_lines(read_events(path), LineSelection()))
 
 
 def _look(lines: Iterator[bytes]) -> None:
