@@ -54,6 +54,7 @@ def q4_k() -> Path:
     return quantized_demo("Q4_K_M")
 
 
+@pytest.mark.native
 def test_a_tensor_as_a_user_has_it(instr: Instr, q4_k: Path) -> None:
     done = instr("blocks", q4_k, NAME, "--reference", "demo")
     assert (done.returncode, done.stderr) == (0, "")
@@ -70,6 +71,7 @@ def test_a_tensor_as_a_user_has_it(instr: Instr, q4_k: Path) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     "file_type", ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "TQ1_0"]
 )
@@ -90,11 +92,13 @@ def test_every_table_fits_a_terminal_and_counts_all(file_type: str) -> None:
     assert len(errors) == 10
 
 
+@pytest.mark.native
 def test_bits_by_field_of_q4_k(q4_k: Path) -> None:
     bits = {row["Field"]: row["Bits per weight"] for row in tables(q4_k, NAME)[0]["rows"]}
     assert bits == {"d": 0.0625, "dmin": 0.0625, "scales": 0.375, "qs": 4, "block": 4.5}
 
 
+@pytest.mark.native
 def test_a_histogram_of_many_codes_is_short_for_readers_only() -> None:
     path = quantized_demo("Q8_0")
     text = blocks(path, NAME)
@@ -132,12 +136,14 @@ def test_one_block_by_hand(tmp_path: Path) -> None:
     assert line == "0,,32,0,-8.0,-4.0,,"
 
 
+@pytest.mark.native
 def test_a_tensor_against_itself_says_so(q4_k: Path) -> None:
     worst = tables(q4_k, NAME, "--reference", q4_k)[4]
     assert worst["rows"] == []
     assert "Every value equals the reference's." in worst["notes"]
 
 
+@pytest.mark.native
 def test_a_part_of_a_split_model_is_opened(q4_k: Path, tmp_path: Path) -> None:
     subprocess.run(
         [unpatched_library() / "llama-gguf-split", "--split-max-tensors", "5", q4_k,
@@ -182,6 +188,7 @@ def test_random_bytes_of_every_type_are_shown_and_are_json(tmp_path: Path) -> No
         assert len(tables(path, name, "--reference", reference)[4]["rows"]) == 10
 
 
+@pytest.mark.native
 def test_other_forms(q4_k: Path, tmp_path: Path) -> None:
     assert "## Quants" in blocks(q4_k, NAME, "--md")
     page = tmp_path / "blocks.html"
@@ -191,6 +198,7 @@ def test_other_forms(q4_k: Path, tmp_path: Path) -> None:
     assert blocks(q4_k, NAME, "--html", "-o", page, "--force") == ""
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_tensor_is_the_same_picture(q4_k: Path, tmp_path: Path, form: str) -> None:
     pictures = [tmp_path / f"{name}.{form}" for name in "abc"]
@@ -263,6 +271,7 @@ def test_a_picture_says_what_it_joined(tmp_path: Path) -> None:
     assert "each cell is the mean of 3 x 1 (rows x sub-blocks)" in svg_text(tmp_path / "p.svg")
 
 
+@pytest.mark.native
 def test_without_matplotlib_it_is_one_line(
     q4_k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +282,7 @@ def test_without_matplotlib_it_is_one_line(
     assert "Quants" in blocks(q4_k, NAME)
 
 
+@pytest.mark.native
 def test_wrong_input_is_one_line(instr: Instr, q4_k: Path, models: Path, tmp_path: Path) -> None:
     assert_refused(instr("blocks", q4_k, "blk.0.fn_down.weight"), "no tensor", "did you mean", NAME)
     assert "(it has 39 tensors)" in refusal(q4_k, "zzzzzzzz")

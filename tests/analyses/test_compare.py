@@ -26,6 +26,8 @@ from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.quantized_kit import quantized_demo
 
+pytestmark = pytest.mark.native
+
 RUN = ("-p", "Once upon a time", "-n", "12", "--repeat", "3", "--threads", "1")
 
 

@@ -19,6 +19,8 @@ from llamacpp_instr.log.reader import read_events
 from tests.kit.perfetto_queries import OP, arg, slices
 from tests.kit.trace_processor import ask, needs_node
 
+pytestmark = pytest.mark.native
+
 Row = dict[str, Any]
 RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd number, count
 

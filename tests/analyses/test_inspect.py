@@ -95,6 +95,7 @@ def test_the_demo_model(demo_model: Path) -> None:
     assert_true(load_model_file("demo"), [gguf.GGUFReader(demo_model)])
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", SOME_MODELS)
 def test_models_of_many_architectures(name: str) -> None:
     path = native_kit.random_models() / f"{name}.gguf"
@@ -104,6 +105,7 @@ def test_models_of_many_architectures(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.native
 def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
     native(
         "llama-gguf-split", "--split-max-tensors", "15", demo_model, tmp_path / "demo"
@@ -135,6 +137,7 @@ def native(program: str, *arguments: object) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", ["Q4_K_M", "IQ4_XS", "Q8_0"])
 def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
     model = load_model_file(quantized[name])
@@ -145,6 +148,7 @@ def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
     assert any("No tensor fell back" in note for note in shown["Types"].notes)
 
 
+@pytest.mark.native
 def test_bits_per_weight_by_hand(quantized: dict[str, Path]) -> None:
     tensors = {
         row["Tensor"]: row for row in rows(compute_tensors(load_model_file(quantized["Q4_K_M"])))

@@ -24,6 +24,7 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 # --- sizes ---
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("file_type", ["F16", "Q4_K_M", "IQ2_XXS"])
 def test_sums_are_the_files(file_type: str) -> None:
     path = quantized_demo(file_type)
@@ -44,6 +45,7 @@ def test_sums_are_the_files(file_type: str) -> None:
     ]
 
 
+@pytest.mark.native
 def test_a_tensor_by_hand() -> None:
     *_, tensors = reported(quantized_demo("Q4_K_M"))
     (up,) = (row for row in tensors["rows"] if row["Tensor"] == "blk.1.ffn_up.weight")
@@ -131,6 +133,7 @@ def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
 # --- missing parts, wrong input ---
 
 
+@pytest.mark.native
 def test_without_the_library_the_report_says_what_is_missing(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -154,6 +157,7 @@ def gguf_span(path: Path) -> int:
     return end - min(int(t.data_offset) for t in tensors)
 
 
+@pytest.mark.native
 def test_a_model_that_llama_cpp_cannot_load_has_sizes_all_the_same(tmp_path: Path) -> None:
     data = quantized_demo("Q8_0").read_bytes()
     (tmp_path / "new.gguf").write_bytes(

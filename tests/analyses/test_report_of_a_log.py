@@ -27,6 +27,8 @@ from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import edited, memory_of, report, reported, without_library
 from tests.kit.strategies import logs
 
+pytestmark = pytest.mark.native
+
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 

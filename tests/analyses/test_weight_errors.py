@@ -65,6 +65,7 @@ def test_what_is_rolled_up_is_pooled_from_squares() -> None:
     assert {row["Type"] for row in rows(found["By type"])} == {"F16 → Q4_K", "F16 → Q6_K", "F16"}
 
 
+@pytest.mark.native
 def test_the_model_is_pooled_as_if_it_were_one_tensor() -> None:
     errors = compute_weight_errors(load_model_file("demo"), load_model_file(quantized_demo("Q2_K")))
     (model,) = rows(weight_error_reports(errors, "A", "B")[0])
@@ -117,6 +118,7 @@ def test_a_sample_is_owned_up_to() -> None:
     assert "even sample" not in " ".join(weight_error_reports(ERRORS, "A", "B")[-1].notes)
 
 
+@pytest.mark.native
 def test_it_fits_a_terminal(demo_model: Path) -> None:
     candidate = load_model_file(quantized_demo("Q4_K_M"))
     errors = compute_weight_errors(load_model_file(demo_model), candidate)

@@ -11,6 +11,8 @@ import pytest
 from llamacpp_instr.llama.threads import usable_cpus
 from tests.programs.lint_native import Tree, configured, own_files, patched_files
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:

@@ -34,6 +34,7 @@ def make_tree(tmp_path: Path) -> MakeTree:
     return make
 
 
+@pytest.mark.native
 def test_a_patched_tree_has_patch_overlay_header_and_version(make_tree: MakeTree) -> None:
     root = make_tree()
     vendored = root / "vendor" / "llama.cpp" / "src"
@@ -47,6 +48,7 @@ def test_a_patched_tree_has_patch_overlay_header_and_version(make_tree: MakeTree
     assert f'#define LLAMA_INSTR_BUILD_PATCHES   "{digest}"\n' in header
 
 
+@pytest.mark.native
 def test_an_unpatched_tree_is_the_sdist_but_for_the_wheel(make_tree: MakeTree) -> None:
     wheel_patch = kit.PATCH.replace("src/llama.c", "vendor/llama.cpp/src/wheel.c")
     files = {"vendor/llama.cpp/src/wheel.c": "one\ntwo\nthree\n"}

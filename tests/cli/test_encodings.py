@@ -31,6 +31,7 @@ def test_every_encoding_shows_what_it_can(
     assert done.stdout
 
 
+@pytest.mark.native
 def test_the_quantizer_speaks_utf_8_in_every_environment(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

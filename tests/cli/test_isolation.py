@@ -65,6 +65,7 @@ def test_pip(place: Path, environment: dict[str, str]) -> None:
     assert "pip could not fetch" in done.stderr
 
 
+@pytest.mark.native
 def test_a_program_elsewhere(place: Path, environment: dict[str, str]) -> None:
     application = place.parent / "app.py"
     application.write_text("import json; print(json.dumps(1))")
@@ -78,6 +79,7 @@ def test_a_program_elsewhere(place: Path, environment: dict[str, str]) -> None:
     assert run(place, environment, "exec", "--", str(script)).stdout == "2\n"
 
 
+@pytest.mark.native
 def test_the_library_is_sought_where_the_program_seeks_it(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

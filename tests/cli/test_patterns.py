@@ -13,6 +13,8 @@ from llamacpp_instr.recording.session import record
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import DEMO
 
+pytestmark = pytest.mark.native
+
 NESTED = "(" * (MAX_NESTING + 1) + ")" * (MAX_NESTING + 1)
 LONG = "x" * (MAX_PATTERN + 1)
 WRONG = pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_a_comparison_that_is_ended_leaves_nothing(
     wait_until_empty(temporary)
 
 
+@pytest.mark.native
 def test_a_comparison_in_which_ggml_aborts_leaves_nothing(
     temporary: Path, tmp_path: Path, models: Path, instr: Instr
 ) -> None:

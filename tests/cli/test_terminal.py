@@ -84,6 +84,7 @@ def evil_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write_speaker(path, pieces)
 
 
+@pytest.mark.native
 def test_a_models_text_is_shown_without_steering(
     evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_models_text_is_shown_without_steering(
     assert "\\u202eabc" in shown
 
 
+@pytest.mark.native
 def test_the_log_of_such_text_is_shown_without_steering(
     evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -121,6 +123,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         assert not STEERS.search(shown), command
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     "command",
     [

@@ -18,7 +18,7 @@ from tests.kit.perfetto_recordings import record
 from tests.kit.perfetto_truth import Truth, truth
 from tests.kit.trace_processor import ask, check, needs_node
 
-pytestmark = needs_node
+pytestmark = [needs_node, pytest.mark.native]
 
 # dense with a sliding window and soft-max, experts and latent attention, recurrent, hybrid,
 # encoder and decoder

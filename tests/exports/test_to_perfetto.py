@@ -230,6 +230,7 @@ def test_it_goes_to_standard_output(instr: Instr, log: Path, tmp_path: Path) -> 
     assert whole.startswith(b"\x0a")
 
 
+@pytest.mark.native
 def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> None:
     options = ("-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace")
     done = instr("run", "demo", *options)

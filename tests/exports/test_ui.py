@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import ROOT, Instr, read_events
 from tests.kit.ui_kit import Seen, look, need_ui, served
 
+pytestmark = pytest.mark.native
+
 QUERIES = {
     "slices": "select name, count(*), sum(dur) from slice group by name",
     "flows": "select count(*) from flow",

@@ -103,6 +103,7 @@ def test_a_llama_reads_like_its_drawing_in_a_textbook() -> None:
         assert words(ops, -1) == AROUND
 
 
+@pytest.mark.native
 def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path) -> None:
     for name, layer, expected in (("deepseek2-moe", 1, EXPERTS), ("mamba-dense", 0, STATE_SPACE)):
         (tmp_path / name).mkdir()
@@ -116,6 +117,7 @@ def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path
             assert once == expected
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", ["deepseek2-moe", "mamba-dense", "jamba-dense", "gemma3-dense",
                                   "qwen3moe-moe", "llama4-moe", "gpt2", "t5"])  # fmt: skip
 def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) -> None:

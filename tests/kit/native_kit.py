@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from llamacpp_instr.build.cache import cache_dir
 from llamacpp_instr.build.log import BuildLog
@@ -108,6 +109,14 @@ def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return program
+
+
+def open_llama(model: Path, **options: Any) -> Any:
+    """A model as a program opens it that uses `llama_cpp` itself. It is imported here, because a
+    module of tests that need it must be collected without it."""
+    import llama_cpp
+
+    return llama_cpp.Llama(str(model), verbose=False, **options)
 
 
 def run_probe(

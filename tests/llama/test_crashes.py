@@ -18,6 +18,8 @@ from tests.conftest import Instr, assert_refused
 from tests.kit.mutants import N, texts, write_mutant
 from tests.kit.native_kit import random_models
 
+pytestmark = pytest.mark.native
+
 
 def damaged(source: Path, path: Path, key: str, value: float) -> Path:
     """A copy of a model with another value in its metadata."""

@@ -14,6 +14,8 @@ from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.sampling import Sampler, Sampling
 
+pytestmark = pytest.mark.native
+
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 

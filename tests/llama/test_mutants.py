@@ -27,6 +27,8 @@ from tests.kit.mutants import (
     write_mutant,
 )
 
+pytestmark = pytest.mark.native
+
 TOKENS = vocabulary()
 NAMELESS = [f"[{i}]" for i in range(N)]
 NO_BYTES = [f"[{i}]" if token.startswith("<0x") else token for i, token in enumerate(TOKENS)]

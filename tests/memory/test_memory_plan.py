@@ -33,6 +33,8 @@ from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
 
+pytestmark = pytest.mark.native
+
 MIB = 1 << 20
 SMALL = ContextOptions(ctx=256)
 LARGE = ContextOptions(ctx=4096, cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")

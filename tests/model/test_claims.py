@@ -20,6 +20,7 @@ from tests.kit.sparse_models import write_sparse_llama
 ARCHITECTURES = ["minimax-m3-moe", "mamba2-dense", "hrm_text-dense"]
 
 
+@pytest.mark.native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_number_in_a_model_takes_no_memory(environment: dict[str, str]) -> None:
     """Every number of these architectures; `python -m tests.programs.claims` tests all of them."""
@@ -33,6 +34,7 @@ def test_a_number_in_a_model_takes_no_memory(environment: dict[str, str]) -> Non
     assert int(claims[1].replace(",", "")) > 80 * len(ARCHITECTURES)
 
 
+@pytest.mark.native
 def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_path: Path) -> None:
     """Terabytes, for a file that is a hole; the model is not loaded, and no log remains."""
     model = write_sparse_llama(tmp_path / "large.gguf", layers=4, width=4096, feed_forward=4096)

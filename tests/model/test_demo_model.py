@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 import pytest
 
-from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.native_kit import DEMO, ROOT, open_llama
 from tools.demo_model.grammar import Story, stories
 from tools.demo_model.tokenizer import EOS, Tokenizer, learn_pieces
 
@@ -119,19 +119,10 @@ def test_the_grammar_gives_the_vocabulary_again(
 @pytest.fixture(scope="module")
 def llama() -> Any:
     """The model as llama.cpp loads it."""
-    import llama_cpp
-
-    return llama_cpp.Llama(
-        str(DEMO),
-        n_ctx=512,
-        n_batch=512,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        verbose=False,
-    )
+    return open_llama(DEMO, n_ctx=512, n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True)
 
 
+@pytest.mark.native
 def test_llama_cpp_reads_the_same_tokens(
     llama: Any, tokenizer: Tokenizer, held_out: list[Story]
 ) -> None:
@@ -139,6 +130,7 @@ def test_llama_cpp_reads_the_same_tokens(
         assert llama.tokenize(text.encode(), special=False) == tokenizer.encode(text)
 
 
+@pytest.mark.native
 def test_its_loss_is_that_of_the_page(
     llama: Any, tokenizer: Tokenizer, held_out: list[Story]
 ) -> None:
@@ -156,6 +148,7 @@ def test_its_loss_is_that_of_the_page(
     assert [np.mean(losses), entropy] == pytest.approx([float(x) for x in page], abs=0.001)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("prompt", ["Once upon a time", "One day, a little fox", "Tom"])
 def test_it_tells_a_story_to_the_end(llama: Any, prompt: str) -> None:
     """As docs/demo-model.md shows it, in words of the grammar."""

@@ -13,6 +13,8 @@ from llamacpp_instr.model.fallback import find_fallbacks
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.kit import native_kit, tiny_models
 
+pytestmark = pytest.mark.native
+
 WARNING = re.compile(
     r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\w+)\)"
     r".*?-> falling back to +(\w+)"

@@ -44,6 +44,7 @@ def test_names_of_encoders_and_of_biases(models: Path) -> None:
     assert (1, "attn_q.bias") in roles
 
 
+@pytest.mark.native
 def test_a_split_model_is_one(tmp_path: Path, demo_model: Path) -> None:
     import subprocess
 

@@ -16,6 +16,8 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from tests.kit import native_kit
 
+pytestmark = pytest.mark.native
+
 
 class _Params(ctypes.Structure):
     """`struct gguf_init_params`."""

@@ -16,6 +16,8 @@ from tests.conftest import Instr, assert_refused
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import DEMO, random_models
 
+pytestmark = pytest.mark.native
+
 
 def rewritten(path: Path, key: str, value: int | str) -> Path:
     """A copy of the demo model with a metadata entry added or changed."""

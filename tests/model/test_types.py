@@ -23,6 +23,7 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("type_", TYPES.values(), ids=str)
 def test_a_type_is_ggmls(library: ctypes.CDLL, type_: GgmlType) -> None:
     assert library.ggml_type_name(type_.number).decode().upper() == type_.name.upper()
@@ -34,6 +35,7 @@ def test_a_type_is_ggmls(library: ctypes.CDLL, type_: GgmlType) -> None:
         assert library.ggml_row_size(type_.number, n_elements) == type_.row_bytes(n_elements)
 
 
+@pytest.mark.native
 def test_no_type_of_ggml_is_missing(library: ctypes.CDLL) -> None:
     # GGML_TYPE_COUNT is not a symbol; ggml aborts on numbers beyond it
     known = {int(library_type) for library_type in gguf.GGMLQuantizationType}

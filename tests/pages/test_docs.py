@@ -92,6 +92,7 @@ RUNNABLE = [
 ]
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("block", RUNNABLE, ids=named)
 def test_the_commands_of_a_block_work_one_after_the_other(
     block: list[Line], stock: Path, tmp_path: Path, environment: dict[str, str]
@@ -111,6 +112,7 @@ def test_the_commands_of_a_block_work_one_after_the_other(
     assert leftover == []
 
 
+@pytest.mark.native
 @pytest.mark.skipif(not sdist_at_hand(), reason="the sdist is not in the cache")
 def test_the_patches_are_edited_and_exported_as_their_page_says(
     stock: Path, tmp_path: Path, environment: dict[str, str]
@@ -136,6 +138,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("code", blocks_of(ROOT / "README.md", "python"))
 def test_the_python_of_the_readme_runs(
     code: str, stock: Path, tmp_path: Path, environment: dict[str, str]

@@ -27,6 +27,8 @@ from tests.kit.commands_kit import Line, Place, one_line
 from tests.kit.native_kit import DEMO
 from tests.load.server import PATIENCE_S
 
+pytestmark = pytest.mark.native
+
 LLAMA = one_line("README.md", "instr exec --log server.log ")
 WORKERS = one_line("docs/cli.md", "instr exec --level verbose --log server-%p.log -- uvicorn ")
 

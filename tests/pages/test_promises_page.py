@@ -36,5 +36,6 @@ def test_a_figure_is_that_of_its_test(test: str, figure: str) -> None:
     assert any(test in line and figure in line for line in page.splitlines())
 
 
+@pytest.mark.native
 def test_upstream_has_as_many_architectures() -> None:
     assert len(list(random_models().glob("*.gguf"))) == N_ARCHITECTURES

@@ -29,6 +29,7 @@ def test_the_page_has_every_type_and_a_picture() -> None:
     assert PICTURE.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("file_type", FILE_TYPES)
 def test_sizes_and_errors_are_those_of_the_files(file_type: str) -> None:
     file = load_model_file(quantized_demo(file_type))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from converters.exports.tables import load_tables
 from tests.conftest import Instr
 from tests.kit.notebook import ROOT, TUTORIAL
@@ -18,6 +20,7 @@ def kernels(heading: str) -> list[list[str]]:
     return [line.split()[:2] for line in table.splitlines()[1:]]
 
 
+@pytest.mark.native
 def test_a_recording_made_now_has_the_same_kernels(instr: Instr, tmp_path: Path) -> None:
     done = instr(
         "run", "demo", "-p", "Once upon a time", "-n", "4", "--level", "verbose", "--threads", "2"

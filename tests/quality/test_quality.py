@@ -17,6 +17,8 @@ from tests.kit.native_kit import DEMO, unpatched_library
 from tests.kit.quantized_kit import quantized_demo
 from tools.demo_model.grammar import stories
 
+pytestmark = pytest.mark.native
+
 CHUNKS = 4
 FILE_TYPES = ("Q8_0", "Q4_K_M", "Q2_K")
 

@@ -25,6 +25,8 @@ from tests.kit import tiny_models
 from tests.kit.native_kit import DEMO, random_models
 from tests.kit.quantized_kit import quantized_demo
 
+pytestmark = pytest.mark.native
+
 TEXT = "Once upon a time there was a cat. " * 40
 
 

@@ -37,6 +37,8 @@ from tests.kit.quantize_kit import (
     write_model,
 )
 
+pytestmark = pytest.mark.native
+
 ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
 
 SLOW_TABLES = {"IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M"}

@@ -35,6 +35,8 @@ from tests.kit.quantize_kit import (
 )
 from tests.kit.tiny_models import write_llama
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:

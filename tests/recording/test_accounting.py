@@ -25,6 +25,8 @@ from tests.kit.native_kit import (
     run_probe,
 )
 
+pytestmark = pytest.mark.native
+
 DECODES = 60
 
 

@@ -15,6 +15,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
 
+pytestmark = pytest.mark.native
+
 TWO_THREADS = f"""
     import sys, threading, llamacpp_instr, llama_cpp
     texts = {{}}

@@ -16,6 +16,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
 
+pytestmark = pytest.mark.native
+
 # Nodes without a layer: the embedding before the first, the output after the last, and what some
 # architectures compute between all of them (streams of hyper-connections, residual mixes).
 GLOBAL = re.compile(

@@ -15,6 +15,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, assert_refused, read_events
 
+pytestmark = pytest.mark.native
+
 OLD_LOG = Path(__file__).parent.parent / "fixtures" / "every-event.log"
 
 APPLICATION = """

@@ -17,6 +17,8 @@ from llamacpp_instr import schema
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
 
+pytestmark = pytest.mark.native
+
 KILLS = 100
 
 # Loads the library once, then forks one recording child per request, so a kill takes milliseconds.

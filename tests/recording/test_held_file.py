@@ -19,6 +19,8 @@ from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import StepEnd
 from tests.kit.native_kit import DEMO, compile_program, installed_library
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).parent.parent.parent
 
 # decodes `n` tokens one by one

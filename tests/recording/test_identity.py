@@ -9,6 +9,8 @@ import pytest
 
 from tests.kit.native_kit import DEMO, random_models, run_probe
 
+pytestmark = pytest.mark.native
+
 LEVELS = [None, "minimal", "detailed", "verbose"]
 
 # dense, mixture of experts, recurrent, hybrid, sliding window, latent attention, gated, diffusion

@@ -16,6 +16,8 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from tests.kit.native_kit import DEMO, ROOT, compile_program, installed_library
 
+pytestmark = pytest.mark.native
+
 
 def test_the_recorder_under_stress(tmp_path: Path) -> None:
     program = _compiled("recorder_stress", tmp_path)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 
 import llamacpp_instr
@@ -17,18 +16,21 @@ from llamacpp_instr.errors import NativeError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
+from tests.kit.native_kit import open_llama
+
+pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
-def llama(demo_model: Path) -> Iterator[llama_cpp.Llama]:
-    model = llama_cpp.Llama(str(demo_model), n_ctx=256, verbose=False)
+def llama(demo_model: Path) -> Iterator[Any]:
+    model = open_llama(demo_model, n_ctx=256)
     yield model
     model.close()
 
 
 def test_any_use_of_llama_cpp_is_recorded(demo_model: Path, tmp_path: Path) -> None:
     with llamacpp_instr.record(tmp_path / "a.log", args={"for": "a test"}) as session:
-        model = llama_cpp.Llama(str(demo_model), n_ctx=256, verbose=False)
+        model = open_llama(demo_model, n_ctx=256)
         model.create_completion("Once upon a time", max_tokens=4, temperature=0)
         model.close()
     assert session.path == tmp_path / "a.log"
@@ -43,14 +45,14 @@ def test_any_use_of_llama_cpp_is_recorded(demo_model: Path, tmp_path: Path) -> N
     assert {"model", "context", "graph", "step_begin", "compute", "ops", "step_end"} <= names
 
 
-def test_a_model_loaded_before_is_known_to_the_log(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+def test_a_model_loaded_before_is_known_to_the_log(llama: Any, tmp_path: Path) -> None:
     with llamacpp_instr.record(tmp_path / "a.log") as session:
         llama.create_completion("Once upon", max_tokens=2)
     names = {event["event"] for event in read_events(session.path)}
     assert {"model", "context", "graph", "compute"} <= names
 
 
-def test_the_memory_of_a_context(llama: llama_cpp.Llama) -> None:
+def test_the_memory_of_a_context(llama: Any) -> None:
     uses = native.load().memory(llama.ctx)
     assert all(use["buffer"] for use in uses)
     # 256 cells, 4 layers, K and V of 128 values of two bytes
@@ -58,7 +60,7 @@ def test_the_memory_of_a_context(llama: llama_cpp.Llama) -> None:
     assert sum(use["model"] for use in uses) > 5_000_000
 
 
-def test_marks_and_notes(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+def test_marks_and_notes(llama: Any, tmp_path: Path) -> None:
     with llamacpp_instr.record(tmp_path / "a.log", level="minimal") as session:
         with session.mark("outer"), session.mark('naïve "inner"\n'):
             llama.create_completion("Once upon", max_tokens=2)
@@ -97,7 +99,7 @@ def test_a_failing_application_leaves_a_closed_log(tmp_path: Path) -> None:
     assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
 
 
-def test_sessions_follow_each_other_but_do_not_nest(llama: llama_cpp.Llama, tmp_path: Path) -> None:
+def test_sessions_follow_each_other_but_do_not_nest(llama: Any, tmp_path: Path) -> None:
     for name in ("first.log", "second.log"):
         with llamacpp_instr.record(tmp_path / name):
             with (
@@ -180,7 +182,7 @@ def test_errors_name_no_option_of_the_command_line(tmp_path: Path) -> None:
             llamacpp_instr.record(**{"path": tmp_path / "a.log", **arguments})
 
 
-def test_a_full_disk_is_told_and_counted(llama: llama_cpp.Llama) -> None:
+def test_a_full_disk_is_told_and_counted(llama: Any) -> None:
     with (
         pytest.warns(RuntimeWarning, match=r"/dev/full: .* [1-9]\d* events were dropped"),
         llamacpp_instr.record("/dev/full") as session,

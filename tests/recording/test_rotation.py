@@ -26,6 +26,8 @@ from llamacpp_instr.schema import (
 )
 from tests.conftest import Instr, assert_refused
 
+pytestmark = pytest.mark.native
+
 # Two contexts decode at once, in two threads, and count their work; full caches are cleared. One
 # mark spans everything, another one only the end.
 APPLICATION = """

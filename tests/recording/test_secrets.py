@@ -12,6 +12,8 @@ from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import SessionStart
 from tests.kit.native_kit import ROOT, compile_program, installed_library
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:

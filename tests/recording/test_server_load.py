@@ -20,6 +20,8 @@ from tests.load.hold import Expected, Held, check_sizes, hold, take_answer
 from tests.load.mix import COMPLETIONS, Request
 from tests.load.server import Server
 
+pytestmark = pytest.mark.native
+
 MIB = 2**20
 
 

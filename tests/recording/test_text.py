@@ -23,6 +23,8 @@ from llamacpp_instr.recording.session import Recording
 from llamacpp_instr.recording.text import MAX_DATA, MAX_DEPTH, MAX_NAME
 from llamacpp_instr.schema import MAX_LINE, Mark, Note, SessionStart
 
+pytestmark = pytest.mark.native
+
 
 def nested(depth: int) -> Any:
     value: Any = 1

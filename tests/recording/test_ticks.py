@@ -13,6 +13,8 @@ import pytest
 
 from tests.kit.native_kit import ROOT, compile_program, installed_library
 
+pytestmark = pytest.mark.native
+
 Moment = tuple[int, int]  # ticks, ns
 
 

@@ -14,6 +14,8 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from tests.conftest import Instr, assert_refused, read_events
 
+pytestmark = pytest.mark.native
+
 APPLICATION = """
 import sys, llama_cpp
 model = llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False)

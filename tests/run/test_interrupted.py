@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import read_events, start_run
 
+pytestmark = pytest.mark.native
+
 DEMO = ("demo", "--threads", "1")
 PROMPT = "Once upon a time there was a little"
 

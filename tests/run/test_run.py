@@ -10,15 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
-import llama_cpp
 import pytest
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from llamacpp_instr.run.session import _TextWriter
 from tests.conftest import Instr, assert_refused, read_events, start_run
 from tests.kit import tiny_models
+from tests.kit.native_kit import open_llama
+
+pytestmark = pytest.mark.native
 
 OLD_LOG = Path(__file__).parent.parent / "fixtures" / "every-event.log"
 DEMO = ("demo", "--threads", "1")  # more threads than free processors wait for each other
@@ -27,20 +30,20 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}
 
 
 @pytest.fixture(scope="module")
-def peer(demo_model: Path) -> Iterator[llama_cpp.Llama]:
+def peer(demo_model: Path) -> Iterator[Any]:
     """llama-cpp-python's own loop over the same model."""
-    with_chat = llama_cpp.Llama(str(demo_model), n_ctx=512, seed=1, verbose=False)
+    with_chat = open_llama(demo_model, n_ctx=512, seed=1)
     yield with_chat
     with_chat.close()
 
 
-def greedy_text(peer: llama_cpp.Llama, prompt: str, n: int) -> str:
+def greedy_text(peer: Any, prompt: str, n: int) -> str:
     peer.reset()
     done = peer.create_completion(prompt, max_tokens=n, temperature=0, top_k=1, repeat_penalty=1)
     return done["choices"][0]["text"]
 
 
-def test_the_text_is_the_plain_libraries(instr: Instr, peer: llama_cpp.Llama) -> None:
+def test_the_text_is_the_plain_libraries(instr: Instr, peer: Any) -> None:
     done = instr("run", *DEMO, "-p", PROMPT, "-n", 48, "--ctx", 512)
     assert done.returncode == 0, done.stderr
     assert done.stdout == greedy_text(peer, PROMPT, 48) + "\n"
@@ -56,7 +59,7 @@ def test_the_log_holds_every_token_of_the_text(instr: Instr, tmp_path: Path) -> 
     assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
 
 
-def test_small_batches_change_nothing(instr: Instr, peer: llama_cpp.Llama) -> None:
+def test_small_batches_change_nothing(instr: Instr, peer: Any) -> None:
     done = instr("run", *DEMO, "-p", PROMPT * 4, "-n", 16, "--batch", 8, "--ubatch", 3)
     assert done.returncode == 0, done.stderr
     assert done.stdout == greedy_text(peer, PROMPT * 4, 16) + "\n"
@@ -127,9 +130,7 @@ def chat_model(tmp_path: Path, demo_model: Path) -> Path:
     return path
 
 
-def test_chat_uses_the_models_own_template(
-    instr: Instr, chat_model: Path, peer: llama_cpp.Llama
-) -> None:
+def test_chat_uses_the_models_own_template(instr: Instr, chat_model: Path, peer: Any) -> None:
     done = instr("run", chat_model, "--chat", "-p", "a story", "-n", 24)
     assert done.returncode == 0, done.stderr
     # one BOS: those of the template and of the tokenizer are not both added
@@ -142,7 +143,7 @@ def test_embeddings_are_the_models(instr: Instr, models: Path) -> None:
     done = instr("run", models / "bert.gguf", "--embed", *prompts, "--flash-attn", "off")
     assert done.returncode == 0, done.stderr
     ours = [json.loads(line) for line in done.stdout.splitlines()]
-    peer = llama_cpp.Llama(str(models / "bert.gguf"), embedding=True, verbose=False)
+    peer = open_llama(models / "bert.gguf", embedding=True)
     theirs = [peer.embed(text) for text in ("hello world", "other")]
     peer.close()
     assert len(ours) == 2

@@ -64,6 +64,7 @@ def assert_as_ggml(type_: GgmlType, data: Bytes) -> None:
         assert_same_bits(ours, theirs)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", TYPE_NAMES)
 def test_random_bytes_are_the_numbers_of_ggml_and_gguf_py(name: str) -> None:
     type_ = BY_NAME[name]
@@ -71,6 +72,7 @@ def test_random_bytes_are_the_numbers_of_ggml_and_gguf_py(name: str) -> None:
     assert_as_ggml(type_, data)
 
 
+@pytest.mark.native
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(TYPE_NAMES), data=st.data())
 def test_any_bytes_are_the_numbers_of_ggml(name: str, data: st.DataObject) -> None:
@@ -79,6 +81,7 @@ def test_any_bytes_are_the_numbers_of_ggml(name: str, data: st.DataObject) -> No
     assert_as_ggml(type_, np.frombuffer(raw, np.uint8)[None, :])
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     "file_type",
     ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K",

@@ -86,6 +86,7 @@ def test_sub_block_scales_by_hand(tmp_path: Path) -> None:
     assert stats.scale_grid.cells.tolist() == [[126.0, 126.0, 0.0, 10.0, 0.0, 0.0, 0.0, 0.0] * 3]
 
 
+@pytest.mark.native
 def test_errors_are_those_of_gguf_py(quantized: Path, demo_model: Path) -> None:
     stats = stats_of(quantized, NAME, demo_model)
     (theirs,) = (t for t in gguf.GGUFReader(quantized).tensors if t.name == NAME)
@@ -107,6 +108,7 @@ def test_errors_are_those_of_gguf_py(quantized: Path, demo_model: Path) -> None:
     np.testing.assert_allclose(stats.error_grid.cells, np.sqrt(by_sub_block), rtol=1e-12)
 
 
+@pytest.mark.native
 def test_a_tensor_against_itself_has_no_error(quantized: Path) -> None:
     stats = stats_of(quantized, NAME, quantized)
     assert stats.errors is not None
@@ -207,6 +209,7 @@ def test_values_from_anywhere_are_those_of_the_whole(tmp_path: Path, type_name: 
         np.testing.assert_array_equal(ours, exact[begin : begin + count])
 
 
+@pytest.mark.native
 def test_one_block_is_its_bytes(quantized: Path, demo_model: Path) -> None:
     weight = load_model_file(quantized).by_name[NAME]
     reference = find_reference(load_model_file(demo_model), weight)

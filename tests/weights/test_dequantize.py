@@ -22,6 +22,8 @@ from llamacpp_instr.weights.dequantize import (
 )
 from tests.kit.quantized_kit import quantized_demo
 
+pytestmark = pytest.mark.native
+
 GGML = load_dequantizer()
 GGUF = GgufDequantizer()
 ONLY_GGML = {"Q1_0", "Q2_0"}

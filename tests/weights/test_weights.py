@@ -62,6 +62,7 @@ def gguf_py_numbers(weight: Weight) -> npt.NDArray[np.float64]:
     return gguf.quants.dequantize(stored, kind).astype(np.float64)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("file_type", ["Q8_0", "Q4_K_M", "Q2_K", "IQ4_XS"])
 def test_the_demo_model_against_gguf_py(file_type: str) -> None:
     reference, candidate = load_model_file("demo"), load_model_file(quantized_demo(file_type))
@@ -98,6 +99,7 @@ def test_the_demo_model_against_gguf_py(file_type: str) -> None:
             assert error.worst_block_rmse == pytest.approx(blocks.max(), rel=1e-5)
 
 
+@pytest.mark.native
 def test_more_bits_err_less() -> None:
     ladder = ["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"]
     totals = []
@@ -109,6 +111,7 @@ def test_more_bits_err_less() -> None:
     assert len(set(totals)) == len(totals)
 
 
+@pytest.mark.native
 def test_a_model_against_itself_has_no_error() -> None:
     for file_type in ("Q4_K_M", "IQ4_XS"):
         path = quantized_demo(file_type)
@@ -143,6 +146,7 @@ def test_the_result_does_not_depend_on_threads(tmp_path: Path) -> None:
     assert one[0].worst_block == blocks.argmax()
 
 
+@pytest.mark.native
 def test_progress_is_in_bytes_and_reaches_the_end() -> None:
     seen: list[tuple[int, int]] = []
     candidate = load_model_file(quantized_demo("Q4_K_M"))
@@ -243,6 +247,7 @@ print(json.dumps([load_dequantizer().name, [[e.name, e.sums.e2, e.skipped] for e
 """
 
 
+@pytest.mark.native
 def test_without_the_native_library_gguf_py_does_it() -> None:
     for file_type, lacking in (("Q4_K_M", ""), ("Q1_0", "Q1_0")):
         candidate = quantized_demo(file_type)
