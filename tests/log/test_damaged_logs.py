@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llamacpp_instr.cli import main
 from llamacpp_instr.errors import InstrError
 from tests.kit.native_kit import ROOT
+from tests.kit.strategies import damaged_logs
 
 LINES = (ROOT / "tests" / "fixtures" / "every-event.log").read_bytes().splitlines(keepends=True)
 BY = ("op", "layer", "block", "tensor", "type", "phase", "thread")
@@ -26,33 +26,6 @@ COMMANDS = [
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
     "to-parquet LOG --csv -o TABLES --force",
 ]  # fmt: skip
-CHANGES = ("leave out", "leave out all of a kind", "twice", "exchange", "shuffle")
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """The fixture with some lines left out, some twice, some exchanged."""
-    lines = list(LINES)
-    change = draw(
-        st.sampled_from(["leave out", "leave out all of a kind", "twice", "exchange", "shuffle"])
-    )
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(1, len(lines) - 1))
-        if change == "leave out":
-            del lines[at]
-        elif change == "leave out all of a kind":
-            kind = lines[at].split(b",")[0]
-            lines = [lines[0], *(line for line in lines[1:] if not line.startswith(kind))]
-        elif change == "twice":
-            lines.insert(draw(st.integers(1, len(lines))), lines[at])
-        elif change == "exchange":
-            other = draw(st.integers(1, len(lines) - 1))
-            lines[at], lines[other] = lines[other], lines[at]
-        else:
-            lines[1:] = draw(st.permutations(lines[1:]))
-        if len(lines) < 2:
-            break
-    return b"".join(lines)
 
 
 def _left(line: str, data: bytes) -> BaseException | None:
@@ -70,7 +43,7 @@ def _left(line: str, data: bytes) -> BaseException | None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 @settings(max_examples=25, deadline=None)
-@given(data=damaged())
+@given(data=damaged_logs([b"".join(LINES)]))
 def test_no_log_makes_a_traceback(line: str, data: bytes) -> None:
     assert _left(line, data) is None
 

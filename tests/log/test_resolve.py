@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError
@@ -19,6 +16,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.resolve import Resolver
 from tests.kit.log_readers import ALL, READERS, write_coming_and_going
 from tests.kit.made_log import encode, make_log
+from tests.kit.strategies import damaged_logs
 from tests.programs.flat_memory import peak_memory
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -26,7 +24,6 @@ LOGS = [
     *(path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))),
     *(encode(make_log(Random(i).randint, 2, level)) for i, level in enumerate(s.LEVELS)),
 ]
-IDS = ("model", "ctx", "graph", "plan", "step", "compute", "mark")
 NOT_WHOLE = re.compile(
     r"^\w+: ((model|context|graph|plan|step|compute|mark) \d+ "
     r"(was never|was given|was ended|is over|never began|ends and)"
@@ -37,43 +34,14 @@ NOT_WHOLE = re.compile(
 """the findings of `check` that no reader can pass over"""
 
 
-def damage(lines: list[bytes], kind: str, at: int, other: int) -> list[bytes]:
-    """The lines of a log, one of them removed, repeated, exchanged, or with another id."""
-    lines = list(lines)
-    at, to = 1 + at % (len(lines) - 1), 1 + other % (len(lines) - 1)
-    if kind == "remove":
-        del lines[at]
-    elif kind == "repeat":
-        lines.insert(to, lines[at])
-    elif kind == "exchange":
-        lines[at], lines[to] = lines[to], lines[at]
-    else:
-        event: dict[str, Any] = json.loads(lines[at])
-        if keys := [key for key in IDS if key in event]:
-            event[keys[other % len(keys)]] = other % 7
-            lines[at] = json.dumps(event).encode()
-    return lines
-
-
-@given(
-    log=st.sampled_from(LOGS),
-    kind=st.sampled_from(["remove", "repeat", "exchange", "change an id"]),
-    places=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), min_size=1, max_size=3),
-)
+@given(log=damaged_logs(LOGS))
 @settings(max_examples=150, deadline=None)
 def test_all_readers_agree_on_what_is_whole(
-    log: bytes, kind: str, places: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+    log: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    lines = log.splitlines()
-    for at, other in places:
-        lines = damage(lines, kind, at, other)
-    path = tmp_path_factory.getbasetemp() / "damaged.log"
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    assert_agreed(path)
-
-
-def assert_agreed(path: Path) -> None:
     """Every reader refuses the first event that `check` says is not whole, and no other."""
+    path = tmp_path_factory.getbasetemp() / "damaged.log"
+    path.write_bytes(log)
     first = next((f for f in check_log(path) if NOT_WHOLE.search(f.message)), None)
     expected = first and str(first)
     assert {name: refusal(name, path) for name in READERS} == dict.fromkeys(READERS, expected)
