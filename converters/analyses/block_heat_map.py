@@ -32,7 +32,7 @@ def check_heat_map(path: str) -> None:
 
 
 def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
-    """Draws the errors of a tensor's sub-blocks, or their scales if there is no reference.
+    """Draws the errors of a tensor's sub-blocks, or their scales without a reference.
 
     The suffix of `path` selects PNG or SVG. Rows are those of the tensor, and blocks are drawn from
     left to right. If there are too many, a cell shows the largest error or the mean scale.

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
     """Charts of the errors of weights by model name: their SQNR by layer, with a line per model,
-    and the relative error of each model, 10^(-SQNR/20), over its bytes. Empty if there are no
+    and the relative error of each model, 10^(-SQNR/20), over its bytes. Empty without
     models."""
     if not errors:
         return []

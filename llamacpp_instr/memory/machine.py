@@ -36,7 +36,7 @@ def _total(meminfo: str) -> int:
 
 
 def _limit(path: Path) -> int | None:
-    """The limit of a control group in bytes; None if there is no limit or no such group."""
+    """The limit of a control group in bytes; None without a limit or such a group."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # "max": no limit

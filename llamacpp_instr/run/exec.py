@@ -53,7 +53,7 @@ def execute(
     replaces an existing log and deletes its later parts, as soon as it has a new one. The log
     contains the arguments of its process without secrets, unless `keep_args` is set.
 
-    Raises `UsageError` if there is no command or the log cannot be written, `NativeError` if the
+    Raises `UsageError` if the command is empty or the log cannot be written, `NativeError` if the
     command's Python would load an unpatched library.
     """
     if log == "-":
