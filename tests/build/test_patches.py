@@ -62,7 +62,7 @@ def test_the_same_patches_give_the_same_commits(world: World) -> None:
 def test_edit_refuses_what_is_there(world: World, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="it is not empty"):
         kit.edit(world.sdist, world.tree, world.patches)
-    with pytest.raises(BuildError, match="no directory"):
+    with pytest.raises(BuildError, match="not a directory"):
         kit.edit(world.sdist, world.patches / "series", world.patches)
     with pytest.raises(BuildError, match="no such directory"):
         kit.edit(world.sdist, tmp_path / "a" / "b", world.patches)
