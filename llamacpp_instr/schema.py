@@ -12,7 +12,7 @@ an event have the same length. In `gap`/`dur` columns the i-th interval begins a
 `t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
 
 Lifetimes: An event assigns an id once, before any other event names it. A model can be named until
-the log ends. A context can be named until 64 other contexts were named after it. A graph and its
+the log ends. A context can be named until 256 other contexts were named after it. A graph and its
 plans can be named until 8 other graphs of the context were given or computed after it; if the
 recorder meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
 `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
@@ -37,7 +37,7 @@ MAX_LINE = 16 << 20
 Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
 
-CONTEXTS_KEPT = 64
+CONTEXTS_KEPT = 256
 GRAPHS_KEPT = 8
 """of a context, with their plans; the recorder keeps 4 (`llama-instrumentation-graph.cpp`)"""
 

@@ -11,7 +11,7 @@ from random import Random
 from msgspec.structs import replace
 
 from converters.exports.chrome import write_chrome
-from converters.exports.flat import Selection, expand_lines
+from converters.exports.flat import LineSelection, expand_lines
 from converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "session in parts": lambda log: deque(load_parts(log, part_rows=1000), 0),
     "Perfetto": _perfetto,
     "Chrome": _chrome,
-    "flat": lambda log: deque(expand_lines(read_events(log), Selection()), 0),
+    "flat": lambda log: deque(expand_lines(read_events(log), LineSelection()), 0),
 }
 ALL = {**READERS, "check": lambda log: deque(check_log(log), 0)}
 
