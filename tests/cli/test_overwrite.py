@@ -33,6 +33,8 @@ from tests.kit.overwrite_kit import (
     write_stock,
 )
 
+pytestmark = pytest.mark.native
+
 
 def test_no_option_that_names_a_file_is_forgotten() -> None:
     found, forced = set(), set()
@@ -242,7 +244,6 @@ def test_only_a_log_is_replaced_by_a_log(line: str, name: str, place: Path, inst
     assert changed(before, files(place)) == set()
 
 
-@pytest.mark.native
 def test_a_log_and_its_trace_are_two_files(place: Path, instr: Instr) -> None:
     done = instr("run", "demo", "-p", "x", "--log", "a", "--perfetto", "./a")
     assert_refused(done, "cannot contain both the log and the trace")
@@ -254,7 +255,6 @@ def test_the_log_that_names_a_model_does(place: Path) -> None:
     assert Path(event["path"]).name == "named.gguf"
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("length", [255, 256])
 @pytest.mark.parametrize(
     ("option", "case"),
