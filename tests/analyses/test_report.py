@@ -55,6 +55,7 @@ def test_a_tensor_by_hand() -> None:
     assert (up["layer"], up["role"]) == (1, "ffn_up")
 
 
+@pytest.mark.native
 def test_options_are_those_of_run() -> None:
     """Keys of 4 layers, 128 wide, in 34 bytes per 32; values in 2 bytes each."""
     rows = memory_of(reported("demo", "--ctx", 8192, "--cache-type-k", "q8_0"))["rows"]
@@ -64,11 +65,13 @@ def test_options_are_those_of_run() -> None:
     assert rows[-1]["predicted"] == sum(row["predicted"] for row in rows[:-1])
 
 
+@pytest.mark.native
 def test_a_model_that_is_read_is_not_mapped() -> None:
     rows = memory_of(reported("demo", "--no-mmap"))["rows"]
     assert (rows[0]["Memory"], rows[0]["buffer"]) == ("weights, read", "CPU")
 
 
+@pytest.mark.native
 def test_an_encoder_has_no_cache_to_speak_of(models: Path) -> None:
     memory = memory_of(reported(models / "bert.gguf"))
     assert [row["Memory"] for row in memory["rows"]] == [

@@ -29,6 +29,7 @@ def content(wheel: Path, name: str) -> str:
         return archive.read(name).decode()
 
 
+@pytest.mark.native
 def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Path) -> None:
     said = io.StringIO()
     wheel = build.build_wheel(cmake_args=["-DA=b c"], jobs=3, stream=said)
@@ -53,6 +54,7 @@ def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Pat
     assert content(plain, "llama_cpp/lib/libllama.txt") == "one\ntwo\nthree\n"
 
 
+@pytest.mark.native
 def test_a_failed_compile_is_one_line_with_cause_and_log(index: Path, tmp_path: Path) -> None:
     sdist = kit.make_sdist(index, {"vendor/llama.cpp/src/llama.c": "#error out of tea"})
     patches = tmp_path / "patches"
@@ -83,6 +85,7 @@ def test_an_index_with_another_file_is_refused(index: Path, tmp_path: Path) -> N
         fetch_sdist(tmp_path / "patches", tmp_path / "cache", log)
 
 
+@pytest.mark.native
 @pytest.mark.usefixtures("index")
 def test_a_wheel_is_installed_once_and_again_when_damaged(tmp_path: Path) -> None:
     wheel = build.build_wheel(stream=io.StringIO())

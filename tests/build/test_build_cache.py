@@ -16,6 +16,8 @@ from llamacpp_instr.build.cache import cache_dir, workplace
 from llamacpp_instr.errors import BuildError
 from tests.kit import sdist_kit as kit
 
+pytestmark = pytest.mark.native
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 

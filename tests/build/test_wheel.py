@@ -20,6 +20,8 @@ import pytest
 from tools import release
 from tools.oldest import load_bounds
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")

@@ -144,6 +144,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.native
 def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()

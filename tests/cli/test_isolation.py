@@ -41,6 +41,7 @@ def run(
     return done
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     "line",
     [

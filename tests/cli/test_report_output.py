@@ -57,6 +57,7 @@ def without_reader(line: str) -> subprocess.CompletedProcess[str]:
         os.close(sender)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Path) -> None:
     for form, beginning in FORMS.items():
@@ -84,6 +85,7 @@ def test_no_report_is_forgotten() -> None:
     assert found == {line.split()[0] for line in REPORTS.values()}
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", REPORTS)
 def test_json_has_raw_numbers_with_units(name: str) -> None:
     reports = json.loads(instr(REPORTS[name], "--json").stdout)
@@ -114,6 +116,7 @@ def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
             assert any(of["figures"] for of in reports.values() if note in of["notes"]), note
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("line", PRINTING)
 def test_a_reader_that_leaves_is_no_error(line: str) -> None:
     done = without_reader(line)

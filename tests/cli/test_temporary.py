@@ -40,6 +40,7 @@ def wait_until_empty(directory: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("after", ["*", "*/demo-Q4_0.gguf", "*/Q8_0-1.log"])
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"])
 def test_a_comparison_that_is_ended_leaves_nothing(
@@ -70,6 +71,7 @@ def test_a_comparison_in_which_ggml_aborts_leaves_nothing(
     wait_until_empty(temporary)
 
 
+@pytest.mark.native
 def test_a_dry_run_in_which_ggml_aborts_leaves_nothing(
     temporary: Path, tmp_path: Path, models: Path, instr: Instr
 ) -> None:
@@ -127,6 +129,7 @@ exec "$@"
 NO_PLACE = "no directory for temporary files is writable; set TMPDIR"
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -152,6 +152,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return path
 
 
+@pytest.mark.native
 @needs_node
 def test_trace_processor_reads_what_stands_in_the_log(log: Path, tmp_path: Path) -> None:
     trace = tmp_path / "session.json"
@@ -180,6 +181,7 @@ def test_trace_processor_reads_what_stands_in_the_log(log: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.native
 def test_ops_lie_in_blocks_in_layers_and_say_what_they_achieved(log: Path, tmp_path: Path) -> None:
     data = log.read_bytes()
     events = convert(tmp_path / "copy.log", data)

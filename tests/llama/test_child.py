@@ -17,6 +17,8 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
 from tests.kit.native_kit import ROOT
 
+pytestmark = pytest.mark.native
+
 MIB = 1 << 20
 
 

@@ -156,16 +156,16 @@ def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path
 
 # --- against the log of the unpatched library, which has MiB with two decimals ---
 
-TRUTH: list[tuple[Path, ContextOptions]] = [
-    *((DEMO, options) for options in GRID[::17]),
-    *((random_models() / f"{name}.gguf", SMALL) for name in ARCHITECTURES),
-]
 QUANTIZED_TRUTH = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS", "IQ4_NL"]
 
 
 @pytest.fixture(scope="module")
 def truth() -> list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]]:
-    jobs = [*TRUTH, *((quantized_demo(t), LARGE) for t in QUANTIZED_TRUTH)]
+    jobs = [
+        *((DEMO, options) for options in GRID[::17]),
+        *((random_models() / f"{name}.gguf", SMALL) for name in ARCHITECTURES),
+        *((quantized_demo(t), LARGE) for t in QUANTIZED_TRUTH),
+    ]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "kit" / "memory_truth.py")],
         input=json.dumps([[str(path), as_params(options)] for path, options in jobs]),

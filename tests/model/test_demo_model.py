@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 import gguf
-import jinja2
 import numpy as np
 import pytest
 
@@ -97,7 +96,10 @@ def test_the_tensors_are_those_of_four_layers(reader: gguf.GGUFReader) -> None:
         assert np.isfinite(tensor.data).all()
 
 
+@pytest.mark.native
 def test_the_chat_template_gives_the_last_message_of_the_user(reader: gguf.GGUFReader) -> None:
+    import jinja2  # llama-cpp-python brings it
+
     template = jinja2.Template(value(reader, "tokenizer.chat_template"))
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -51,6 +51,7 @@ def test_sizes_by_hand() -> None:
     assert BY_NAME["Q8_0"].bits_per_weight == 8.5
 
 
+@pytest.mark.native
 def test_file_types_are_those_of_llama_cpp() -> None:
     api = native.import_llama_cpp().llama_cpp
     theirs = {

@@ -10,6 +10,8 @@ from tests.kit.native_kit import ROOT, random_models
 from tests.memory import test_memory_plan as memory
 from tests.recording import test_accounting, test_faults, test_identity
 
+pytestmark = pytest.mark.native
+
 N_ARCHITECTURES = 128
 N_RUNS = len(test_identity.MODELS) * 2 * len(test_identity.LEVELS)
 N_KILLS = len(converters.COMMANDS) * converters.KILLS
@@ -36,6 +38,5 @@ def test_a_figure_is_that_of_its_test(test: str, figure: str) -> None:
     assert any(test in line and figure in line for line in page.splitlines())
 
 
-@pytest.mark.native
 def test_upstream_has_as_many_architectures() -> None:
     assert len(list(random_models().glob("*.gguf"))) == N_ARCHITECTURES
