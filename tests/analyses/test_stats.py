@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from converters.analyses.stats import BYS, compute_stats
 from converters.exports.tables import load_tables
@@ -45,7 +46,7 @@ WAITS = {thread: dict.fromkeys(DURS, (10 * thread, 20)) for thread in (0, 1)}
 
 
 def by_hand() -> list[s.Event]:
-    head = make_log(Random(1).randint, 1, "verbose")[:1]
+    head = [replace(event, t=0) for event in make_log(Random(1).randint, 1, "verbose")[:1]]
     nodes = s.Nodes(
         name=["Qcur-0", "ffn_inp-0"], op=["MUL_MAT", "ADD"], layer=[0, 1], type=["f32", "f32"],
         ne=[[8], [8]], bytes=[32, 32], src=[[-1, -2], [0, -2]], buffer=[0, 0], params=[[], []],
