@@ -38,7 +38,11 @@ Examples:
     help="json is Chrome's format for other tools: larger, and without flows.",
 )
 @click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto can open the result.")
-@click.option("--lenient", is_flag=True, help="Leave out damaged lines and count them.")
+@click.option(
+    "--lenient",
+    is_flag=True,
+    help="Leave out damaged lines and events that refer to them; count them.",
+)
 def to_perfetto(
     log: str,
     output: str | None,

@@ -29,6 +29,9 @@ from llamacpp_instr.schema import (
     event_name,
 )
 
+MAX_SKIPPED = 1_000_000
+"""damaged lines that a lenient reader leaves out of one log"""
+
 
 @dataclass(frozen=True)
 class LogEnd:
@@ -159,6 +162,9 @@ class LogReader:
         """Replaces a line that cannot be decoded; `explain(*why)` is the reason."""
         self._skipped += 1
         if self._bad_lines == "skip":
+            if self._skipped > MAX_SKIPPED:
+                reason = f"more than {MAX_SKIPPED:,} lines are damaged: not a log"
+                raise LogError(reason, self.path, number) from None
             return ()
         if self._bad_lines == "raise":
             raise LogError(explain(*why), self.path, number) from None

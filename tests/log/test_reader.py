@@ -215,6 +215,14 @@ def test_nothing_recorded(path):
     assert message(path, START[:5]) == cut
 
 
+def test_a_file_of_damaged_lines_is_not_a_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "MAX_SKIPPED", 3)
+    assert read(path, LOG + b"\n" * 3, lenient=True)[1].skipped == 3
+    with pytest.raises(LogError, match="more than 3 lines are damaged: not a log") as error:
+        read(path, LOG + b"\n" * 4, lenient=True)
+    assert error.value.line == LOG.count(b"\n") + 4
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
 def test_damaged_compressed_data_is_an_error_and_leniently_an_end(compress, path, monkeypatch):
     monkeypatch.setattr(log_file, "CHUNK", 2000)
