@@ -12,6 +12,8 @@ from llamacpp_instr import cli
 from llamacpp_instr.build import doctor
 from llamacpp_instr.build.doctor import Library, library_problems
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture
 def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,8 @@ from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, commit, git
 from tools.patches.check import find_faults
 from tools.patches.export import render_series
 
+pytestmark = pytest.mark.native
+
 
 def apply_series(world: World, into: Path) -> Path:
     """The vendored llama.cpp with the patch set, as `instr build` makes it."""

@@ -18,6 +18,8 @@ from tools.patches import edit as editing
 from tools.patches.check import find_faults
 from tools.patches.repository import Stopped
 
+pytestmark = pytest.mark.native
+
 NEWER = "0.3.37"
 LLAMA = "vendor/llama.cpp/src/llama.c"
 

@@ -14,6 +14,8 @@ from llamacpp_instr.build.log import BuildLog
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, need_git
 from tools.patches.check import find_faults
 
+pytestmark = pytest.mark.native
+
 
 def edit_text(path: Path, old: str, new: str) -> None:
     text = path.read_text()

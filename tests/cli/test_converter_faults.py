@@ -20,6 +20,8 @@ import pytest
 
 from tests.recording.test_faults import in_namespace
 
+pytestmark = pytest.mark.native
+
 TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
@@ -144,7 +146,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@pytest.mark.native
 def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()

@@ -13,6 +13,8 @@ from llamacpp_instr.terminal import MOST
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import DEMO, ROOT
 
+pytestmark = pytest.mark.native
+
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
@@ -31,7 +33,6 @@ def test_every_encoding_shows_what_it_can(
     assert done.stdout
 
 
-@pytest.mark.native
 def test_the_quantizer_speaks_utf_8_in_every_environment(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -17,6 +17,8 @@ from tests.fuzz import growth, guard
 from tests.fuzz.guard import CONTROL, Finding, try_input
 from tests.fuzz.targets import SURFACES
 
+pytestmark = pytest.mark.native
+
 CORPUS = Path(__file__).parent.parent / "fuzz" / "corpus"
 INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file())
 TARGETS = {name: importlib.import_module(f"tests.fuzz.targets.{name}") for name in SURFACES}

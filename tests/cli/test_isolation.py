@@ -11,6 +11,8 @@ import pytest
 from llamacpp_instr.isolated import pip, python
 from tests.conftest import assert_refused
 
+pytestmark = pytest.mark.native
+
 INSTR = Path(sys.executable).parent / "instr"
 SPY = "open({mark!r}, 'a').write(__name__ + '\\n')\nraise SystemExit('ran ' + __file__)\n"
 MODULES = sorted(
@@ -41,7 +43,6 @@ def run(
     return done
 
 
-@pytest.mark.native
 @pytest.mark.parametrize(
     "line",
     [
@@ -66,7 +67,6 @@ def test_pip(place: Path, environment: dict[str, str]) -> None:
     assert "pip could not fetch" in done.stderr
 
 
-@pytest.mark.native
 def test_a_program_elsewhere(place: Path, environment: dict[str, str]) -> None:
     application = place.parent / "app.py"
     application.write_text("import json; print(json.dumps(1))")
@@ -80,7 +80,6 @@ def test_a_program_elsewhere(place: Path, environment: dict[str, str]) -> None:
     assert run(place, environment, "exec", "--", str(script)).stdout == "2\n"
 
 
-@pytest.mark.native
 def test_the_library_is_sought_where_the_program_seeks_it(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

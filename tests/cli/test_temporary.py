@@ -19,6 +19,8 @@ from tests.kit.native_kit import DEMO
 from tests.llama.test_crashes import damaged
 from tests.recording.test_faults import in_namespace
 
+pytestmark = pytest.mark.native
+
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"
 
@@ -40,7 +42,6 @@ def wait_until_empty(directory: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("after", ["*", "*/demo-Q4_0.gguf", "*/Q8_0-1.log"])
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"])
 def test_a_comparison_that_is_ended_leaves_nothing(
@@ -59,7 +60,6 @@ def test_a_comparison_that_is_ended_leaves_nothing(
     wait_until_empty(temporary)
 
 
-@pytest.mark.native
 def test_a_comparison_in_which_ggml_aborts_leaves_nothing(
     temporary: Path, tmp_path: Path, models: Path, instr: Instr
 ) -> None:
@@ -71,7 +71,6 @@ def test_a_comparison_in_which_ggml_aborts_leaves_nothing(
     wait_until_empty(temporary)
 
 
-@pytest.mark.native
 def test_a_dry_run_in_which_ggml_aborts_leaves_nothing(
     temporary: Path, tmp_path: Path, models: Path, instr: Instr
 ) -> None:
@@ -129,7 +128,6 @@ exec "$@"
 NO_PLACE = "no directory for temporary files is writable; set TMPDIR"
 
 
-@pytest.mark.native
 @pytest.mark.parametrize(
     ("line", "said"),
     [

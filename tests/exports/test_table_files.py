@@ -24,6 +24,8 @@ from tests.conftest import Instr, assert_refused
 from tests.kit.made_log import encode
 from tests.kit.strategies import logs, unclosed_logs
 
+pytestmark = pytest.mark.native
+
 # pandas 2 is off by a bit unless it is told, pandas 3 no longer wants to be told
 EXACT = {} if int(pd.__version__.partition(".")[0]) > 2 else {"float_precision": "round_trip"}
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"

@@ -16,6 +16,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from tests.conftest import Instr, assert_refused
 from tests.kit.made_log import encode, make_log
 
+pytestmark = pytest.mark.native
+
 LOG = encode(make_log(Random(4).randint, n_contexts=1, level="detailed"))
 
 
@@ -230,7 +232,6 @@ def test_it_goes_to_standard_output(instr: Instr, log: Path, tmp_path: Path) -> 
     assert whole.startswith(b"\x0a")
 
 
-@pytest.mark.native
 def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> None:
     options = ("-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace")
     done = instr("run", "demo", *options)

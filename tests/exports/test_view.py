@@ -24,6 +24,8 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.view import Server, find_ui, is_trace
 from tests.conftest import Instr, assert_refused
 
+pytestmark = pytest.mark.native
+
 TRACE = b'{"traceEvents":[{"ph":"X","name":"a","pid":1,"tid":2,"ts":1.5,"dur":2}]}'
 
 

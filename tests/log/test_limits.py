@@ -14,6 +14,8 @@ from tests.fuzz.hostile import write_hostile
 from tests.fuzz.targets import SURFACES
 from tests.kit.native_kit import DEMO, ROOT
 
+pytestmark = pytest.mark.native
+
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 SOUND = CORPUS / "log" / "seed-verbose.log"
 TYPES = CORPUS / "gguf" / "seed-types.gguf"

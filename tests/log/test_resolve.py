@@ -130,6 +130,7 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return logs
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("reader", ALL)
 def test_memory_is_flat_while_contexts_graphs_and_plans_come_and_go(
     reader: str, growing: list[Path]
