@@ -26,10 +26,10 @@ class json_line {
 
     // the same, after the lines that were ended before
     json_line & begin_next(const char * event, uint64_t t) {
-        raw("{\"event\":\"");
-        raw(event);
-        raw("\",\"t\":");
-        integer(t);
+        const std::string_view name = event;
+        char * to = grow(name.size() + 16 + most_digits);
+        to = put(put(put(to, "{\"event\":\""), name), "\",\"t\":");
+        cut(std::to_chars(to, to + most_digits, t).ptr);
         need_comma = true;
         return *this;
     }
@@ -58,15 +58,20 @@ class json_line {
     }
 
     template <typename T> json_line & kv(const char * name, const T & v) {
-        key(name);
-        value(v);
+        if constexpr (is_number<T>) {
+            char * to = key(name, most_digits);
+            cut(std::to_chars(to, to + most_digits, v).ptr);
+        } else {
+            cut(key(name, 0));
+            value(v);
+        }
         return *this;
     }
 
     // a column taken from `n` items by `get`
     template <typename F> json_line & column(const char * name, size_t n, F get) {
         array(name);
-        if constexpr (std::is_integral_v<decltype(get(n))>) {
+        if constexpr (is_number<decltype(get(n))>) {
             integers(n, get);
         } else {
             for (size_t i = 0; i < n; i++) {
@@ -93,7 +98,7 @@ class json_line {
 
     // JSON from elsewhere
     json_line & kv_json(const char * name, const char * json) {
-        key(name);
+        cut(key(name, 0));
         // keep it on one line: a line break in JSON is white space, which a space may replace
         for (const char * c = json; *c; c++) {
             buf.push_back(*c == '\n' || *c == '\r' ? ' ' : *c);
@@ -102,6 +107,10 @@ class json_line {
     }
 
   private:
+    template <typename T> static constexpr bool is_number = std::is_integral_v<T> && !std::is_same_v<T, bool>;
+
+    static constexpr size_t most_digits = 20;  // of a 64-bit number, or of its sign and digits
+
     std::string buf;
     bool        need_comma = false;
 
@@ -114,15 +123,34 @@ class json_line {
         need_comma = true;
     }
 
-    void key(const char * name) {
-        separator();
-        buf.push_back('"');
-        raw(name);
-        raw("\":");
+    // the rest of the line is written through a pointer, and cut where that ends: a call per piece would cost more
+    // than the piece
+    char * grow(size_t n) {
+        const size_t size = buf.size();
+        buf.resize(size + n);
+        return &buf[size];
+    }
+
+    void cut(const char * end) { buf.resize((size_t) (end - buf.data())); }
+
+    static char * put(char * to, std::string_view s) {
+        memcpy(to, s.data(), s.size());
+        return to + s.size();
+    }
+
+    // returns where the value begins, with room for `n` bytes of it
+    char * key(std::string_view name, size_t n) {
+        char * to = grow(name.size() + 4 + n);
+        if (need_comma) {
+            *to++ = ',';
+        }
+        need_comma = true;
+        *to++ = '"';
+        return put(put(to, name), "\":");
     }
 
     json_line & open(const char * name, char bracket) {
-        key(name);
+        cut(key(name, 0));
         buf.push_back(bracket);
         need_comma = false;
         return *this;
@@ -132,7 +160,8 @@ class json_line {
         if constexpr (std::is_same_v<T, bool>) {
             raw(v ? "true" : "false");
         } else if constexpr (std::is_integral_v<T>) {
-            integer(v);
+            char * to = grow(most_digits);
+            cut(std::to_chars(to, to + most_digits, v).ptr);
         } else if constexpr (std::is_floating_point_v<T>) {
             number(v);
         } else {
@@ -140,25 +169,16 @@ class json_line {
         }
     }
 
-    static constexpr size_t most_digits = 20;  // of a 64-bit number, or of its sign and digits
-
-    template <typename T> void integer(T v) {
-        char digits[most_digits];
-        buf.append(digits, std::to_chars(digits, digits + sizeof(digits), v).ptr);
-    }
-
     // written in place: these are most of a log
     template <typename F> void integers(size_t n, F get) {
-        const size_t begin = buf.size();
-        buf.resize(begin + n * (most_digits + 1));
-        char * to = &buf[begin];
+        char * to = grow(n * (most_digits + 1));
         for (size_t i = 0; i < n; i++) {
             if (i > 0) {
                 *to++ = ',';
             }
             to = std::to_chars(to, to + most_digits, get(i)).ptr;
         }
-        buf.resize((size_t) (to - buf.data()));
+        cut(to);
     }
 
     void number(double v) {
