@@ -73,6 +73,7 @@ def test_a_failed_compile_is_one_line_with_cause_and_log(index: Path, tmp_path: 
     assert "\n" not in message
 
 
+@pytest.mark.native
 def test_an_index_with_another_file_is_refused(index: Path, tmp_path: Path) -> None:
     sdist = index / f"{kit.ROOT}.tar.gz"
     kit.make_sdist(index, {"backend.py": "raise SystemExit('ran the code of a foreign sdist')\n"})
@@ -114,6 +115,7 @@ def test_a_wheel_is_installed_once_and_again_when_damaged(tmp_path: Path) -> Non
     assert run(install) == "True"
 
 
+@pytest.mark.native
 def test_patches_are_checked_without_building(index: Path, tmp_path: Path) -> None:
     assert "applies cleanly to llama-cpp-python 0.3.36" in build.check_patches()
     (tmp_path / "patches" / "0001-count.patch").write_text(kit.PATCH.replace(" two", " deux"))

@@ -89,6 +89,7 @@ def test_no_command_is_the_help_and_wrong_input() -> None:
     assert instr().exit_code == 2
 
 
+@pytest.mark.native
 def test_the_version() -> None:
     assert instr("--version").output == f"instr {__version__}\n"
     run = subprocess.run(
@@ -194,6 +195,7 @@ def test_a_command_may_choose_its_exit_code(status: int, monkeypatch: pytest.Mon
     assert instr("try").exit_code == status
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -229,6 +231,7 @@ def test_an_empty_path_is_named(command: str) -> None:
     assert str(result.stderr).endswith("is named: the path is empty\n")
 
 
+@pytest.mark.native
 def test_ctrl_c_is_one_line_from_the_first_import(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -267,6 +270,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(instr("try").exception, ZeroDivisionError)
 
 
+@pytest.mark.native
 def test_a_reader_that_has_enough_is_no_error() -> None:
     code = (
         "import sys, types, click\n"

@@ -13,6 +13,8 @@ from converters.report.report import Column, Report
 from tests.conftest import Instr
 from tests.kit import ui_kit
 
+pytestmark = pytest.mark.native
+
 HOSTILE = '</td><script>document.title="taken"</script><img src="https://evil.invalid/x.png">'
 COLUMNS = [Column("Name"), Column("size", "bytes"), Column("error", "ratio")]
 ROWS = [
