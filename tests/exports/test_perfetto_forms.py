@@ -66,6 +66,22 @@ def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
     assert made == [1, 2, 1]
 
 
+def test_a_form_that_was_filled_often_is_made_again(monkeypatch) -> None:
+    """A protobuf message keeps the memory of all values that it ever had."""
+    monkeypatch.setattr("converters.exports.perfetto.forms.FILLS", 2)
+    packets, forms, made = Packets(), Forms(), list[Form]()
+
+    def make() -> Form:
+        form = Form(packets)
+        form.sample(*form.numbers(1), 7, *form.numbers(1))
+        made.append(form)
+        return form
+
+    filled = [forms.fill(make, (), t, 5) for t in range(5)]
+    assert len(made) == 3
+    assert [pb.Trace.FromString(data).packet[0].timestamp for data in filled] == [*range(5)]
+
+
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**80])
 def test_a_number_without_room_is_an_overflow(value) -> None:
     form = Form(Packets())

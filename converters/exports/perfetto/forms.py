@@ -24,6 +24,9 @@ from converters.exports.perfetto.packets import (
 
 FORMS = 256
 """forms that are kept; a real log has a dozen"""
+FILLS = 1 << 14
+"""how often a form is filled before it is made again: protobuf frees a replaced value only together
+with its message"""
 
 
 class Blank(NamedTuple):
@@ -46,6 +49,7 @@ class Form:
         self._n_blanks = 0
         self._setters: list[tuple[int, Callable[[Any], None]]] = []
         """set the value of that number in one place"""
+        self.n_fills = 0
 
     # --- blanks ---
 
@@ -111,6 +115,7 @@ class Form:
 
     def fill(self, *values: Any) -> bytes:
         """The packets with these values. Raises OverflowError for an integer without room."""
+        self.n_fills += 1
         try:
             for number, set_value in self._setters:
                 set_value(values[number])
@@ -127,10 +132,10 @@ class Forms:
         self._forms: dict[object, Form] = {}
 
     def fill(self, make: Callable[..., Form], shape: tuple[object, ...], *values: Any) -> bytes:
-        """The packets of an event. `make(*shape)` gives the form for all events of that shape; it
-        is asked once. Raises OverflowError for an integer without room."""
+        """The packets of an event. `make(*shape)` gives the form for events of that shape. Raises
+        OverflowError for an integer without room."""
         form = self._forms.get((make, shape))
-        if form is None:
+        if form is None or form.n_fills >= FILLS:
             form = self._forms[make, shape] = make(*shape)
             if len(self._forms) > FORMS:
                 del self._forms[next(iter(self._forms))]
