@@ -79,7 +79,7 @@ int held_file::open_replacement(const existing & found) {
         return -EBADMSG;
     }
     temporary = name.substr(0, name.find_last_of('/')) + "/.instr-XXXXXX";
-    const int opened = mkostemp(&temporary[0], write_flags);
+    const int opened = mkostemp(temporary.data(), write_flags);
     if (opened < 0) {
         temporary.clear();
     }

@@ -217,7 +217,9 @@ void log_file::drop_lines(std::string_view text) {
     static const char prefix[] = "{\"event\":\"";
     while (!text.empty()) {
         const std::string_view name = text.substr(sizeof(prefix) - 1);
-        lines.count_of(name.data(), name.find('"')).lines--;
+        if (auto * count = lines.find(name.substr(0, name.find('"')))) {
+            count->lines--;
+        }
         n_dropped++;
         text.remove_prefix(text.find('\n') + 1);
     }
@@ -250,17 +252,20 @@ log_lines::event_count & log_lines::count_of(const char * event) {
             return count;
         }
     }
-    return count_of(event, strlen(event));
-}
-
-log_lines::event_count & log_lines::count_of(const char * event, size_t length) {
-    for (auto & count : counts) {
-        if (strncmp(count.event, event, length) == 0 && count.event[length] == '\0') {
-            return count;
-        }
+    if (event_count * found = find(event)) {
+        return *found;
     }
     counts.push_back({ event, 0 });
     return counts.back();
+}
+
+log_lines::event_count * log_lines::find(std::string_view event) {
+    for (auto & count : counts) {
+        if (event == count.event) {
+            return &count;
+        }
+    }
+    return nullptr;
 }
 
 }  // namespace llama_instr

@@ -51,7 +51,7 @@ class log_lines {
     const tick_clock * clock = nullptr;  // the log's
 
     event_count & count_of(const char * event);
-    event_count & count_of(const char * event, size_t length);
+    event_count * find(std::string_view event);
 
   private:
     std::vector<uint64_t> numbers;
