@@ -1,7 +1,7 @@
 """The statistics of a session: time, its spread and the rates, by one of seven keys.
 
 Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
-part in every kernel; only the table of threads has all threads. Notes tell what is left out.
+part in every kernel; only the table of threads covers all threads. Notes name what is excluded.
 
 The title of the table tells what is counted, which depends on the key: by op, tensor and type
 every kernel that ran; by layer and block their total in each compute; by phase every step.

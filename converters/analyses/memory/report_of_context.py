@@ -147,7 +147,7 @@ def _mapping_notes(known: MemoryBreakdown) -> list[str]:
     if (between := _between(known)) > 0:
         notes.append(
             "A file is mapped from the first to the last tensor that is read in place: "
-            f"{shown(between, 'bytes')} of it are between them and are not read again."
+            f"{shown(between, 'bytes')} of that lie between tensors and are not read again."
         )
     if any("REPACK" in use.buffer for use in known.uses):
         notes.append(

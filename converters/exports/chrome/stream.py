@@ -53,7 +53,7 @@ FIRST_THREAD, FIRST_MARK = 100, 5_000
 """numbers within a context of the tracks of threads and of marks; none is 0, which Perfetto takes
 for the process itself"""
 KEPT = 1024
-"""ended steps on which a token may yet be drawn"""
+"""ended steps on which a token may still be drawn"""
 
 
 def write_chrome(
@@ -92,7 +92,7 @@ class _Writer:
         """a plan keeps the templates of its tracks"""
         self._ended: dict[int, tuple[int, int]] = {}
         self._layers: dict[int, tuple[Layers, Compute]] = {}
-        """by context: the layers of which the ops may yet come"""
+        """by context: layers whose ops may still follow"""
         self._lanes = Lanes()
         self._matched = False
         self._takers: dict[type[Event], Callable[[Any], None]] = {
