@@ -14,6 +14,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tests.conftest import Instr, assert_refused
+from tests.kit.log_readers import write_coming_and_going
 from tests.kit.made_log import encode, make_log
 
 pytestmark = pytest.mark.native
@@ -192,10 +193,7 @@ def test_a_full_disk_is_one_line_and_no_file(
 def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
     tmp_path: Path, environment: dict[str, str], before: bytes | None
 ) -> None:
-    steps = LOG[LOG.index(b'{"event":"step_begin"') : LOG.index(b'{"event":"session_end"')]
-    with (tmp_path / "long.log").open("wb") as long:
-        long.write(LOG[: LOG.index(steps)])
-        long.writelines([steps] * (30_000_000 // len(steps)))
+    write_coming_and_going(tmp_path / "long.log", 30_000_000, 1000)
     if before is not None:
         (tmp_path / "a.pftrace").write_bytes(before)
     command = [sys.executable, "-m", "llamacpp_instr", "to-perfetto", "long.log", "-o", "a.pftrace"]
@@ -205,6 +203,7 @@ def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 20
         while not sum(path.stat().st_size for path in tmp_path.glob(".instr-*")):
+            assert process.poll() is None
             assert time.monotonic() < deadline, "nothing was begun"
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
