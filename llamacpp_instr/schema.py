@@ -41,6 +41,9 @@ CONTEXTS_KEPT = 256
 GRAPHS_KEPT = 8
 """of a context, with their plans; the recorder keeps 4 (`llama-instrumentation-graph.cpp`)"""
 
+MAX_SEQUENCES = 256
+"""of a context (llama.cpp's LLAMA_MAX_SEQ)"""
+
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
 LATEST = 2**62 - 1
@@ -63,6 +66,7 @@ Shape = Annotated[list[Count], Meta(max_length=4)]
 Sources = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 10"""
 Strides = Annotated[list[Bytes], Meta(max_length=4)]
+Sequences = Annotated[list[Int32], Meta(max_length=MAX_SEQUENCES)]
 Int32Words = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 16"""
 Name = Annotated[str, Meta(max_length=1000)]
@@ -162,6 +166,32 @@ class SessionEnd(Event, kw_only=True):
     and writes. It does not include reading the clock once per op"""
 
 
+class Machine(Event, kw_only=True):
+    """What else the machine did, written at most ten times a second and only while there are steps.
+    It covers the time since the previous one, or since the session began; it is about the whole
+    process, not about one step."""
+
+    dur: Ns
+    """time that it covers; it ends at `t`"""
+    cpu: Ns
+    """CPU time of the process, user and system, all threads"""
+    delay: Ns | None = None
+    """time in which threads of the process were ready to run and waited for a CPU, all threads.
+    Absent if the system does not tell"""
+    nvcsw: Count
+    """voluntary context switches: a thread waited for something"""
+    nivcsw: Count
+    """involuntary context switches: another thread got the CPU"""
+    load: float | None = None
+    """load average of the machine over one minute. Absent if the system does not tell, like the
+    next two"""
+    running: Count | None = None
+    """threads of the whole machine that run or are ready to run at `t`, without the one that reads
+    this"""
+    steal: Ns | None = None
+    """CPU time of this machine that its hypervisor gave to others, all CPUs"""
+
+
 class Mark(Event, kw_only=True):
     """A span or an instant that the application named."""
 
@@ -171,6 +201,9 @@ class Mark(Event, kw_only=True):
     phase: Literal["begin", "end", "instant"]
     thread: Int32 = 0
     """operating system's thread id"""
+    seq: OptionalRef = -1
+    """the sequence that served the span, which is a request; -1 if the application did not say. It
+    may say so at the end only: a request arrives before a sequence is free"""
 
 
 class Note(Event, kw_only=True):
@@ -362,6 +395,23 @@ class StepBegin(Event, kw_only=True):
     """smallest position in the batch, -1 if llama.cpp chooses it"""
     thread: Int32 = 0
     """operating system's thread id of the caller"""
+    seq: Sequences | None = None
+    """the sequences that have tokens in the batch, as columns with the next three"""
+    seq_pos: Sequences | None = None
+    """the first position of each, which is the number of its tokens that were computed before"""
+    seq_tokens: Sequences | None = None
+    """the number of tokens of each; absent if all are 1"""
+    seq_outputs: Sequences | None = None
+    """the number of outputs of each; absent if all are 1"""
+
+    @property
+    def sequences(self) -> list[tuple[int, int, int, int]]:
+        """The sequence, first position, number of tokens and of outputs of each sequence in the
+        batch; empty in logs that do not have them."""
+        seq = self.seq or []
+        ones = [1] * len(seq)
+        columns = (seq, self.seq_pos or [], self.seq_tokens or ones, self.seq_outputs or ones)
+        return list(zip(*columns, strict=True))
 
     @property
     def name(self) -> str:
@@ -494,6 +544,8 @@ class Token(Event, kw_only=True):
     ctx: Ref
     step: OptionalRef = -1
     """the step whose logits were sampled"""
+    seq: OptionalRef = -1
+    """the sequence whose logits were sampled, -1 if unknown"""
     index: Count
     """counts the context's sampled tokens"""
     id: Int32
@@ -530,7 +582,7 @@ class TensorStats(Event, kw_only=True):
 
 
 AnyEvent = (
-    SessionStart | SessionEnd | Mark | Note | Message
+    SessionStart | SessionEnd | Machine | Mark | Note | Message
     | Model | Tensor | Context | Memory | Graph | Plan
     | StepBegin | StepEnd | Compute | Layers | Ops | Splits | Sync | Kv | Token | TensorStats
 )  # fmt: skip

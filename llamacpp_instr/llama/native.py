@@ -18,7 +18,7 @@ from typing import Any
 
 from llamacpp_instr.errors import NativeError
 
-ABI = 1
+ABI = 2
 """version of the recorder's C API that this package needs"""
 
 OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR = 1, 2, 4
@@ -68,9 +68,9 @@ class Native:
         """Number of events that could not be written so far."""
         return int(self.lib.llama_instr_dropped())
 
-    def mark(self, phase: int, mark: int, name: str) -> int:
+    def mark(self, phase: int, mark: int, name: str, seq: int = -1) -> int:
         """Begin (returns the mark's number), end or set a mark; -1 without a session."""
-        return int(self.lib.llama_instr_mark(phase, mark, name.encode()))
+        return int(self.lib.llama_instr_mark(phase, mark, name.encode(), seq))
 
     def note(self, name: str, data: str) -> int:
         """Add an event with the application's JSON text; returns 0, or a negative errno."""
@@ -131,7 +131,7 @@ def _bind(lib: ctypes.CDLL) -> None:
         "error": (text, []),
         "status": (i32, []),
         "dropped": (i64, []),
-        "mark": (i64, [i32, i64, text]),
+        "mark": (i64, [i32, i64, text, i32]),
         "note": (i32, [text, text]),
         "memory": (i32, [ctypes.c_void_p, text, i32]),
     }

@@ -276,6 +276,11 @@ class Resolver:
     def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
+        n = len(event.seq or ())
+        for name in ("seq_pos", "seq_tokens", "seq_outputs"):
+            column = getattr(event, name)
+            if len(column or ()) != n and (column is not None or name == "seq_pos"):
+                yield f"column `{name}` has {len(column or ())} entries, `seq` has {n}"
         if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
             return

@@ -31,6 +31,7 @@ from llamacpp_instr.schema import (
     Graph,
     Kv,
     Layers,
+    Machine,
     Mark,
     Memory,
     Message,
@@ -95,9 +96,14 @@ class Session:
     memory: list[Memory]
     graphs: dict[int, Graph]
     plans: dict[int, Plan]
+    machine: Table
+    """the keys of `machine`"""
     steps: Table
     """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
     thread, begin, end, and the measurements of `step_end`"""
+    sequences: Table
+    """step, seq, pos, tokens, outputs: what the batch of each ended step has of each sequence;
+    `pos` is its first position"""
     computes: Table
     """the keys of `compute`"""
     ops: list[Timed]
@@ -108,7 +114,7 @@ class Session:
     tokens: Table
     stats: list[TensorStats]
     marks: Table
-    """mark, name, begin, end, thread; an instant ends when it begins, an open span with -1"""
+    """mark, name, begin, end, thread, seq; an instant ends when it begins, an open span with -1"""
     notes: list[Note]
     messages: list[Message]
     open_steps: list[StepBegin]
@@ -182,7 +188,11 @@ class _Loader:
             | {"begin": "q", "end": "q"}
             | dict.fromkeys(_STEP_END, "q")
         )
-        self.marks = Columns({"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q"})
+        self.sequences = Columns(dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q"))
+        self.machine = Columns.of(Machine)
+        self.marks = Columns(
+            {"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q", "seq": "q"}
+        )
         self.computes = Columns.of(Compute)
         self.syncs = Columns.of(Sync)
         self.kv = Columns.of(Kv)
@@ -218,6 +228,7 @@ class _Loader:
             Kv: self.kv.add_event,
             Token: self.tokens.add_event,
             TensorStats: lambda event: self.stats.append(event),
+            Machine: self.machine.add_event,
             Mark: self._mark,
             Note: lambda event: self.notes.append(event),
             Message: lambda event: self.messages.append(event),
@@ -234,7 +245,10 @@ class _Loader:
         self.contexts = {number: known.event for number, known in self.refs.contexts.items()}
         self.graphs = {number: known.event for number, known in self.refs.graphs.items()}
         self.plans = {number: known.event for number, known in self.refs.plans.items()}
-        for columns in (self.steps, self.marks, self.computes, self.syncs, self.kv, self.tokens):
+        for columns in (
+            self.machine, self.steps, self.sequences, self.marks, self.computes, self.syncs,
+            self.kv, self.tokens,
+        ):  # fmt: skip
             columns.clear()
         for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):
             setattr(self, name, [])
@@ -242,7 +256,7 @@ class _Loader:
 
     def end_marks(self) -> None:
         for _, mark in self.refs.open_marks.values():
-            self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread))
+            self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
 
     def session(self, path: str, log_end: LogEnd, open_steps: list[StepBegin]) -> Session:
         return Session(
@@ -256,7 +270,9 @@ class _Loader:
             memory=self.memory,
             graphs=self.graphs,
             plans=self.plans,
+            machine=self.machine.table(),
             steps=self.steps.table(),
+            sequences=self.sequences.table(),
             computes=self.computes.table(),
             ops=self.ops,
             layers=self.layers,
@@ -304,6 +320,8 @@ class _Loader:
                 *(getattr(event, name) for name in _STEP_END),
             )
         )
+        for sequence in begin.sequences:
+            self.sequences.add((begin.step, *sequence))
 
     def _ops(self, event: Ops) -> None:
         wait = None if event.wait is None else np.array(event.wait, np.int64)
@@ -320,7 +338,8 @@ class _Loader:
     def _mark(self, event: Mark) -> None:
         if event.phase != "begin":
             begin = event if event.phase == "instant" else self.refs.mark
-            self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread))
+            seq = event.seq if event.seq >= 0 else begin.seq
+            self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread, seq))
 
 
 def _timed(

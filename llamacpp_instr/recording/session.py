@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,10 +24,18 @@ from llamacpp_instr.output import file_mode
 from llamacpp_instr.patterns import check_pattern
 from llamacpp_instr.recording.files import check_replaceable
 from llamacpp_instr.recording.text import log_json, log_name
-from llamacpp_instr.schema import LEVELS
+from llamacpp_instr.schema import LEVELS, MAX_SEQUENCES
 
 OnLogError = Literal["continue", "stop"]
 """what happens to the process if the log can no longer be written"""
+
+
+@dataclass
+class Span:
+    """A span of `Recording.mark` that has not ended."""
+
+    seq: int = -1
+    """the sequence that serves it, -1 if none does"""
 
 
 class Recording:
@@ -44,16 +53,27 @@ class Recording:
         """after `close`: one line about what is missing in the log and why, or None"""
 
     @contextmanager
-    def mark(self, name: str) -> Iterator[None]:
-        """A named span around the `with` block."""
+    def mark(self, name: str) -> Iterator[Span]:
+        """A named span around the `with` block.
+
+        If it is a request that a sequence of a context serves, set `seq` of the span that it
+        returns, before the block ends; the request arrived when the block began. Raises
+        `UsageError` if that is not a sequence.
+        """
         self._require_open()
         name = log_name("the mark's name", name)
         number = self._native.mark(native.BEGIN, -1, name)
+        span = Span()
         try:
-            yield
+            yield span
         finally:
+            known = -1 <= span.seq < MAX_SEQUENCES
             if self._open:
-                self._native.mark(native.END, number, name)
+                self._native.mark(native.END, number, name, span.seq if known else -1)
+        if not known:
+            raise UsageError(
+                f"mark {name[:100]!r}: the sequence {span.seq} is not in 0 to {MAX_SEQUENCES - 1}"
+            )
 
     def instant(self, name: str) -> None:
         """A named point in time."""

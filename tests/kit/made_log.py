@@ -184,6 +184,9 @@ class _Context:
             n_seqs=1,
             pos=self.pos,
             thread=100 + self.ctx,
+            seq=[0],
+            seq_pos=[self.pos],
+            seq_tokens=[n_tokens] if n_tokens > 1 else None,
         )
         prepare = self.pass_time()
         n_ubatch, n_reused = (2 if n_tokens > 32 else 1), 0
@@ -208,6 +211,7 @@ class _Context:
             t=self.t + 5,
             ctx=self.ctx,
             step=step,
+            seq=0,
             index=self.n_sampled,
             id=self.maker.random.randrange(1000),
             text=" wörd" if pick(0, 3) else "\ufffd",
@@ -216,6 +220,12 @@ class _Context:
         if token.text == "\ufffd":
             token.hex = "ff"
         yield token
+        if pick(0, 3) == 0:
+            yield s.Machine(
+                t=self.t + 210, dur=self.t - begin, cpu=2 * (self.t - begin), delay=pick(0, 2000),
+                nvcsw=pick(0, 3), nivcsw=pick(0, 3), load=0.25 * pick(0, 8), running=pick(0, 4),
+                steal=0,
+            )  # fmt: skip
         self.n_sampled += 1
         self.t += 300
         if mark >= 0:

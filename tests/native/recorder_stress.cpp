@@ -75,10 +75,10 @@ static void generate_in_two_contexts(llama_model * model, int n_tokens) {
     for (int i = 0; i < 2; i++) {
         threads.emplace_back([model, n_tokens] {
             llama_context * ctx = new_context(model, 2);
-            const int64_t span = llama_instr_mark(0, 0, "generate");
+            const int64_t span = llama_instr_mark(0, 0, "generate", 0);
             generate(ctx, n_tokens);
             llama_instr_note("done", "{\"ok\": true,\n \"text\": \"\\u00e9\"}");
-            llama_instr_mark(1, span, "generate");
+            llama_instr_mark(1, span, "generate", 0);
             llama_free(ctx);
         });
     }
@@ -148,7 +148,7 @@ static void refuse_wrong_arguments(const std::string & directory) {
     require(llama_instr_begin((directory + "/x.log").c_str(), "detailed", nullptr, "(", 0) == -EINVAL, "a wrong pattern");
     require(llama_instr_begin((directory + "/none/x.log").c_str(), "detailed", nullptr, nullptr, 0) == -ENOENT, "a missing directory");
     require(llama_instr_begin((directory + "/minimal.log").c_str(), "detailed", nullptr, nullptr, 0) == -EEXIST, "an existing log");
-    require(llama_instr_mark(2, 0, "x") == -1 && llama_instr_note("x", "1") == -1, "no session");
+    require(llama_instr_mark(2, 0, "x", -1) == -1 && llama_instr_note("x", "1") == -1, "no session");
 }
 
 int main(int argc, char ** argv) {

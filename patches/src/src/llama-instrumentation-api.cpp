@@ -32,7 +32,7 @@ int64_t llama_instr_dropped(void) {
     return s ? (int64_t) s->log.dropped() : 0;
 }
 
-int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
+int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq) {
     static const char * phases[] = { "begin", "end", "instant" };
     const auto lock = marks_lock();
     auto s = llama_instr_enabled() ? current_session() : nullptr;
@@ -40,15 +40,16 @@ int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name) {
         return -1;
     }
     auto & all = *s->all;
+    const open_mark mark = { name, thread_id(), seq };
     if (phase == 1) {
         all.marks.erase(id);
     } else {
         id = all.next_mark++;
     }
     if (phase == 0) {
-        all.marks[id] = { name, thread_id() };
+        all.marks[id] = mark;
     }
-    s->write_mark(id, name, phases[phase], thread_id());
+    s->write_mark(id, mark, phases[phase]);
     return id;
 }
 

@@ -84,6 +84,18 @@ void model_table::follow(model_table & previous) {
     }
 }
 
+int context_state::sequence_of(int output) const {
+    if (output >= 0) {
+        return (size_t) output < sampled.size() ? sampled[(size_t) output].seq : -1;
+    }
+    for (auto token = sampled.rbegin(); token != sampled.rend(); ++token) {
+        if (token->output && ++output == 0) {
+            return token->seq;
+        }
+    }
+    return -1;
+}
+
 context_state & model_table::of(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto it = contexts.find(ctx);

@@ -25,6 +25,12 @@ struct cache_state {
     uint64_t     bytes;  // of all cells
 };
 
+// the sequence of a token of a batch, -1 if it has several, and whether its logits are kept
+struct batch_token {
+    int  seq;
+    bool output;
+};
+
 struct context_state {
     const llama_context * ctx = nullptr;
     int  id     = -1;
@@ -33,6 +39,7 @@ struct context_state {
     bool graphs_known = false;  // graphs built since the session began; older ones have no layers
     bool has_device   = false;
     std::string memory;  // the last breakdown written
+    std::vector<batch_token> sampled;  // the latest batch, which a sampler reads
     std::vector<cache_state> caches;
     std::vector<std::unique_ptr<graph_state>> graphs;  // most recently used last
     ggml_instr_sink sink = {};
@@ -41,6 +48,9 @@ struct context_state {
     graph_state * last_graph(uint64_t uid) const {
         return !graphs.empty() && graphs.back()->uid == uid ? graphs.back().get() : nullptr;
     }
+
+    // the sequence of an output, given as llama_get_logits_ith() takes it; -1 if it is not known
+    int sequence_of(int output) const;
 
     ~context_state() { ggml_instr_sink_free(&sink); }
 };

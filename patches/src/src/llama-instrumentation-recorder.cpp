@@ -67,9 +67,11 @@ std::vector<std::shared_ptr<session>> held_sessions() {
     return held;
 }
 
-// The recorder's thread: ten times a second, it formats and writes what the threads that decode have recorded.
+// The recorder's thread: ten times a second, it looks at the machine, and formats and writes what the threads that decode
+// have recorded.
 void * run_recorder(void *) {
     auto & g = global();
+    is_recorder_thread();
     for (;;) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
         std::vector<std::shared_ptr<session>> held;
@@ -82,6 +84,7 @@ void * run_recorder(void *) {
             return nullptr;
         }
         for (const auto & s : held) {
+            s->record_machine();
             s->log.flush();
             s->faults_due = true;
         }
@@ -319,8 +322,8 @@ std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
         return full;
     }
     for (const auto & mark : all.marks) {
-        full->write_mark(mark.first, mark.second.name.c_str(), "end", mark.second.thread);
-        next->write_mark(mark.first, mark.second.name.c_str(), "begin", mark.second.thread);
+        full->write_mark(mark.first, mark.second, "end");
+        next->write_mark(mark.first, mark.second, "begin");
     }
     next->known.follow(full->known);
     make_current(next);

@@ -9,19 +9,67 @@
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-ticks.h"
 
+#include <algorithm>
+
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
+// what a batch has of one sequence
+struct batch_sequence {
+    int32_t seq, pos, tokens, outputs;
+};
+
+// the tail holds the sequences of the batch
 struct alignas(8) step_begin_record {
     uint64_t t;
     int32_t  step, ctx, n_tokens, n_outputs, n_seqs, pos, thread;
     bool     encode, prefill;
 
-    void format(std::string_view, log_lines & lines) const {
+    void format(std::string_view tail, log_lines & lines) const {
         json_line & line = lines.begin(LLAMA_INSTR_EV_STEP_BEGIN, lines.clock->ns(t));
         line.kv(LLAMA_INSTR_K_STEP, step).kv(LLAMA_INSTR_K_CTX, ctx);
         line.kv(LLAMA_INSTR_K_KIND, encode ? "encode" : "decode").kv(LLAMA_INSTR_K_PHASE, prefill ? "prefill" : "decode");
         line.kv(LLAMA_INSTR_K_N_TOKENS, n_tokens).kv(LLAMA_INSTR_K_N_OUTPUTS, n_outputs).kv(LLAMA_INSTR_K_N_SEQS, n_seqs);
         line.kv(LLAMA_INSTR_K_POS, pos).kv(LLAMA_INSTR_K_THREAD, thread);
+        const auto * of    = (const batch_sequence *) tail.data();
+        const size_t n     = tail.size() / sizeof(*of);
+        const auto   column = [&](const char * key, int32_t batch_sequence::* what, bool ones) {
+            const auto is_one = [what](const batch_sequence & s) { return s.*what == 1; };
+            if (ones || !std::all_of(of, of + n, is_one)) {
+                line.column(key, n, [of, what](size_t i) { return of[i].*what; });
+            }
+        };
+        if (n > 0) {
+            column(LLAMA_INSTR_K_SEQ,         &batch_sequence::seq,     true);
+            column(LLAMA_INSTR_K_SEQ_POS,     &batch_sequence::pos,     true);
+            column(LLAMA_INSTR_K_SEQ_TOKENS,  &batch_sequence::tokens,  false);
+            column(LLAMA_INSTR_K_SEQ_OUTPUTS, &batch_sequence::outputs, false);
+        }
+        line.end();
+    }
+};
+
+// what else the machine did; the tail is empty
+struct alignas(8) machine_record {
+    uint64_t t, dur, cpu, nvcsw, nivcsw;  // t and durations in nanoseconds
+    int64_t  delay, running, steal;
+    double   load;                        // -1: the system does not tell
+
+    void format(std::string_view, log_lines & lines) const {
+        json_line & line = lines.begin(LLAMA_INSTR_EV_MACHINE, t);
+        line.kv(LLAMA_INSTR_K_DUR, dur).kv(LLAMA_INSTR_K_CPU, cpu);
+        if (delay >= 0) {
+            line.kv(LLAMA_INSTR_K_DELAY, delay);
+        }
+        line.kv(LLAMA_INSTR_K_NVCSW, nvcsw).kv(LLAMA_INSTR_K_NIVCSW, nivcsw);
+        if (load >= 0) {
+            line.kv(LLAMA_INSTR_K_LOAD, load);
+        }
+        if (running >= 0) {
+            line.kv(LLAMA_INSTR_K_RUNNING, running);
+        }
+        if (steal >= 0) {
+            line.kv(LLAMA_INSTR_K_STEAL, steal);
+        }
         line.end();
     }
 };
@@ -131,7 +179,7 @@ struct alignas(8) kv_record {
 // the tail is the token's text
 struct alignas(8) token_record {
     uint64_t begin, end;
-    int32_t  ctx, step, index, id;
+    int32_t  ctx, step, seq, index, id;
     float    p;
 
     void format(std::string_view tail, log_lines & lines) const {
@@ -141,6 +189,9 @@ struct alignas(8) token_record {
         line.kv(LLAMA_INSTR_K_CTX, ctx);
         if (step >= 0) {
             line.kv(LLAMA_INSTR_K_STEP, step);
+        }
+        if (seq >= 0) {
+            line.kv(LLAMA_INSTR_K_SEQ, seq);
         }
         line.kv(LLAMA_INSTR_K_INDEX, index).kv(LLAMA_INSTR_K_ID, id).kv(LLAMA_INSTR_K_TEXT, piece);
         if (!json_line::is_utf8(piece)) {

@@ -4,6 +4,7 @@
 
 #include "llama-instrumentation-host.h"
 #include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-records.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-thread.h"
 
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 namespace llama_instr {
 
@@ -34,6 +36,7 @@ int session::start(const std::string & path, const held_file::existing & found) 
         return status;
     }
     write_session_start(*this);
+    machine = machine_counts::now();
     status = log.begin();
     if (status != 0) {
         return status;
@@ -55,7 +58,18 @@ int session::start(const std::string & path, const held_file::existing & found) 
     return 0;
 }
 
+void session::record_machine() {
+    if (!worked.exchange(steps > 0)) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(looking);
+    machine_counts now = machine_counts::now();
+    add(now.since(machine));
+    machine = std::move(now);
+}
+
 int session::close(const char * reason) {
+    record_machine();
     return log.close([&](const log_file::totals & totals) {
         json_line line;
         line.begin(LLAMA_INSTR_EV_SESSION_END, ggml_instr_clock_ns());
@@ -76,11 +90,14 @@ int session::close(const char * reason) {
     });
 }
 
-void session::write_mark(int64_t id, const char * name, const char * phase, int thread) {
+void session::write_mark(int64_t id, const open_mark & mark, const char * phase) {
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, name).kv(LLAMA_INSTR_K_PHASE, phase);
-    line.kv(LLAMA_INSTR_K_THREAD, thread);
+    line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, mark.name).kv(LLAMA_INSTR_K_PHASE, phase);
+    line.kv(LLAMA_INSTR_K_THREAD, mark.thread);
+    if (mark.seq >= 0) {
+        line.kv(LLAMA_INSTR_K_SEQ, mark.seq);
+    }
     write(LLAMA_INSTR_EV_MARK, line);
 }
 

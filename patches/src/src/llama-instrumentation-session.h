@@ -6,12 +6,14 @@
 #pragma once
 
 #include "llama-instrumentation-log.h"
+#include "llama-instrumentation-machine.h"
 #include "llama-instrumentation-models.h"
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <regex>
 #include <string>
 
@@ -25,6 +27,7 @@ bool parse_level(const char * text, level & out);
 struct open_mark {
     std::string name;
     int thread;
+    int seq;
 };
 
 // what the parts of a rotated log have in common
@@ -86,7 +89,7 @@ class session {
     int close(const char * reason);
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); }
-    void write_mark(int64_t id, const char * name, const char * phase, int thread);  // with the lock of marks_lock()
+    void write_mark(int64_t id, const open_mark & mark, const char * phase);  // with the lock of marks_lock()
 
     // as log_file::add()
     template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
@@ -94,12 +97,21 @@ class session {
     }
 
     // closing a session waits for the steps under way
-    void step_begins() { steps++; }
-    void step_ends()   { steps--; }
+    void step_begins() {
+        steps++;
+        worked = true;
+    }
+    void step_ends() { steps--; }
     void wait_for_steps();
+
+    // writes what the machine did since the last call, if there were steps
+    void record_machine();
 
   private:
     std::atomic<int>  steps { 0 };
+    std::atomic<bool> worked { false };  // there were steps since the machine was looked at
+    std::mutex        looking;           // guards `machine`
+    machine_counts    machine;
 };
 
 }  // namespace llama_instr

@@ -58,18 +58,33 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     }
     recorder_clock recorder(t);
     const bool output_all = encode || ctx->get_cparams().embeddings;
-    std::array<int, LLAMA_MAX_SEQ> tokens_of;
-    std::fill_n(tokens_of.begin(), ctx->get_cparams().n_seq_max, 0);
+    const auto n_seq_max  = (llama_seq_id) ctx->get_cparams().n_seq_max;
+    std::array<batch_sequence, LLAMA_MAX_SEQ> found;  // in the order of their first tokens
+    std::array<int, LLAMA_MAX_SEQ> place;             // of a sequence in `found`
+    std::fill_n(place.begin(), n_seq_max, -1);
+    auto & sampled = step.state->sampled;
+    sampled.clear();
     int n_outputs = 0, n_seqs = 0, most = 0;
     llama_pos pos = -1;
     for (const auto & token : batch.tokens) {
-        n_outputs += output_all || token.output;
+        const bool output = output_all || token.output;
+        n_outputs += output;
         pos = pos < 0 ? token.pos[0] : std::min(pos, token.pos[0]);
+        sampled.push_back({ token.seq_ids.size() == 1 ? *token.seq_ids.begin() : -1, output });
         for (const llama_seq_id seq : token.seq_ids) {
-            if (seq >= 0 && seq < (llama_seq_id) ctx->get_cparams().n_seq_max) {
-                n_seqs += tokens_of[(size_t) seq]++ == 0;
-                most = std::max(most, tokens_of[(size_t) seq]);
+            if (seq < 0 || seq >= n_seq_max) {
+                continue;
             }
+            int & at = place[(size_t) seq];
+            if (at < 0) {
+                at = n_seqs++;
+                found[(size_t) at] = { seq, token.pos[0], 0, 0 };
+            }
+            auto & of = found[(size_t) at];
+            of.pos      = std::min(of.pos, token.pos[0]);
+            of.tokens  += 1;
+            of.outputs += output;
+            most = std::max(most, of.tokens);
         }
     }
     step.id = step.state->last_step = step.s->all->next_step++;
@@ -85,7 +100,7 @@ void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & b
     record.thread    = thread_id();
     record.encode    = encode;
     record.prefill   = most > 1;
-    step.s->add(record);
+    step.s->add(record, std::string_view((const char *) found.data(), (size_t) n_seqs * sizeof(found[0])));
 }
 
 // The page faults of the process since the last call. Another thread may have read the counters later and come
@@ -346,6 +361,7 @@ void llama_instr_sample::finish(llama_token token, float p) {
     record.end   = now;
     record.ctx   = state.id;
     record.step  = state.last_step;
+    record.seq   = state.sequence_of(output);
     record.index = state.tokens++;
     record.id    = token;
     record.p     = p;

@@ -16,7 +16,7 @@
 // C API
 //
 
-#define LLAMA_INSTR_ABI 1
+#define LLAMA_INSTR_ABI 2
 
 extern "C" {
 
@@ -48,8 +48,9 @@ LLAMA_API int32_t llama_instr_end(void);
 LLAMA_API int32_t llama_instr_status(void);
 LLAMA_API int64_t llama_instr_dropped(void);  // events that could not be written
 
-// phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session
-LLAMA_API int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name);
+// phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session.
+// seq: the sequence whose request the span is, or -1
+LLAMA_API int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq);
 
 // writes an event of the application; `json` is one JSON value. Returns 0, or -1 without a session
 LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
@@ -297,7 +298,8 @@ void llama_instr_context_free(const llama_context * ctx);
 // llama_sampler_sample: around it
 class llama_instr_sample {
   public:
-    explicit llama_instr_sample(llama_context * ctx_) : ctx(llama_instr_enabled() ? ctx_ : nullptr) {
+    // output: as llama_get_logits_ith() takes it
+    llama_instr_sample(llama_context * ctx_, int output_) : ctx(llama_instr_enabled() ? ctx_ : nullptr), output(output_) {
         if (ctx) {
             begin();
         }
@@ -313,6 +315,7 @@ class llama_instr_sample {
 
   private:
     llama_context * ctx;
+    int             output;
     uint64_t        t_begin = 0;
 
     void begin();
