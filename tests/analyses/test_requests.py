@@ -1,0 +1,166 @@
+"""`instr requests`: requests found in a log, against the clients' own clocks and by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from converters.analyses.requests import compute_requests, concurrency_over_time, waits_of
+from llamacpp_instr import schema as s
+from llamacpp_instr.log.requests import Request, find_requests
+from llamacpp_instr.log.session import load_session
+from tests.kit.made_log import encode, make_log
+from tests.kit.native_kit import DEMO, ROOT
+
+CLIENTS, EACH = 8, 3
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The log of a server with 8 clients, and what their own clocks saw."""
+    log = tmp_path_factory.mktemp("served") / "server.log"
+    command = [sys.executable, "-m", "tests.kit.batch_server", str(DEMO), str(log)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return log, json.loads(done.stdout)
+
+
+def _in_pairs(
+    log: Path, seen: list[dict[str, Any]]
+) -> tuple[s.Level, list[tuple[Request, dict[str, Any]]]]:
+    """Each request of the log with what its client saw: those of a client come one by one."""
+    session = load_session(log)
+    _, requests = find_requests(session)
+    pairs = []
+    for client in range(CLIENTS):
+        found = [request for request in requests if request.name == f"client {client}"]
+        calls = sorted((c for c in seen if c["client"] == client), key=lambda c: c["sent"])
+        pairs += zip(sorted(found, key=lambda request: request.arrival), calls, strict=True)
+    return session.start.level, pairs
+
+
+@pytest.mark.native
+def test_a_server_s_log_has_what_its_clients_saw(
+    served: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    """Counts are exact. A time of the log lies between two readings of the clock in the server;
+    `python -m benchmarks.request_times` measures how far from the client's own it is."""
+    _, pairs = _in_pairs(*served)
+    assert len(pairs) == CLIENTS * EACH
+    for request, call in pairs:
+        assert request.seq == call["slot"]
+        assert request.prompt == call["n_prompt"] - call["reused"]
+        assert request.reused == call["reused"]
+        assert len(request.token_times) == call["n_tokens"]
+        assert call["sent"] <= request.arrival <= request.begin
+        earlier = [request.begin, *call["pushed"][:-1]]
+        times = zip(earlier, request.token_times, call["pushed"], call["got"], strict=True)
+        assert all(before <= at <= pushed <= got for before, at, pushed, got in times)
+
+
+@pytest.mark.native
+def test_its_rate_by_the_clock_counts_what_its_clients_got(
+    served: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    log, seen = served
+    latencies, _ = compute_requests(load_session(log))
+    tokens = sum(call["n_tokens"] for call in seen)
+    seconds = (max(c["done"] for c in seen) - min(c["sent"] for c in seen)) / 1e9
+    rate = latencies.figures["tokens/s by the clock"][0]
+    assert isinstance(rate, float)
+    assert rate >= tokens / seconds  # the clients read the clock before and after
+    assert latencies.figures["concurrent, most"][0] == CLIENTS
+
+
+@pytest.mark.native
+def test_the_parts_of_each_request_add_up(served: tuple[Path, list[dict[str, Any]]]) -> None:
+    steps, requests = find_requests(load_session(served[0]))
+    for request, waits in zip(requests, waits_of(requests, steps), strict=True):
+        parts = (waits.queue, waits.prompt, waits.tokens, waits.others, waits.rest)
+        assert sum(parts) == request.total
+        assert min(parts) >= 0
+    times, counts = concurrency_over_time(requests)
+    assert counts[-1] == 0
+    assert counts.min() >= 0
+    assert (np.diff(times) > 0).all()
+
+
+# --- what begins a request ---
+
+Turn = tuple[int, int, int, bool]
+"""position, tokens, outputs, and whether a token is sampled then"""
+
+
+def _requests_of(turns: list[Turn], tmp_path: Path, **marks: int) -> list[Request]:
+    """The requests of a log with these steps of sequence 3, one each microsecond."""
+    events = make_log(lambda low, _: low, n_contexts=1, level="minimal")
+    kept = [e for e in events if isinstance(e, s.SessionStart | s.Model | s.Tensor | s.Context)]
+    ctx = next(e for e in kept if isinstance(e, s.Context))
+    t0 = max(event.t for event in kept) + 1
+    for name, end in marks.items():
+        kept.append(s.Mark(t=t0, mark=end, name=name, phase="begin"))
+    for i, (pos, tokens, outputs, sampled) in enumerate(turns):
+        t = t0 + 1000 * (i + 1)
+        kept += [
+            s.StepBegin(
+                t=t, step=i, ctx=ctx.ctx, kind="decode", phase="decode", n_tokens=tokens,
+                n_outputs=outputs, n_seqs=1, pos=pos, seq=[3], seq_pos=[pos],
+                seq_tokens=[tokens], seq_outputs=[outputs],
+            ),
+            s.StepEnd(t=t + 500, step=i, status=0, n_ubatch=1, n_reused=0, prepare=0, readback=0),
+        ]  # fmt: skip
+        if sampled:
+            kept.append(s.Token(t=t + 600, ctx=0, step=i, seq=3, index=i, id=1, text="x", dur=9))
+        for name, end in marks.items():
+            if end == i:
+                kept.append(s.Mark(t=t + 700, mark=end, name=name, phase="end", seq=3))
+    log = tmp_path / "made.log"
+    log.write_bytes(encode(kept))
+    return find_requests(load_session(log))[1]
+
+
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        pytest.param(
+            [(0, 8, 0, False), (8, 3, 1, True), (11, 1, 1, True)], [(11, 0, 2)],
+            id="a prompt in two batches",
+        ),
+        pytest.param(
+            [(0, 8, 1, True), (8, 1, 1, True), (4, 4, 1, True)], [(8, 0, 2), (4, 4, 1)],
+            id="a prompt that shares a prefix with the one before",
+        ),
+        pytest.param(
+            [(0, 8, 1, True), (8, 1, 1, True), (9, 5, 1, True)], [(8, 0, 2), (5, 9, 1)],
+            id="the next turn of a chat",
+        ),
+        pytest.param(
+            [(0, 8, 1, True), (8, 1, 1, True), (7, 1, 1, True)], [(8, 0, 2), (1, 7, 1)],
+            id="the same prompt again",
+        ),
+        pytest.param(
+            [(0, 8, 1, True), (8, 4, 4, True), (10, 4, 4, True)], [(8, 0, 3)],
+            id="drafts of speculative decoding, some of which are rejected",
+        ),
+        pytest.param([(0, 8, 0, False)], [(8, 0, 0)], id="a prompt without a token"),
+    ],
+)  # fmt: skip
+def test_a_prompt_after_a_token_begins_a_request(
+    turns: list[Turn], found: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    requests = _requests_of(turns, tmp_path)
+    assert [(r.prompt, r.reused, len(r.token_times)) for r in requests] == found
+
+
+def test_the_end_of_a_marked_span_ends_its_request(tmp_path: Path) -> None:
+    turns = [(0, 8, 1, True), (8, 1, 1, True), (9, 1, 1, True)]
+    first, second = _requests_of(turns, tmp_path, mine=1, other=2)
+    assert (first.name, len(first.token_times)) == ("mine", 2)
+    assert (second.name, len(second.token_times)) == ("other", 1)
+    assert first.queued == 1000
+    assert second.queued == 3000
