@@ -12,8 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.analyses.clock import clock_report, clock_sentences, compute_clock
+from converters.analyses.findings import compute_findings
 from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.graph import ops as knowledge
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 
@@ -26,8 +29,12 @@ def compute_summary(session: Session) -> list[Report]:
     """The sections of the summary, without those that the log has no data for."""
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
+    requests = find_requests(session)[1]
+    clock = clock_report(compute_clock(session, steps), requests)
     sections = [
-        _overview(session),
+        _overview(session, clock_sentences(clock, len(requests))),
+        compute_findings(session, steps),
+        clock,
         _speed(session, steps, notes),
         _time(session, steps, phase_of),
         _layers(session, steps, phase_of),
@@ -45,9 +52,9 @@ def _phases(steps: Table) -> list[str]:
 # --- sections ---
 
 
-def _overview(session: Session) -> Report:
+def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     start = session.start
-    rows: list[list[Cell]] = [["log", session.path]]
+    rows: list[list[Cell]] = [["log", session.path], *speed]
     for model in session.models.values():
         name = model.name or model.path.rsplit("/", 1)[-1]
         rows.append(["model", _joined(name, model.arch, model.ftype, _parameters(model.params))])
@@ -85,6 +92,8 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
             row[4:] = [float(q) for q in np.quantile(rates, (0.5, 0.1, 0.9))]
         rows.append(row)
     figures: Figures = {}
+    if rows:
+        notes = ["tokens/s are those of a step: time inside llama.cpp alone.", *notes]
     notes = [*notes, *_graph_notes(session, steps, figures), *_fault_notes(steps, figures)]
     dur = session.tokens["dur"][np.isin(session.tokens["step"], steps["step"])]
     if len(dur):

@@ -1,0 +1,70 @@
+"""What the rules of the findings know of a session, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from converters.analyses.clock import Clock, compute_clock
+from converters.analyses.machine import Machine, compute_machine
+from llamacpp_instr.log.requests import Request, find_requests
+from llamacpp_instr.log.session import Session, Table, Timed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause, with its figure."""
+
+    rule: str
+    """a name that does not change"""
+    what: str
+    share: float
+    of: str
+    """what the share is of"""
+    advice: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A session and what several rules ask for; times in ns."""
+
+    session: Session
+    steps: Table
+    """those that count"""
+    by_time: Table
+    """the same in order of time, as `requests` names them"""
+    step_time: int
+    clock: Clock
+    machine: Machine | None
+    requests: list[Request]
+    computes: Table
+    """those of `steps`, with the column `phase`"""
+    ops: list[Timed]
+    """of thread 0, in `computes`"""
+
+    @property
+    def n_threads(self) -> int:
+        """The most that a compute used."""
+        return int(self.computes["n_threads"].max()) if len(self.computes) else 0
+
+
+def gather_facts(session: Session, steps: Table) -> Facts:
+    """The facts of `steps`, of which there is at least one."""
+    phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
+    computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
+    phases = np.array([phase[step] for step in computes["step"].tolist()], object)
+    computes = Table(computes.columns | {"phase": phases})
+    counted = set(computes["compute"].tolist())
+    by_time, requests = find_requests(session)
+    return Facts(
+        session=session,
+        steps=steps,
+        by_time=by_time,
+        step_time=max(int((steps["end"] - steps["begin"]).sum()), 1),
+        clock=compute_clock(session, steps),
+        machine=compute_machine(session, steps),
+        requests=requests,
+        computes=computes,
+        ops=[of for of in session.ops if of.thread == 0 and of.compute in counted],
+    )

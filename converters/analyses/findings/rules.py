@@ -1,0 +1,280 @@
+"""The rules: each looks for one cause of a slow session and returns it, or None."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from converters.analyses.findings.facts import Facts, Finding
+from converters.report.report import shown
+from llamacpp_instr.graph.kernels import weight_read
+
+WAITING = 0.2
+"""share of the time of the steps"""
+SMALL_BATCH, SPLIT = 64, 4
+"""tokens of a batch of a prompt, and into how many batches it is split at least"""
+REBUILT, REBUILT_COST = 0.5, 0.02
+"""share of the graphs of decodes, and of the time of decodes"""
+HELD_TWICE = 0.2
+"""share of the bytes of the weights"""
+NO_KERNEL = 0.2
+"""share of the time in kernels"""
+COLD = 0.05
+"""share of the time of the steps"""
+SAMPLING = 0.1
+"""share of the time by the clock"""
+APPLICATION = 0.2
+"""share of the time of the requests"""
+
+_REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
+
+
+def disturbed_machine(facts: Facts) -> Finding | None:
+    """Other work took the CPU (`machine.DISTURBED`)."""
+    machine = facts.machine
+    if machine is None or not machine.is_disturbed or facts.n_threads > machine.cpus:
+        return None
+    return Finding(
+        "disturbed-machine",
+        f"The machine was disturbed: {machine.sentence()}.",
+        machine.share,
+        "the process's CPU time",
+        "Stop the other work, or do not trust these speeds.",
+    )
+
+
+def too_many_threads(facts: Facts) -> Finding | None:
+    """More threads than CPUs: at each barrier, the others wait for one that has no CPU."""
+    cpus = facts.session.start.host.cores
+    machine = facts.machine
+    if not 0 < cpus < facts.n_threads:
+        return None
+    return Finding(
+        "too-many-threads",
+        f"{facts.n_threads} threads share {cpus} CPUs, so threads wait for one that has no CPU.",
+        machine.share if machine else 1 - cpus / facts.n_threads,
+        "the process's CPU time",
+        f"Use at most {cpus} threads (n_threads, --threads).",
+    )
+
+
+def waiting_threads(facts: Facts) -> Finding | None:
+    """Thread 0 waits in barriers for the others (WAITING)."""
+    if facts.n_threads < 2 or facts.n_threads > facts.session.start.host.cores > 0:
+        return None
+    if facts.machine is not None and facts.machine.is_disturbed:
+        return None  # the other thread had no CPU
+    waiting = 0
+    for ops in facts.ops:
+        between = 0 if ops.gap is None else int(ops.gap.sum())
+        waiting += between + (0 if ops.wait is None else int(ops.wait.sum()))
+    share = waiting / facts.step_time
+    if share < WAITING:
+        return None
+    return Finding(
+        "waiting-threads",
+        f"Threads wait for each other: thread 0 spent {shown(waiting, 'ns')} in barriers.",
+        share,
+        "the steps' time",
+        f"Try fewer than {facts.n_threads} threads: the kernels are too small to share.",
+    )
+
+
+def small_batches(facts: Facts) -> Finding | None:
+    """Prompts are computed in many small batches (SMALL_BATCH, SPLIT)."""
+    begins, dur = facts.by_time["begin"], facts.by_time["end"] - facts.by_time["begin"]
+    slow: set[int] = set()
+    n_batches = n_tokens = 0
+    for request in facts.requests:
+        until = request.token_times[0] if request.token_times else request.end
+        first = [i for i in request.steps if begins[i] < until]
+        if len(first) >= SPLIT and request.prompt / len(first) < SMALL_BATCH:
+            slow.update(first)
+            n_batches += len(first)
+            n_tokens += request.prompt
+    cost = int(dur[sorted(slow)].sum())
+    computes = facts.computes.rows(facts.computes["phase"] == "prefill")
+    step, at, parts = np.unique(computes["step"], return_inverse=True, return_counts=True)
+    if not slow and len(step):
+        small = (parts[at] >= SPLIT) & (computes["n_tokens"] < SMALL_BATCH)
+        cost = int(computes["dur"][small].sum())
+        n_batches, n_tokens = int(small.sum()), int(computes["n_tokens"][small].sum())
+    if not cost:
+        return None
+    return Finding(
+        "small-batches",
+        f"Prompts are computed in small batches, {n_tokens / n_batches:.0f} tokens at a time; each"
+        " batch reads every weight.",
+        cost / facts.step_time,
+        "the steps' time",
+        "Raise n_batch and n_ubatch (--batch, --ubatch).",
+    )
+
+
+def rebuilt_graphs(facts: Facts) -> Finding | None:
+    """Decodes build a new graph nearly every time (REBUILT, REBUILT_COST)."""
+    decodes = facts.computes.rows(facts.computes["phase"] == "decode")
+    steps = facts.steps.rows(facts.steps["phase"] == "decode")
+    if len(decodes) < 10:
+        return None
+    built = ~decodes["reused"]
+    cost = int((decodes["build"] + decodes["alloc"]).sum())
+    of_decode = cost / max(int((steps["end"] - steps["begin"]).sum()), 1)
+    if built.mean() < REBUILT or of_decode < REBUILT_COST:
+        return None
+    return Finding(
+        "rebuilt-graphs",
+        f"{int(built.sum()):,} of {len(decodes):,} decodes built a new graph, which took"
+        f" {shown(cost, 'ns')}.",
+        cost / facts.step_time,
+        "the steps' time",
+        "Keep the number of sequences and outputs of a batch the same, so that graphs are reused.",
+    )
+
+
+def weights_held_twice(facts: Facts) -> Finding | None:
+    """Weights were repacked from a mapped file, whose pages stay in memory too (HELD_TWICE)."""
+    tensors = facts.session.tensors
+    total = sum(tensor.bytes for tensor in tensors)
+    repacked = sum(t.bytes for t in tensors if t.buffer.startswith(_REPACKED))
+    mapped = any(t.buffer.endswith("_Mapped") for t in tensors)
+    if not mapped or not total or repacked / total < HELD_TWICE:
+        return None
+    return Finding(
+        "held-twice",
+        f"{shown(repacked, 'bytes')} of weights were repacked and are also mapped from the file.",
+        repacked / total,
+        "the weights' bytes",
+        "If memory is short: load without mmap, or without repacking.",
+    )
+
+
+def no_interleaved_kernel(facts: Facts) -> Finding | None:
+    """Some types were repacked for faster kernels, and one that costs much was not (NO_KERNEL)."""
+    tensors = facts.session.tensors
+    repacked = {t.type for t in tensors if t.buffer.startswith(_REPACKED)}
+    if not repacked:
+        return None
+    spent: dict[str, int] = defaultdict(int)
+    total = 0
+    types: dict[int, list[str | None]] = {}
+    for ops in facts.ops:
+        if ops.plan not in types:
+            plan = facts.session.plans[ops.plan]
+            graph = facts.session.graphs[plan.graph]
+            counts = plan.n or [1] * len(plan.node)
+            types[ops.plan] = [
+                weight_read(graph, range(first, first + n))[1]
+                if graph.nodes and graph.nodes.op[first].startswith("MUL_MAT")
+                else None
+                for first, n in zip(plan.node, counts, strict=True)
+            ]
+        total += int(ops.dur.sum())
+        for kind, dur in zip(types[ops.plan], ops.dur.tolist(), strict=True):
+            if kind is not None and kind not in repacked:
+                spent[kind] += dur
+    kind = max(spent, key=lambda name: spent[name], default="")
+    if not kind or spent[kind] / max(total, 1) < NO_KERNEL:
+        return None
+    return Finding(
+        "no-interleaved-kernel",
+        f"Weights of {kind} have no interleaved kernel on this machine;"
+        f" {', '.join(sorted(repacked))} have one.",
+        spent[kind] / total,
+        "the kernels' time",
+        f"Quantize these tensors to {min(repacked)} and compare (instr compare).",
+    )
+
+
+def cold_start(facts: Facts) -> Finding | None:
+    """The first step took much longer than others of its kind, with page faults (COLD)."""
+    steps = facts.steps.rows(np.argsort(facts.steps["begin"], kind="stable"))
+    faults = steps["minflt"] + steps["majflt"]
+    if len(steps) < 3 or faults[0] < 100 or faults[0] < 4 * max(np.median(faults[1:]), 1):
+        return None
+    dur = steps["end"] - steps["begin"]
+    alike = (steps["phase"] == steps["phase"][0]) & (steps["n_tokens"] == steps["n_tokens"][0])
+    alike[0] = False
+    if not alike.any():
+        return None
+    extra = int(dur[0] - np.median(dur[alike]))
+    if extra / facts.step_time < COLD:
+        return None
+    return Finding(
+        "cold-start",
+        f"The first step took {shown(extra, 'ns')} longer than others like it, with"
+        f" {int(steps['minflt'][0]):,} minor and {int(steps['majflt'][0]):,} major page faults.",
+        extra / facts.step_time,
+        "the steps' time",
+        "Run one step before it counts, or load without mmap.",
+    )
+
+
+def costly_sampling(facts: Facts) -> Finding | None:
+    """The samplers take a large part of the time (SAMPLING)."""
+    share = facts.clock.sampling / max(facts.clock.total, 1)
+    if share < SAMPLING:
+        return None
+    n = int(np.isin(facts.session.tokens["step"], facts.steps["step"]).sum())
+    each = shown(facts.clock.sampling / max(n, 1), "ns")
+    model = facts.clock.sampling > facts.clock.steps
+    return Finding(
+        "costly-sampling",
+        f"Sampling takes {each} a token" + (", more than the model." if model else "."),
+        share,
+        "the time by the clock",
+        "Put top-k first in the sampler chain; grammars cost most.",
+    )
+
+
+def slow_application(facts: Facts) -> Finding | None:
+    """Between the tokens of requests, the application takes much of the time (APPLICATION)."""
+    if facts.machine is not None and facts.machine.is_disturbed:
+        return None  # the application had no CPU
+    between = sum(int(request.between_tokens.sum()) for request in facts.requests)
+    begins = np.sort(facts.steps["begin"])
+    ends = np.sort(facts.steps["end"])
+    outside = 0
+    tokens = facts.session.tokens
+    samplers = dict(
+        zip((tokens["t"] + tokens["dur"]).tolist(), tokens["dur"].tolist(), strict=True)
+    )
+    for request in facts.requests:
+        times = np.array(request.token_times, np.int64)
+        if len(times) < 2:
+            continue
+        # a step begins after one token and ends before the next
+        first = np.searchsorted(begins, times[:-1])
+        last = np.searchsorted(ends, times[1:], side="right") - 1
+        whole = last >= first
+        first, last, until = first[whole], last[whole], times[1:][whole]
+        sampling = sum(samplers.get(t, 0) for t in until.tolist())
+        outside += int((begins[first] - times[:-1][whole]).sum()) + int((until - ends[last]).sum())
+        outside -= sampling
+    if not between or outside / between < APPLICATION:
+        return None
+    return Finding(
+        "slow-application",
+        f"Between tokens, {shown(outside, 'ns')} pass outside of llama.cpp.",
+        outside / between,
+        "the time between tokens",
+        "Profile the application: what it does with a token delays the next.",
+    )
+
+
+Rule = Callable[[Facts], Finding | None]
+RULES: tuple[Rule, ...] = (
+    disturbed_machine,
+    too_many_threads,
+    waiting_threads,
+    small_batches,
+    rebuilt_graphs,
+    weights_held_twice,
+    no_interleaved_kernel,
+    cold_start,
+    costly_sampling,
+    slow_application,
+)
+"""Names of rules never change; add new ones at the end."""

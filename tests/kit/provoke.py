@@ -1,0 +1,140 @@
+"""Records a session of the demo model that has one thing wrong, or nothing.
+
+    python -m tests.kit.provoke WHAT MODEL LOG
+
+WHAT is a key of KINDS, the name of the finding that it provokes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import llama_cpp.llama_cpp as api
+
+import llamacpp_instr
+
+
+class Session:
+    """A model, a context and a loop that decodes."""
+
+    def __init__(self, model: str, threads: int = 1, **params: int) -> None:
+        api.llama_backend_init()
+        self.model = api.llama_model_load_from_file(
+            model.encode(), api.llama_model_default_params()
+        )
+        options = api.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.kv_unified = 512, 512, True
+        options.n_threads = options.n_threads_batch = threads
+        for name, value in params.items():
+            setattr(options, name, value)
+        self.n_batch = options.n_batch
+        self.ctx = api.llama_init_from_model(self.model, options)
+        self.sampler = api.llama_sampler_init_greedy()
+        self.batch = api.llama_batch_init(512, 0, 1)
+        self.pos = [0] * options.n_seq_max
+
+    def decode(self, tokens: list[int], n_seqs: int = 1) -> None:
+        """Compute the tokens of each of the first `n_seqs` sequences in one batch."""
+        n = 0
+        for seq in range(n_seqs):
+            for i, token in enumerate(tokens):
+                self.batch.token[n], self.batch.pos[n] = token, self.pos[seq]
+                self.batch.n_seq_id[n], self.batch.seq_id[n][0] = 1, seq
+                self.batch.logits[n] = i == len(tokens) - 1
+                self.pos[seq] += 1
+                n += 1
+        self.batch.n_tokens = n
+        assert api.llama_decode(self.ctx, self.batch) == 0
+
+    def generate(self, n_prompt: int = 64, n: int = 60, pause: float = 0) -> None:
+        """A prompt, then `n` tokens, with `pause` seconds of the application after each."""
+        prompt = [1 + i % 300 for i in range(n_prompt)]
+        for first in range(0, n_prompt, self.n_batch):
+            self.decode(prompt[first : first + self.n_batch])
+        for _ in range(n):
+            token = api.llama_sampler_sample(self.sampler, self.ctx, -1)
+            time.sleep(pause)
+            self.decode([token])
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        api.llama_memory_clear(api.llama_get_memory(self.ctx), False)
+        self.pos = [0] * len(self.pos)
+
+
+def nothing(model: str, log: str) -> None:
+    session = Session(model)
+    session.generate()
+    session.forget()
+    with llamacpp_instr.record(log, force=True):
+        session.generate()
+
+
+def too_many_threads(model: str, log: str) -> None:
+    session = Session(model, threads=(os.cpu_count() or 1) + 2)
+    with llamacpp_instr.record(log, force=True):
+        session.generate(n=20)
+
+
+def small_batches(model: str, log: str) -> None:
+    session = Session(model, n_batch=32, n_ubatch=32)
+    with llamacpp_instr.record(log, force=True):
+        session.generate(n_prompt=300, n=5)
+
+
+def rebuilt_graphs(model: str, log: str) -> None:
+    """The number of sequences differs from step to step."""
+    session = Session(model, n_seq_max=4)
+    session.decode([1, 2, 3], n_seqs=4)
+    with llamacpp_instr.record(log, force=True):
+        for i in range(80):
+            session.decode([5 + i], n_seqs=1 + i % 4)
+
+
+def cold_start(model: str, log: str) -> None:
+    """A model that was just mapped from its file, and the same prompt six times."""
+    with llamacpp_instr.record(log, force=True):
+        session = Session(model)
+        for _ in range(6):
+            session.generate(n_prompt=8, n=2)
+            session.forget()
+
+
+def costly_sampling(model: str, log: str) -> None:
+    """Twenty samplers sort the vocabulary, one after the other."""
+    session = Session(model)
+    chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+    for _ in range(20):
+        api.llama_sampler_chain_add(chain, api.llama_sampler_init_typical(0.99, 900))
+    api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
+    session.sampler = chain
+    session.generate(n=2)
+    session.forget()
+    with llamacpp_instr.record(log, force=True):
+        session.generate()
+
+
+def slow_application(model: str, log: str) -> None:
+    session = Session(model)
+    session.generate(n=2)
+    session.forget()
+    with llamacpp_instr.record(log, force=True):
+        session.generate(pause=0.002)
+
+
+KINDS: dict[str, Callable[[str, str], None]] = {
+    "nothing": nothing,
+    "too-many-threads": too_many_threads,
+    "small-batches": small_batches,
+    "rebuilt-graphs": rebuilt_graphs,
+    "cold-start": cold_start,
+    "costly-sampling": costly_sampling,
+    "slow-application": slow_application,
+}
+
+
+if __name__ == "__main__":
+    KINDS[sys.argv[1]](sys.argv[2], sys.argv[3])
