@@ -115,7 +115,12 @@ def small_batches(facts: Facts) -> Finding | None:
 
 def rebuilt_graphs(facts: Facts) -> Finding | None:
     """Decodes build a new graph nearly every time (REBUILT, REBUILT_COST)."""
-    decodes = facts.computes.rows(facts.computes["phase"] == "decode")
+    computes = facts.computes.rows(np.lexsort((facts.computes["t"], facts.computes["ctx"])))
+    decode = computes["phase"] == "decode"
+    # the first one after a prompt has to build
+    after_decode = np.zeros(len(computes), np.bool_)
+    after_decode[1:] = decode[:-1] & (computes["ctx"][1:] == computes["ctx"][:-1])
+    decodes = computes.rows(decode & after_decode)
     steps = facts.steps.rows(facts.steps["phase"] == "decode")
     if len(decodes) < 10:
         return None
