@@ -46,6 +46,8 @@ def _made(tmp_path: Path, **machine: int) -> Session:
     for event in make_log(Random(3).randint, n_contexts=3, level="minimal"):
         if isinstance(event, s.Machine | s.SessionEnd):
             continue
+        if isinstance(event, s.Compute):
+            event.n_threads = 2  # no more than the machine's CPUs
         events.append(event)
         if isinstance(event, s.StepEnd):
             events.append(s.Machine(t=event.t, dur=1000, nvcsw=0, nivcsw=3, load=9.5, **machine))
