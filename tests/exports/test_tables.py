@@ -91,7 +91,7 @@ def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     request.addfinalizer(monkeypatch.undo)
     monkeypatch.setattr(
         "converters.exports.tables.load_parts",
-        lambda path, told: load_parts(path, told, part_rows=1),
+        lambda path, told, lenient: load_parts(path, told, 1, lenient),
     )
     pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}
     for name, frame in stream_tables(path):

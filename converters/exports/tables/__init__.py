@@ -36,6 +36,7 @@ from converters.exports.tables.static import (
 )
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.reader import LogEnd
+from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES
 from llamacpp_instr.progress import OnProgress
@@ -86,12 +87,14 @@ class Tables:
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
 
 
-def load_tables(path: str | Path, on_progress: OnProgress | None = None) -> Tables:
-    """The tables of the log at `path` (`-` is standard input), which may lack its end.
+def load_tables(
+    path: str | Path | Run, on_progress: OnProgress | None = None, lenient: bool = False
+) -> Tables:
+    """The tables of the log at `path` (`-` is standard input), which may lack its end, or of a run.
 
-    Raises LogError, with the line, if the log cannot be read.
+    Raises LogError, with the line, if the log cannot be read; `lenient` leaves damaged lines out.
     """
-    return tables_of(load_session(path, on_progress))
+    return tables_of(load_session(path, on_progress, lenient))
 
 
 def tables_of(session: Session) -> Tables:
@@ -100,20 +103,21 @@ def tables_of(session: Session) -> Tables:
 
 
 def stream_tables(
-    path: str | Path,
+    path: str | Path | Run,
     on_progress: OnProgress | None = None,
     on_end: Callable[[LogEnd], object] | None = None,
+    lenient: bool = False,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yields the tables in pieces, as (name, some rows), for logs larger than memory.
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
     once; its first piece may be empty. Categories grow from piece to piece. `on_end` is called
     after the whole log was read, with how it ended. Raises LogError, with the line, if the log
-    cannot be read.
+    cannot be read; `lenient` leaves damaged lines out.
     """
     builder = _Builder()
     named: set[str] = set()
-    for part in load_parts(path, on_progress):
+    for part in load_parts(path, on_progress, lenient=lenient):
         try:
             frames = builder.frames(part)
         except OverflowError:
