@@ -16,7 +16,7 @@ import msgspec
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.ids import KnownPlan
-from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     EVENTS,
@@ -60,7 +60,7 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(f"unknown event `{name}`; the events are {', '.join(known)}")
 
 
-def select_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
+def select_lines(reader: EventReader, selection: LineSelection) -> Iterator[bytes]:
     """The selected events of a log as JSON lines, as the schema has them."""
     check_names(selection.events, EVENT_NAMES)
     refs = Resolver()
@@ -71,17 +71,20 @@ def select_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]
             yield _line(event)
 
 
-def expand_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
+def expand_lines(
+    reader: EventReader, selection: LineSelection, lenient: bool = False
+) -> Iterator[bytes]:
     """The selected lines of a log's flat form.
 
     `ops` become one `op` for each kernel, `layers` a `step_begin` and a `step_end` called
     `layer_N`, steps are called by their phase; graphs and plans are resolved into `op` lines and
-    left out. Raises LogError with the line for an event that is not whole (`log.resolve`).
+    left out. Raises LogError with the line for an event that is not whole (`log.resolve`);
+    `lenient` leaves such events out.
     """
     check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
     refs = Resolver()
     flat = _Flat(refs)
-    for _, event in refs.follow(reader):
+    for _, event in refs.follow(reader, lenient):
         step = refs.step_of(event)
         for line in flat.lines(event, step):
             if selection.has(line["event"], step, line.get("layer")):

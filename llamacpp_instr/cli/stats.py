@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
@@ -13,7 +14,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "stats",
     epilog="\b\nExample:\n  instr stats session.log --by block --phase decode",
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--by",
     type=click.Choice(["op", "layer", "block", "tensor", "type", "phase", "thread"]),
@@ -23,12 +24,14 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
 )
 @click.option("--warmup", is_flag=True, help="Count warm-up runs too.")
+@lenient_option
 @report_options
 def stats(
-    log: str,
+    logs: tuple[str, ...],
     by: Any,
     phase: str | None,
     warmup: bool,
+    lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Print times and rates of a log by op, layer, block or phase.
@@ -37,13 +40,16 @@ def stats(
     and 99th percentile, and the rates that it reached. Warm-up runs are left out.
 
     At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
-    (.gz, .zst), or - for standard input.
+    (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
+    shown one after the other.
     """
     from converters.analyses.stats import compute_stats
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
+    from converters.report.side_by_side import side_by_side
 
-    output.check(log)
-    with progress_bar(f"Reading {log}") as on_progress:
-        session = load_session(log, on_progress)
-    output.write(compute_stats(session, by, phase, warmup))
+    output.check(*logs)
+    told = []
+    for session in load_sessions(logs, lenient):
+        reports = compute_stats(session, by, phase, warmup)
+        told.append((session.path, reports, reports[0]))
+    reports, table = side_by_side(told)
+    output.write(reports, table=table)

@@ -24,7 +24,8 @@ COMMANDS = [
     "diff LOG LOG --by tensor", "compare LOG SOUND", "compare SOUND LOG",
     "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
-    "to-parquet LOG --csv -o TABLES --force",
+    "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
+    "summary LOG --lenient",
 ]  # fmt: skip
 
 
