@@ -24,8 +24,8 @@ def to_parquet(
 ) -> None:
     """Convert a log to tables in Parquet or CSV files.
 
-    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv, memory, marks.
-    Times are ns, sizes bytes.
+    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv, memory, marks,
+    computes, messages, notes, tensor_stats. Times are ns, sizes bytes.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Several are the parts
     of a rotated log; another session needs a directory of its own. DIR appears when all its files
