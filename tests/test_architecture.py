@@ -41,7 +41,7 @@ TOP: dict[str, set[str]] = {
     "converters": set(),
 }
 CLI_SHARED = {
-    f"llamacpp_instr.cli.{name}" for name in ("context_options", "ranges", "report_output")
+    f"llamacpp_instr.cli.{name}" for name in ("context_options", "logs", "ranges", "report_output")
 }
 
 # Libraries that are slow to import or may be missing, and the modules that may import them.

@@ -1,35 +1,46 @@
-"""The statistics of a session: time, its spread and the rates, by one of seven keys.
+"""The statistics of a session: time, its spread and the rates, by one key or two (`stats_keys`).
 
 Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
 part in every kernel; only the table of threads covers all threads. Notes name what is excluded.
 
-The title of the table tells what is counted, which depends on the key: by op, tensor and type
-every kernel that ran; by layer and block their total in each compute; by phase every step.
+The title of the table tells what is counted, which depends on the keys: by phase, context and
+mark every step; by layer and block, also together with those, the total of the kernels in each
+compute; by op, role, tensor and type every kernel that ran.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Report, shown
+from converters.analyses.stats_keys import (
+    LEFT_OUT,
+    OF_KERNEL,
+    OF_STEP,
+    By,
+    Filter,
+    Key,
+    Value,
+    Where,
+    kernel_keys,
+    parse_by,
+    step_values,
+    where_of,
+)
+from converters.analyses.thread_stats import thread_report
+from converters.report.report import Cell, Column, Report, Unit
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import weight_read
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 
-By = Literal["op", "layer", "block", "tensor", "type", "phase", "thread"]
-BYS: tuple[By, ...] = ("op", "layer", "block", "tensor", "type", "phase", "thread")
-NO_WEIGHT = "(no weight)"
-
 Int64 = NDArray[np.int64]
-Key: TypeAlias = "str | int"
+IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
+"""keys whose rows are in the order of their values, not of time"""
 
 
 @dataclass
@@ -37,7 +48,7 @@ class _Samples:
     """The things that are counted, one element each: group, time, work."""
 
     key: list[Key]
-    """names of the groups"""
+    """of the groups"""
     group: Int64
     dur: Int64
     flops: Int64
@@ -47,67 +58,82 @@ class _Samples:
 
 
 def compute_stats(
-    session: Session, by: By | None = None, phase: str | None = None, warm_up: bool = False
+    session: Session,
+    by: str | None = None,
+    phase: str | None = None,
+    warm_up: bool = False,
+    filters: Sequence[Filter] = (),
 ) -> list[Report]:
-    """The table by `by` (default: op, or layer if the log has no ops) of one phase or all, and the
-    table of threads if every thread was recorded.
+    """The table by one key or two (`parse_by`; default: op, or layer if the log has no ops) of one
+    phase or all, and the table of threads if every thread was recorded and nothing is filtered.
 
     Warm-up runs are left out unless `warm_up` is set; failed steps are always left out. Raises
-    UsageError for a key that the log's level does not support, and for a phase without steps that
-    count.
+    UsageError for a key that the log's level does not support, for a phase without steps that
+    count, and if the filters keep nothing.
     """
-    by = by or ("layer" if session.start.level == "minimal" else "op")
-    _check_level(session, by)
+    keys = parse_by(by or ("layer" if session.start.level == "minimal" else "op"))
+    of_kernels = [key for key in (*keys, *(of.key for of in filters)) if key in OF_KERNEL]
+    _check(session, keys, filters)
     steps, notes = counted_steps(session, warm_up)
     if phase is not None:
         steps = steps.rows(steps["phase"] == phase)
         if not len(steps):
             raise UsageError(f"{session.path}: no {phase} step to count; {_kept(session, notes)}")
     phase_of = phase_of_compute(session, steps)
+    where = where_of(session, steps, {*keys, *(of.key for of in filters)})
     ops = [of for of in session.ops if of.compute in phase_of]
     layers = [of for of in session.layers if of.compute in phase_of]
-    threads = _threads(ops)
+    threads = thread_report(ops)
     what = "all phases" if phase is None else phase
     notes = [*notes, *_session_notes(session)]
-    if by == "thread":
+    if keys == ("thread",):
         threads.title = f"Kernels by thread, {what}"
         threads.notes += notes
         return [threads]
     of_caller = [of for of in ops if of.thread == 0]
-    if by == "phase":
-        report = _report("phase", "Steps", _by_phase(session, steps, of_caller))
-    elif by == "layer" and not session.ops:
-        report = _report("layer", "Computes", _by_layer_runs(layers))
+    if not of_kernels:
+        report = _report(keys, "Steps", _by_phase(session, steps, of_caller, keys, filters))
+    elif keys == ("layer",) and not session.ops:
+        report = _report(keys, "Computes", _by_layer_runs(layers))
         notes.append("A layer's time is from its first kernel to its last.")
         if session.start.level == "minimal":
-            notes.append("By op, block, tensor and type needs the level detailed.")
-    elif by in ("layer", "block"):
-        report = _report(by, "Computes", _per_compute(_kernels(session, of_caller, by), of_caller))
+            notes.append("By op, block, role, tensor and type needs the level detailed.")
     else:
-        report = _report(by, "Kernels", _kernels(session, of_caller, by))
+        kernels = _kernels(session, of_caller, keys, where, filters)
+        if {"op", "role", "tensor", "type"}.isdisjoint(keys):
+            report = _report(keys, "Computes", _per_compute(kernels, of_caller))
+        else:
+            report = _report(keys, "Kernels", kernels)
+    if filters and not report.rows:
+        raise UsageError(f"{session.path}: the filters leave nothing; {_kept(session, notes)}")
     report.title += f", {what}"
     if not report.rows:
         report.notes.append("The log has nothing to count here.")
-    if len(threads.rows) > 1 and by != "phase":
+    if len(threads.rows) > 1 and of_kernels:
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
             " waiting is its time in barriers inside them."
         )
     report.notes += notes
-    return [report, threads] if len(threads.rows) > 1 else [report]
+    return [report, threads] if len(threads.rows) > 1 and not filters else [report]
 
 
-def _check_level(session: Session, by: By) -> None:
+def _check(session: Session, keys: Sequence[By], filters: Sequence[Filter]) -> None:
     level = session.start.level
-    if by not in ("layer", "phase") and level == "minimal":
+    needing = [f"by {key}" for key in keys if key not in (*OF_STEP, "layer")]
+    needing += [f"by {' and '.join(keys)}" for key in keys if key == "layer" and len(keys) > 1]
+    needing += [f"a filter by {of.key}" for of in filters if of.key in OF_KERNEL]
+    if needing and level == "minimal":
         raise UsageError(
-            f"{session.path}: by {by} needs ops, which the level minimal does not record;"
+            f"{session.path}: {needing[0]} needs ops, which the level minimal does not record;"
             " by layer and by phase work, or record with --level detailed"
         )
-    if by == "thread" and level != "verbose":
+    if "thread" in keys and level != "verbose":
         raise UsageError(
             f"{session.path}: by thread needs every thread, recorded with --level verbose"
         )
+    if "thread" in keys and filters:
+        raise UsageError("by thread counts all kernels: leave out --layer, --op and --where")
 
 
 def _kept(session: Session, notes: Sequence[str]) -> str:
@@ -130,39 +156,34 @@ def _session_notes(session: Session) -> list[str]:
 # --- samples ---
 
 
-def _kernels(session: Session, ops: Sequence[Timed], by: By) -> _Samples:
-    """Every kernel that ran, grouped by a property of its node."""
-    number: dict[Key, int] = {block: i for i, block in enumerate(BLOCKS)} if by == "block" else {}
-    columns: dict[int, Int64] = {}
-    for plan in {of.plan: None for of in ops}:
-        keys = _kernel_keys(session, plan, by)
-        columns[plan] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
+def _kernels(
+    session: Session,
+    ops: Sequence[Timed],
+    by: Sequence[By],
+    where: Where,
+    filters: Sequence[Filter],
+) -> _Samples:
+    """Every kernel that ran, grouped by properties of its node and of its step."""
+    blocks: list[Key] = [(block,) for block in BLOCKS] if tuple(by) == ("block",) else []
+    number: dict[Key, int] = {key: i for i, key in enumerate(blocks)}
+    columns: dict[tuple[Value, ...], Int64] = {}
+    groups: list[Int64] = []
+    for of in ops:
+        place = (of.plan, *where[of.compute].values())
+        if place not in columns:
+            keys = kernel_keys(session, of.plan, by, where[of.compute], filters)
+            columns[place] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
+        groups.append(columns[place])
     kernels = [session.kernels(of.plan) for of in ops]
     waits = [of.wait for of in ops if of.wait is not None]
     return _Samples(
         list(number),
-        _joined([columns[of.plan] for of in ops]),
+        _joined(groups),
         _joined([of.dur for of in ops]),
         _joined([of.flops for of in kernels]),
         _joined([of.bytes for of in kernels]),
         _joined(waits) if ops and len(waits) == len(ops) else None,
     )
-
-
-def _kernel_keys(session: Session, plan: int, by: By) -> Sequence[Key]:
-    kernels = session.kernels(plan)
-    if by == "op":
-        return kernels.label
-    if by == "block":
-        return kernels.block
-    if by == "layer":
-        keys: list[int] = kernels.layer.tolist()
-        return keys
-    of = session.plans[plan]
-    graph = session.graphs[of.graph]
-    counts = of.n or [1] * len(of.node)
-    inside = (range(first, first + n) for first, n in zip(of.node, counts, strict=True))
-    return [weight_read(graph, nodes)[by == "type"] or NO_WEIGHT for nodes in inside]
 
 
 def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
@@ -194,13 +215,19 @@ def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
         for layer, dur in zip(of.label.tolist(), of.dur.tolist(), strict=True):
             spent[of.compute, layer] += dur
     number: dict[Key, int] = {}
-    group = [number.setdefault(layer, len(number)) for _, layer in spent]
+    group = [number.setdefault((layer,), len(number)) for _, layer in spent]
     zeros = np.zeros(len(group), np.int64)
     dur = np.array(list(spent.values()), np.int64)
     return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros)
 
 
-def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
+def _by_phase(
+    session: Session,
+    steps: Table,
+    ops: Sequence[Timed],
+    by: Sequence[By],
+    filters: Sequence[Filter],
+) -> _Samples:
     """Every step, with the time that its caller waited; its work is that of its ops."""
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
     columns = (session.computes[name].tolist() for name in ("compute", "step"))
@@ -210,15 +237,33 @@ def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
         kernels, at = session.kernels(of.plan), row[step_of[of.compute]]
         n_flops[at] += kernels.flops.sum()
         n_bytes[at] += kernels.bytes.sum()
-    group = np.array([PHASES.index(label) for label in steps["phase"]], np.int64)
-    return _Samples(list(PHASES), group, steps["end"] - steps["begin"], n_flops, n_bytes)
+    values = {key: step_values(session, steps, key) for key in OF_STEP}
+    keys: list[Key] = list(zip(*(values[key] for key in OF_STEP if key in by), strict=True))
+    if tuple(by) != tuple(key for key in OF_STEP if key in by):
+        keys = [key[::-1] for key in keys]
+    for kept in filters:
+        column = next(values[key] for key in OF_STEP if key == kept.key)
+        keys = [k if kept.accepts(v) else LEFT_OUT for k, v in zip(keys, column, strict=True)]
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    group = np.array([number[key] for key in keys], np.int64)
+    return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes)
 
 
 # --- tables ---
 
 
-def _report(by: str, counted: str, samples: _Samples) -> Report:
+def _kept_samples(samples: _Samples) -> _Samples:
+    """Those that the filters did not leave out."""
+    if LEFT_OUT not in samples.key:
+        return samples
+    kept = samples.group != samples.key.index(LEFT_OUT)
+    columns = {of.name: getattr(samples, of.name) for of in fields(samples) if of.name != "key"}
+    return replace(samples, **{name: of[kept] for name, of in columns.items() if of is not None})
+
+
+def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
     """One row for each group with samples: the slowest first, layers and phases in order."""
+    samples = _kept_samples(samples)
     order = np.argsort(samples.group, kind="stable")
     sorted_groups = samples.group[order]
     present, begin = np.unique(sorted_groups, return_index=True)
@@ -231,17 +276,16 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
         quantiles = np.quantile(dur, (0.5, 0.9, 0.99)).tolist()
         work = (int(samples.flops[at].sum()), int(samples.bytes[at].sum()))
         rates = [amount / total * 1e9 if amount and total else None for amount in work]
+        middle = [_median_rate(of[at], dur) for of in (samples.flops, samples.bytes)]
         share = total / all_time if all_time else None
         mean = total / len(dur)
         wait = None if samples.wait is None else int(samples.wait[at].sum())
-        first = [samples.key[number], len(dur), total, share, mean]
-        rows.append([*first, *quantiles, *rates, wait])
-    if by == "layer":
-        rows.sort(key=lambda row: int(row[0] or 0))
-    elif by != "phase":
-        rows.sort(key=lambda row: -int(row[2] or 0))
+        first = [*samples.key[number], len(dur), total, share, mean]
+        rows.append([*first, *quantiles, rates[0], middle[0], rates[1], middle[1], wait])
+    rows.sort(key=lambda row: (*map(_rank, by, row), -int(row[len(by) + 1] or 0)))
+    units: dict[By, Unit] = {"layer": "layer", "context": "count"}
     columns = [
-        Column(by, "layer" if by == "layer" else "text"),
+        *(Column(key, units.get(key, "text")) for key in by),
         Column("count", "count"),
         Column("total", "ns"),
         Column("share", "fraction"),
@@ -250,52 +294,25 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
         Column("p90", "ns"),
         Column("p99", "ns"),
         Column("FLOP/s", "flop_per_second"),
+        Column("FLOP/s p50", "flop_per_second"),
         Column("bytes/s", "bytes_per_second"),
+        Column("bytes/s p50", "bytes_per_second"),
         Column("waiting", "ns"),
     ]
-    return Report(f"{counted} by {by}", columns, rows)
+    return Report(f"{counted} by {' and '.join(by)}", columns, rows, labels=len(by))
 
 
-def _threads(ops: Sequence[Timed]) -> Report:
-    """Busy and waiting time of every thread, and how evenly the work of a compute is spread.
+def _median_rate(amounts: Int64, dur: Int64) -> float | None:
+    """The median of the rates, per second; None if nothing has one."""
+    known = (amounts > 0) & (dur > 0)
+    return float(np.median(amounts[known] / dur[known])) * 1e9 if known.any() else None
 
-    Busy is the time in kernels without their barriers. Imbalance is the sum over computes of the
-    busiest thread's time, divided by that of the mean thread: 1 if all threads work equally.
-    """
-    recorded = [of for of in ops if of.wait is not None]
-    per_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    busy_of: dict[int, list[int]] = defaultdict(list)
-    for of in recorded:
-        assert of.wait is not None
-        dur, wait = int(of.dur.sum()), int(of.wait.sum())
-        between = 0 if of.gap is None else int(of.gap.sum())
-        per_thread[of.thread].append((len(of.dur), dur - wait, wait + between))
-        busy_of[of.compute].append(dur - wait)
-    rows: list[list[Cell]] = []
-    for thread, of_thread in sorted(per_thread.items()):
-        n, busy, waiting = (sum(column) for column in zip(*of_thread, strict=True))
-        share = waiting / (busy + waiting) if busy + waiting else None
-        rows.append([thread, n, busy, waiting, share])
-    columns = [
-        Column("thread", "count"),
-        Column("kernels", "count"),
-        Column("busy", "ns"),
-        Column("waiting", "ns"),
-        Column("of its time", "fraction"),
-    ]
-    report = Report("Threads", columns, rows)
-    mean = sum(sum(busy) / len(busy) for busy in busy_of.values())
-    longest = sum(max(busy) for busy in busy_of.values())
-    if rows:
-        report.notes.append("Waiting is time in barriers, inside kernels and between them.")
-    if mean and len(rows) > 1:
-        report.notes.append(
-            f"Imbalance {longest / mean:.3f}: over all computes, the busiest thread worked"
-            f" {shown(longest - mean, 'ns')} longer than the average thread."
-        )
-        report.figures["imbalance"] = (longest / mean, "ratio")
-        report.figures["busiest thread beyond the mean one"] = (longest - mean, "ns")
-    return report
+
+def _rank(key: By, value: Cell) -> int:
+    """Where a row with this value stands; 0 for keys of which the slowest rows come first."""
+    if key == "phase":
+        return PHASES.index(str(value))
+    return int(value or 0) if key in IN_ORDER else 0
 
 
 def _joined(pieces: Sequence[Int64]) -> Int64:

@@ -32,7 +32,8 @@ class StepTimes:
     def __init__(self, session: Session) -> None:
         self.session = session
         steps, notes = counted_steps(session)
-        self.notes = [f"{session.path}: {note}" for note in notes]
+        ended = session.log_end.sentence()
+        self.notes = [f"{session.path}: {note}" for note in [*notes, *[f"{ended}."] * bool(ended)]]
         self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
         self.run = _runs(session, self.steps)
         self.phases = set(self.steps["phase"].tolist())

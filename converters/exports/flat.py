@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.graph.kernels import plan_kernels, weight_read
 from llamacpp_instr.log.ids import KnownPlan
-from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     EVENTS,
@@ -60,7 +61,7 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(f"unknown event `{name}`; the events are {', '.join(known)}")
 
 
-def select_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
+def select_lines(reader: EventReader, selection: LineSelection) -> Iterator[bytes]:
     """The selected events of a log as JSON lines, as the schema has them."""
     check_names(selection.events, EVENT_NAMES)
     refs = Resolver()
@@ -71,19 +72,31 @@ def select_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]
             yield _line(event)
 
 
-def expand_lines(reader: LogReader, selection: LineSelection) -> Iterator[bytes]:
+def expand_lines(
+    reader: EventReader, selection: LineSelection, lenient: bool = False
+) -> Iterator[bytes]:
     """The selected lines of a log's flat form.
 
-    `ops` become one `op` for each kernel, `layers` a `step_begin` and a `step_end` called
-    `layer_N`, steps are called by their phase; graphs and plans are resolved into `op` lines and
-    left out. Raises LogError with the line for an event that is not whole (`log.resolve`).
+    `ops` become one `op` for each kernel, with its phase, block, weight (name and type, if it reads
+    one), bytes moved and FLOPs, which its threads share. `layers` become a `step_begin` and a
+    `step_end` called `layer_N`, steps are called by their phase; graphs and plans are resolved into
+    `op` lines and left out. Raises LogError with the line for an event that is not whole
+    (`log.resolve`); `lenient` leaves such events out.
     """
     check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
     refs = Resolver()
     flat = _Flat(refs)
-    for _, event in refs.follow(reader):
+    for number, event in refs.follow(reader, lenient):
         step = refs.step_of(event)
-        for line in flat.lines(event, step):
+        try:
+            lines = list(flat.lines(event, step))
+        except OverflowError:
+            if not lenient:
+                reason = f"{event_name(event)}: impossible tensor sizes"
+                raise LogError(reason, reader.path, number) from None
+            refs.left_out += 1
+            continue
+        for line in lines:
             if selection.has(line["event"], step, line.get("layer")):
                 yield _line(line)
 
@@ -142,8 +155,10 @@ class _Flat:
         plan = self._refs.plan
         if plan.kept is None:
             plan.kept = _kernels(plan)
+        where: FlatLine = {"step": step, "thread": event.thread}
+        if (of := self._refs.open_steps.get(step)) is not None:
+            where["phase"] = of.event.name
         for kernel, begin, dur in zip(plan.kept, *_spans(event), strict=True):
-            where = {"step": step, "thread": event.thread}
             yield {"event": "op", "t": begin, "dur": dur, **kernel, **where}
 
 
@@ -156,6 +171,8 @@ def _kernels(plan: KnownPlan) -> list[FlatLine]:
         [node for node in range(first, first + n) if nodes.exec[node]] or [first]
         for first, n in zip(node, counts, strict=True)
     ]
+    kernels = plan_kernels(plan.graph.event, plan.event)
+    weights = [weight_read(plan.graph.event, inside) for inside in insides]
     # named by its result, as in traces and tables
     return [
         {
@@ -164,9 +181,13 @@ def _kernels(plan: KnownPlan) -> list[FlatLine]:
             "layer": nodes.layer[first],
             "type": nodes.type[inside[-1]],
             "ne": nodes.ne[inside[-1]],
+            "block": kernels.block[i],
+            **({"weight": weights[i][0], "weight_type": weights[i][1]} if weights[i][0] else {}),
+            "bytes": int(kernels.bytes[i]),
+            "flops": int(kernels.flops[i]),
             **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
         }
-        for first, inside in zip(node, insides, strict=True)
+        for i, (first, inside) in enumerate(zip(node, insides, strict=True))
     ]
 
 

@@ -69,11 +69,17 @@ class Report:
     """whether the columns' names are shown in text"""
     figures: Figures = field(default_factory=dict)
     """shown in JSON only"""
+    labels: int = 1
+    """the first columns, which name a row"""
 
     def filled(self) -> Report:
-        """The report without its empty columns; the first column stays."""
+        """The report without its empty columns; those that name a row stay."""
         cells = list(zip(*self.rows, strict=True))
-        kept = [i for i, column in enumerate(cells) if i == 0 or any(c is not None for c in column)]
+        kept = [
+            i
+            for i, column in enumerate(cells)
+            if i < self.labels or any(c is not None for c in column)
+        ]
         columns = [self.columns[i] for i in kept]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
@@ -101,7 +107,7 @@ def _plain(cell: Cell) -> Cell:
 
 def render_text(reports: Sequence[Report], width: int = 80) -> str:
     """The reports as text of at most `width` characters a line, for a terminal or a file. Columns
-    that do not fit are shown in a second table, which repeats the first column."""
+    that do not fit are shown in a second table, which repeats the columns that name a row."""
     from rich.console import Console
     from rich.markup import escape
     from rich.padding import Padding
@@ -140,7 +146,7 @@ def render_text(reports: Sequence[Report], width: int = 80) -> str:
 
 
 def _fitting(report: Report, width: int) -> list[list[int]]:
-    """The numbers of the columns of each table: the first column, and as many others as fit.
+    """The numbers of the columns of each table: those that name a row, and as many others as fit.
 
     A column of text needs at most FOLDED, because its cells can be folded.
     """
@@ -151,14 +157,15 @@ def _fitting(report: Report, width: int) -> list[list[int]]:
         longest = max(map(len, cells))
         widths.append(gap + (min(longest, FOLDED) if column.unit == "text" else longest))
     tables: list[list[int]] = [[]]
-    for i in range(1, len(widths)):
-        needed = sum(widths[j] for j in (0, *tables[-1], i)) - gap
+    names = list(range(report.labels))
+    for i in range(report.labels, len(widths)):
+        needed = sum(widths[j] for j in (*names, *tables[-1], i)) - gap
         if needed > width and tables[-1]:
             tables.append([])
         tables[-1].append(i)
     if len(tables) > 1 and len(tables[-1]) == 1 and len(tables[-2]) > 2:
         tables[-1].insert(0, tables[-2].pop())  # no table with a single column
-    return [[0, *table] for table in tables]
+    return [[*names, *table] for table in tables]
 
 
 def shown(cell: Cell, unit: Unit) -> str:

@@ -1,9 +1,10 @@
-"""`instr cat LOG`: prints a log's events, all or selected, unchanged or in the flat form."""
+"""`instr cat LOG...`: prints a log's events, all or selected, unchanged or in the flat form."""
 
 from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.ranges import parse_range
 
 
@@ -11,38 +12,46 @@ from llamacpp_instr.cli.ranges import parse_range
     "cat",
     epilog="\b\nExample:\n  instr cat session.log --expand --event op --layer 0 | jq .dur",
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
 @click.option("--step", "steps", metavar="A[:B]", help="Only events of steps A to B.")
 @click.option("--layer", type=int, help="Only lines of this layer.")
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
+@lenient_option
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def cat(
-    log: str,
+    logs: tuple[str, ...],
     events: tuple[str, ...],
     steps: str | None,
     layer: int | None,
     expand: bool,
+    lenient: bool,
     output: str,
     force: bool,
 ) -> None:
     """Print the events of a log, all or selected.
 
     Prints one JSON object per line. LOG is a file, plain or compressed (.gz, .zst), or - for
-    standard input.
+    standard input. The parts of a rotated log are printed as one log; other logs one after the
+    other.
     """
     from converters.exports.flat import LineSelection, expand_lines, select_lines
-    from llamacpp_instr.log.reader import read_events
+    from llamacpp_instr.log.parts import read_run
+    from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.terminal import notice
 
     check_output(output, force)
-    check_not_input(output, log)
+    check_not_input(output, *logs)
     selection = LineSelection(events, parse_range("--step", steps), layer)
-    reader = read_events(log)
-    lines = expand_lines(reader, selection) if expand else select_lines(reader, selection)
+    readers = [read_run(run, lenient) for run in find_runs(logs)]
     with open_output(output, force) as file:
-        file.writelines(lines)
-    if reader.end is not None and (said := reader.end.sentence()):
-        notice(f"{reader.path}: {said}")
+        for reader in readers:
+            if expand:
+                file.writelines(expand_lines(reader, selection, lenient))
+            else:
+                file.writelines(select_lines(reader, selection))
+    for reader in readers:
+        if reader.end is not None and (said := reader.end.sentence()):
+            notice(f"{reader.path}: {said}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import click
 
 
@@ -16,18 +18,18 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     """Check logs strictly, line by line.
 
     Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
-    .zst), or - for standard input. Prints one line for each finding, with its line number, and
+    .zst), or - for standard input. Of a rotated log, a part that is missing between two others is a
+    finding. Prints one line for each finding, with its line number, and
     stops after 10,000. Exits with status 0 if there are no findings, 1 if there are some, 2 if a
     file cannot be read as a log.
     """
-    from llamacpp_instr.log.check import check_log
+    from llamacpp_instr.log.check import check_log, missing_parts
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened
 
     if as_json:
         found = [
             finding._replace(message=shortened(finding.message))._asdict()
-            for log in logs
-            for finding in check_log(log)
+            for finding in chain(*map(check_log, logs), missing_parts(logs))
         ]
         print_line(render_json(found).rstrip())
         context.exit(1 if found else 0)
@@ -40,4 +42,7 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
         if not n_findings:
             print_line(f"{log}: clean")
         clean = clean and not n_findings
+    for finding in missing_parts(logs):
+        print_line(printable(str(finding)))
+        clean = False
     context.exit(0 if clean else 1)

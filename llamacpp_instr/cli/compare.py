@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--log", "logs", multiple=True, metavar="LOG", help="A session of each MODEL, in order."
 )
+@lenient_option
 @click.option("--reference", metavar="MODEL", help="Base of the errors.  [default: the first]")
 @click.option("--types", metavar="A,B,...", help="Quantize MODEL to these types, run and compare.")
 @click.option(
@@ -49,6 +51,7 @@ def compare(
     ctx: click.Context,
     inputs: tuple[str, ...],
     logs: tuple[str, ...],
+    lenient: bool,
     reference: str | None,
     types: str | None,
     prompt: str,
@@ -64,8 +67,8 @@ def compare(
     types, bits per weight, and error of the weights. With logs, also the time and the rates of
     every op.
 
-    MODEL is a GGUF file, or demo. A LOG means the model that it recorded. Each model is compared
-    with the first.
+    MODEL is a GGUF file, or demo. A LOG means the model that it recorded; the parts of a rotated
+    log are one LOG. Each model is compared with the first.
     """
     from converters.analyses.compare import compute_comparison
     from converters.analyses.compare.pictures import draw_comparison
@@ -80,7 +83,7 @@ def compare(
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
         if types is None:
-            candidates = list(_given(inputs, logs))
+            candidates = list(_given(inputs, logs, lenient))
         else:
             if len(inputs) != 1 or logs:
                 raise UsageError("--types takes one MODEL and no LOG: it quantizes and records")
@@ -120,7 +123,7 @@ def _check_no_effect(ctx: click.Context, *names: str) -> None:
             raise UsageError(f"{option} has no effect without --types; leave it out")
 
 
-def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
+def _given(inputs: Sequence[str], logs: Sequence[str], lenient: bool) -> Iterator[Candidate]:
     from converters.analyses.compare.candidate import (
         Candidate,
         check_recorded,
@@ -130,12 +133,16 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
     )
     from converters.analyses.stored_weights import stored_in_file, stored_in_log
     from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.log.runs import Run, find_runs
     from llamacpp_instr.log.session import load_session
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
 
+    recorded = [of for of in inputs if not _is_model(of)]
+    parts = {run.paths[0]: run for run in find_runs(recorded, repeated=True)}
+    inputs = [of for of in inputs if of in parts or _is_model(of)]
     files = [load_model_file(of) if _is_model(of) else None for of in inputs]
-    paths: list[str | None] = [None if f else of for f, of in zip(files, inputs, strict=True)]
+    runs = [parts.get(of) for of in inputs]
     if logs:
         if not all(files):
             raise UsageError("--log is for models; a LOG argument needs none")
@@ -143,17 +150,17 @@ def _given(inputs: Sequence[str], logs: Sequence[str]) -> Iterator[Candidate]:
             raise UsageError(
                 f"{len(inputs)} models are given, but {len(logs)} --log; each model needs one"
             )
-        paths = list(logs)
+        runs = [Run((log,)) for log in logs]
     sessions = []
-    for log in paths:
-        with progress_bar(f"Reading {log}") as on_progress:
-            sessions.append(load_session(log, on_progress) if log is not None else None)
+    for run in runs:
+        with progress_bar(f"Reading {run.name if run else ''}") as on_progress:
+            sessions.append(load_session(run, on_progress, lenient) if run else None)
     names = short_names(
         [
             Path(recorded_model(session).path) if session and not file else Path(name)
             for name, file, session in zip(inputs, files, sessions, strict=True)
         ],
-        [Path(log or name) for name, log in zip(inputs, paths, strict=True)],
+        [Path(run.paths[0] if run else name) for name, run in zip(inputs, runs, strict=True)],
     )
     for name, file, session in zip(names, files, sessions, strict=True):
         if session is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -28,6 +29,7 @@ from llamacpp_instr.errors import UsageError
     help="Exit with status 1 if the steps of a phase are slower in B by more than this, beyond the"
     " noise: the lower end of the interval exceeds it.",
 )
+@lenient_option
 @report_options
 @click.pass_context
 def diff(
@@ -37,6 +39,7 @@ def diff(
     by: str | None,
     phase: str | None,
     fail_above: str | None,
+    lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Compare the times of two logs.
@@ -58,9 +61,9 @@ def diff(
     output.check(a, b)
     view = next((view for view in VIEWS if view == by), None)
     with progress_bar(f"Reading {a}") as on_progress:
-        of_a = load_session(a, on_progress)
+        of_a = load_session(a, on_progress, lenient)
     with progress_bar(f"Reading {b}") as on_progress:
-        of_b = load_session(b, on_progress)
+        of_b = load_session(b, on_progress, lenient)
     found = compute_diff(of_a, of_b, view, phase)
     output.write(found.reports, table=found.reports[1])
     if threshold is not None and (slower := found.slower_by(threshold)):

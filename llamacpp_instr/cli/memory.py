@@ -1,13 +1,15 @@
-"""`instr memory MODEL|LOG`: prints the size of each tensor and the memory of a context."""
+"""`instr memory MODEL|LOG...`: prints the size of each tensor and the memory of a context."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from llamacpp_instr.cli.context_options import context_options
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from converters.analyses.stored_weights import StoredModel
     from converters.report.report import Report
     from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.log.session import Session
     from llamacpp_instr.model.file import ModelFile
 
     Shown = list[tuple[StoredModel, list[Report]]]
@@ -32,14 +35,16 @@ Examples:
   instr memory session.log -o memory.html
 """,
 )
-@click.argument("source", metavar="MODEL|LOG")
+@click.argument("sources", metavar="MODEL|LOG...", nargs=-1, required=True)
 @context_options
 @click.option("--no-mmap", is_flag=True, help="Predict for a model that is read, not mapped.")
+@lenient_option
 @report_options
 def memory(
-    source: str,
+    sources: tuple[str, ...],
     context: ContextOptions,
     no_mmap: bool,
+    lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Print the memory that a model takes, or that a log recorded.
@@ -52,13 +57,16 @@ def memory(
     differences are explained.
 
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model. LOG is a
-    file, plain or compressed, or - for standard input.
+    file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
+    other logs are shown one after the other.
     """
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.output import begins_as_model
 
-    output.check(source)
-    if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
+    output.check(*sources)
+    source = next(filter(_is_model, sources), sources[0])
+    if _is_model(source):
+        if len(sources) > 1:
+            raise UsageError(f"{source} is a model; one model or several logs can be shown")
         shown = [_of_model(source, context, not no_mmap)]
     elif no_mmap or context != ContextOptions():
         raise UsageError(
@@ -66,8 +74,14 @@ def memory(
             "--ctx, --batch and the like"
         )
     else:
-        shown = _of_log(source)
+        shown = _of_logs(sources, lenient)
     _write(shown, output)
+
+
+def _is_model(source: str) -> bool:
+    from llamacpp_instr.output import begins_as_model
+
+    return source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source)
 
 
 def _write(shown: Shown, output: ReportOutput) -> None:
@@ -101,18 +115,27 @@ def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredMod
     return stored, compression_reports(stored, [held])
 
 
-def _of_log(log: str) -> Shown:
+def _of_logs(logs: Sequence[str], lenient: bool) -> Shown:
+    from converters.report.side_by_side import named_by
+
+    sessions = load_sessions(logs, lenient)
+    if len(sessions) == 1:
+        return _of_session(sessions[0])
+    return [
+        (stored, named_by(session.path, reports))
+        for session in sessions
+        for stored, reports in _of_session(session)
+    ]
+
+
+def _of_session(session: Session) -> Shown:
     from converters.analyses.memory import compression_reports
     from converters.analyses.memory.recorded import recorded_memory
     from converters.analyses.stored_weights import recorded_file, stored_in_log
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
 
-    with progress_bar(f"Reading {log}") as on_progress:
-        session = load_session(log, on_progress)
     if not session.tensors:
-        raise UsageError(f"{log} contains no tensors of a model")
-    shown = []
+        raise UsageError(f"{session.path} contains no tensors of a model")
+    shown: Shown = []
     memory = recorded_memory(session)
     for number, model in session.models.items():
         file, why = None, ""
@@ -123,6 +146,8 @@ def _of_log(log: str) -> Shown:
         helds = [_predicted(held, file, why) for held in memory.get(number, [])]
         stored = stored_in_log(session, model, file)
         shown.append((stored, compression_reports(stored, helds)))
+        if ended := session.log_end.sentence():
+            shown[-1][1][0].notes.append(f"{ended[0].upper()}{ended[1:]}.")
     return shown
 
 

@@ -1,49 +1,89 @@
-"""`instr stats LOG`: prints time, spread and rates by op, layer, block, tensor, type or phase."""
+"""`instr stats LOG...`: prints time, spread and rates by op, layer, role, phase, mark, …"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
 @click.command(
     "stats",
-    epilog="\b\nExample:\n  instr stats session.log --by block --phase decode",
+    epilog="\b\nExamples:\n  instr stats session.log --by block --phase decode\n"
+    "  instr stats session.log --by layer,op --layer 3-5 --sort p99 --top 20\n"
+    "  instr stats session.log --by mark\n"
+    "  instr stats session.log --by layer --where 'tensor=*ffn_down*'",
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--by",
-    type=click.Choice(["op", "layer", "block", "tensor", "type", "phase", "thread"]),
-    help="What each row is.  [default: op; layer if the log has no ops]",
+    metavar="KEY[,KEY]",
+    help="What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread.  "
+    "[default: op; layer if the log has no ops]",
 )
 @click.option(
     "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
 )
+@click.option("--layer", "layers", metavar="A[-B]", help="Only kernels of layers A to B.")
+@click.option(
+    "--op", "ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE."
+)
+@click.option(
+    "--where",
+    "wheres",
+    multiple=True,
+    metavar="KEY=PATTERN",
+    help="Only where KEY, one of those of --by, matches; * is any text, ? any character.",
+)
+@click.option("--sort", metavar="COLUMN", help="Order the rows by a column.")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Only the first N rows.")
 @click.option("--warmup", is_flag=True, help="Count warm-up runs too.")
+@lenient_option
 @report_options
 def stats(
-    log: str,
-    by: Any,
+    logs: tuple[str, ...],
+    by: str | None,
     phase: str | None,
+    layers: str | None,
+    ops: str | None,
+    wheres: tuple[str, ...],
+    sort: str | None,
+    top: int | None,
     warmup: bool,
+    lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Print times and rates of a log by op, layer, block or phase.
 
     Prints how often each op ran and how long it took: count, total, share, mean, median (p50), 90th
-    and 99th percentile, and the rates that it reached. Warm-up runs are left out.
+    and 99th percentile, and the rates that it reached: in total, and the median (p50). Warm-up runs
+    are left out.
+
+    A role is what an op does in its layer: the weight that it reads (ffn_down), or words. A mark is
+    the innermost mark of the application that was open on the thread when a step began. By phase,
+    context and mark count steps; together with other keys, these count kernels.
 
     At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
-    (.gz, .zst), or - for standard input.
+    (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
+    shown one after the other.
     """
     from converters.analyses.stats import compute_stats
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
+    from converters.analyses.stats_keys import Filter, layer_filter, op_filter, where_filter
+    from converters.report.arrange import arrange
+    from converters.report.side_by_side import side_by_side
 
-    output.check(log)
-    with progress_bar(f"Reading {log}") as on_progress:
-        session = load_session(log, on_progress)
-    output.write(compute_stats(session, by, phase, warmup))
+    output.check(*logs)
+    filters: list[Filter] = [where_filter(text) for text in wheres]
+    if (chosen := parse_range("--layer", layers, "-")) is not None:
+        filters.append(layer_filter(*chosen))
+    if ops is not None:
+        filters.append(op_filter(ops))
+    told = []
+    for session in load_sessions(logs, lenient):
+        reports = compute_stats(session, by, phase, warmup, filters)
+        reports[0] = arrange(reports[0], sort, top)
+        told.append((session.path, reports, reports[0]))
+    reports, table = side_by_side(told)
+    output.write(reports, table=table)

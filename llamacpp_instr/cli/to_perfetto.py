@@ -1,4 +1,4 @@
-"""`instr to-perfetto LOG`: writes a session as a Perfetto trace."""
+"""`instr to-perfetto LOG...`: writes a session as a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.errors import UsageError
 
@@ -19,7 +20,7 @@ Examples:
   instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace
 """,
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "-o", "--output", metavar="TRACE", help="Output; - is stdout.  [default: LOG's name, .pftrace]"
 )
@@ -38,13 +39,9 @@ Examples:
     help="json is Chrome's format for other tools: larger, and without flows.",
 )
 @click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto can open the result.")
-@click.option(
-    "--lenient",
-    is_flag=True,
-    help="Leave out damaged lines and events that refer to them; count them.",
-)
+@lenient_option
 def to_perfetto(
-    log: str,
+    logs: tuple[str, ...],
     output: str | None,
     force: bool,
     steps: str | None,
@@ -60,10 +57,12 @@ def to_perfetto(
 
     The trace is for Perfetto's UI (ui.perfetto.dev). It shows the steps with their tokens, the
     layers with their blocks and ops, threads, the sampler and counters. LOG is a file, plain or
-    compressed (.gz, .zst), or - for standard input.
+    compressed (.gz, .zst), or - for standard input. The parts of a rotated log are one session;
+    other logs have tracks of their own below.
     """
     from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.log.reader import read_events
+    from llamacpp_instr.log.parts import read_run
+    from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice, print_line
@@ -75,27 +74,29 @@ def to_perfetto(
     )
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
-    output = output or _default_output(log, form, compress)
+    output = output or _default_output(logs[0], form, compress)
     check_output(output, force)
-    check_not_input(output, log)
+    check_not_input(output, *logs)
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
-    with progress_bar(f"Converting {log}") as on_progress:
-        reader = read_events(log, lenient, on_progress)
+    runs = find_runs(logs)
+    if form == "json" and len(runs) > 1:
+        raise UsageError(f"{runs[0].name} and {runs[1].name}: --format json takes one session")
+    with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
+        readers = [read_run(run, lenient, on_progress) for run in runs]
         with open_output(output, force) as file:
             if form == "json":
                 from converters.exports.chrome import write_chrome
 
-                left_out = write_chrome(reader, file, selection, not no_threads, compress, lenient)
+                write_chrome(readers[0], file, selection, not no_threads, compress, lenient)
             else:
                 from converters.exports.perfetto import Options, write_perfetto
 
                 options = Options(selection, not no_threads, flows, compress, lenient)
-                left_out = write_perfetto(reader, file, options).left_out
-    if reader.end is not None and (said := reader.end.sentence()):
-        notice(f"{reader.path}: {said}")
-    if left_out:
-        notice(f"{reader.path}: left out {left_out} events that refer to missing ones")
+                write_perfetto(readers[0], file, options, readers[1:])
+    for reader in readers:
+        if reader.end is not None and (said := reader.end.sentence()):
+            notice(f"{reader.path}: {said}")
     if output != "-":
         print_line(output)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
@@ -45,6 +45,11 @@ class LogEnd:
     """lines that could not be decoded (lenient only)"""
     bytes_before_last: int
     """uncompressed bytes before the last complete line"""
+    left_out: int = 0
+    """events that were not whole (`log.resolve`; lenient only)"""
+    parts: tuple[str, ...] = ()
+    """what the user should know about the parts of a rotated log; the rest is about the last part,
+    except for the counts"""
 
     def sentence(self) -> str:
         """What the user should know about the end of the log, empty if all is well."""
@@ -58,7 +63,20 @@ class LogEnd:
         if self.skipped:
             lines = "line was" if self.skipped == 1 else "lines were"
             parts.append(f"{self.skipped} damaged {lines} skipped")
-        return "; ".join(parts)
+        if self.left_out:
+            events = "event was" if self.left_out == 1 else "events were"
+            parts.append(f"{self.left_out} {events} left out, which refer to missing ones")
+        return "; ".join([*parts, *self.parts])
+
+
+class EventReader(Protocol):
+    """What gives the events of a log: `LogReader`, or the parts of a rotated log (`log.runs`)."""
+
+    path: str
+    end: LogEnd | None
+    """None until the last line was read"""
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]: ...
 
 
 def read_events(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -28,7 +29,7 @@ from llamacpp_instr.log.ids import (
     KnownStep,
     Numbers,
 )
-from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.schema import (
     CONTEXTS_KEPT,
     GRAPHS_KEPT,
@@ -110,11 +111,11 @@ class Resolver:
             TensorStats: self._tensor_stats,
         }
 
-    def follow(self, reader: LogReader, lenient: bool = False) -> Iterator[tuple[int, Event]]:
+    def follow(self, reader: EventReader, lenient: bool = False) -> Iterator[tuple[int, Event]]:
         """The line number and the event of every whole event; `start` is the first.
 
         Raises LogError with the line for an event that is not whole; `lenient` leaves such events
-        out, as if the log did not have them.
+        out, as if the log did not have them, and the reader's `end` counts them.
         """
         events = iter(reader)
         line, event = next(events, (1, None))
@@ -133,9 +134,14 @@ class Resolver:
                 self.left_out += 1
             else:
                 raise LogError(f"{event_name(event)}: {problem}", reader.path, line)
+        if self.left_out and reader.end is not None:
+            reader.end = replace(reader.end, left_out=self.left_out)
 
     def feed(
-        self, reader: LogReader, takers: Mapping[type[Event], Callable[[Any], None]], lenient: bool
+        self,
+        reader: EventReader,
+        takers: Mapping[type[Event], Callable[[Any], None]],
+        lenient: bool,
     ) -> int:
         """Calls the taker of every whole event; returns how many events were left out (`lenient`).
 

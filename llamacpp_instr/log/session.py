@@ -21,8 +21,10 @@ from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.kernels import Kernels, plan_kernels
 from llamacpp_instr.log.columns import Columns, interval_columns, kind
 from llamacpp_instr.log.columns import Table as Table
-from llamacpp_instr.log.reader import LogEnd, read_events
+from llamacpp_instr.log.parts import read_run
+from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.runs import Run
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     Compute,
@@ -140,18 +142,25 @@ class Session:
         return self._kernels[plan]
 
 
-def load_session(path: str | Path, on_progress: OnProgress | None = None) -> Session:
-    """The session of the log at `path` (`-` is standard input), also if it was not closed.
+def load_session(
+    path: str | Path | Run, on_progress: OnProgress | None = None, lenient: bool = False
+) -> Session:
+    """The session of the log at `path` (`-` is standard input) or of a run (`log.runs`), also if
+    it was not closed.
 
     `on_progress` gets the number of bytes read and the size of the file. Raises LogError with the
-    line number for a line that violates the schema or is not whole (`resolve`).
+    line number for a line that violates the schema or is not whole (`resolve`); `lenient` leaves
+    such lines and events out, and `log_end` counts them.
     """
-    (session,) = load_parts(path, on_progress, part_rows=sys.maxsize)
+    (session,) = load_parts(path, on_progress, sys.maxsize, lenient)
     return session
 
 
 def load_parts(
-    path: str | Path, on_progress: OnProgress | None = None, part_rows: int = 1 << 17
+    path: str | Path | Run,
+    on_progress: OnProgress | None = None,
+    part_rows: int = 1 << 17,
+    lenient: bool = False,
 ) -> Iterator[Session]:
     """The session of a log in successive parts, for logs larger than memory.
 
@@ -160,10 +169,11 @@ def load_parts(
     and layer runs and no step is open, so a step, its computes and their ops are in the same part.
     All parts except the last look like logs that were not closed. Raises like `load_session`.
     """
-    reader = read_events(path, on_progress=on_progress)
+    run = path if isinstance(path, Run) else Run((str(path),))
+    reader = read_run(run, lenient, on_progress)
     refs = Resolver()
-    loader = _Loader(refs)
-    for line, event in refs.follow(reader):
+    loader = _Loader(refs, lenient)
+    for line, event in refs.follow(reader, lenient):
         # a step that begins is open already
         if loader.n_rows >= part_rows and type(event) is StepBegin and len(refs.open_steps) == 1:
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
@@ -172,7 +182,7 @@ def load_parts(
     assert reader.end is not None
     loader.end_marks()
     open_steps = [step.event for step in refs.open_steps.values()]
-    yield loader.session(reader.path, reader.end, open_steps)
+    yield loader.session(run.name, reader.end, open_steps)
 
 
 _STEP_BEGIN = ("step", "ctx", "phase", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
@@ -180,8 +190,11 @@ _STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t"
 
 
 class _Loader:
-    def __init__(self, refs: Resolver) -> None:
+    def __init__(self, refs: Resolver, lenient: bool) -> None:
         self.refs = refs
+        self.lenient = lenient
+        self.impossible: set[int] = set()
+        """plans whose kernels cannot be computed (lenient)"""
         begin = {info.name: kind(info.type) for info in msgspec.structs.fields(StepBegin)}
         self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
@@ -244,7 +257,11 @@ class _Loader:
         own."""
         self.contexts = {number: known.event for number, known in self.refs.contexts.items()}
         self.graphs = {number: known.event for number, known in self.refs.graphs.items()}
-        self.plans = {number: known.event for number, known in self.refs.plans.items()}
+        self.plans = {
+            number: known.event
+            for number, known in self.refs.plans.items()
+            if number not in self.impossible
+        }
         for columns in (
             self.machine, self.steps, self.sequences, self.marks, self.computes, self.syncs,
             self.kv, self.tokens,
@@ -300,7 +317,13 @@ class _Loader:
         self.graphs[event.graph] = event
 
     def _plan(self, event: Plan) -> None:
-        self.plans[event.plan] = event
+        try:
+            if self.lenient:
+                plan_kernels(self.refs.graph.event, event)
+            self.plans[event.plan] = event
+        except OverflowError:
+            self.impossible.add(event.plan)
+            self.refs.left_out += 1
 
     def _step_end(self, event: StepEnd) -> None:
         assert self.refs.step is not None
@@ -324,6 +347,9 @@ class _Loader:
             self.sequences.add((begin.step, *sequence))
 
     def _ops(self, event: Ops) -> None:
+        if event.plan in self.impossible:
+            self.refs.left_out += 1
+            return
         wait = None if event.wait is None else np.array(event.wait, np.int64)
         self.n_rows += len(event.dur)
         self.ops.append(_timed(event, thread=event.thread, plan=event.plan, wait=wait))

@@ -23,6 +23,11 @@ _LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
 _GUESSED = 1024
 
 
+def role_of(weight: str) -> str:
+    """The name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
+    return _LAYER.sub("", weight).removesuffix(".weight")
+
+
 class NamedTensor:
     """What follows from the name and the shape of a tensor of a model."""
 
@@ -42,8 +47,7 @@ class NamedTensor:
 
     @property
     def role(self) -> str:
-        """Its name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
-        return _LAYER.sub("", self.name).removesuffix(".weight")
+        return role_of(self.name)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from converters.analyses.stats import BYS, compute_stats
+from converters.analyses.stats import compute_stats
+from converters.analyses.stats_keys import (
+    BYS,
+    OF_STEP,
+    layer_filter,
+    op_filter,
+    parse_by,
+    where_filter,
+)
 from converters.exports.tables import load_tables
+from converters.report.arrange import arrange
 from converters.report.report import Report, render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.stats import stats
@@ -102,10 +111,11 @@ def test_by_op_by_hand(tmp_path):
     # both took 600 ns in three steps; MUL_MAT: 2 * 4 * 8 flops and 64 + 16 + 32 bytes each
     matmul, add = sorted(report.rows, reverse=True)
     quantiles = [200.0, 280.0, 298.0]
-    rates = [3 * 64 / 600e-9, 3 * 112 / 600e-9]
+    rates = [3 * 64 / 600e-9, 64 / 200e-9, 3 * 112 / 600e-9, 112 / 200e-9]
     assert matmul[:5] == ["MUL_MAT f16", 3, 600, 0.5, 200.0]
     assert matmul[5:] == pytest.approx([*quantiles, *rates, 0])
-    assert add == ["ADD", 3, 600, 0.5, 200.0, *map(pytest.approx, [*quantiles, 4e7, 4e8, 60])]
+    figures = [*quantiles, 4e7, 4e7, 4e8, 4e8, 60]
+    assert add == ["ADD", 3, 600, 0.5, 200.0, *map(pytest.approx, figures)]
     assert "1 steps of warm-up runs are left out." in report.notes
 
 
@@ -181,7 +191,12 @@ def test_every_figure_is_that_of_pandas(phase):
             assert share == pytest.approx(of.dur.sum() / ops.dur.sum())
             assert mean == pytest.approx(of.dur.mean())
             assert figures[:3] == pytest.approx(of.dur.quantile([0.5, 0.9, 0.99]).tolist())
-            rates = [amount / total * 1e9 or None for amount in (of.flops.sum(), of.bytes.sum())]
+            rates = [
+                of.flops.sum() / total * 1e9 or None,
+                of.gflop_per_s.median() * 1e9 if of.flops.any() else None,
+                of.bytes.sum() / total * 1e9 or None,
+                of.gb_per_s.median() * 1e9,
+            ]
             assert figures[3:] == [*map(pytest.approx, rates), of.wait.sum()]
     for by in ("layer", "block"):
         report = compute_stats(session, by, phase)[0]
@@ -189,6 +204,59 @@ def test_every_figure_is_that_of_pandas(phase):
         for name, count, total, _, _, median, *_ in report.rows:
             of = per_compute[per_compute[by] == name].dur
             assert (count, total, median) == (len(of), of.sum(), of.median())
+
+
+PAIRS = {
+    "layer,op": ["layer", "label"], "type,phase": ["weight_type", "phase"],
+    "role,layer": ["role", "layer"], "role": ["role"], "context,tensor": ["ctx", "weight"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", PAIRS)
+def test_two_keys_are_those_of_pandas(by):
+    tables = load_tables(RECORDED)
+    ops = tables.ops[tables.ops.thread == 0].merge(tables.steps[["step", "ctx"]], on="step")
+    ops["role"] = ops.weight.astype("string").str.replace(r"^blk\.\d+\.|\.weight$", "", regex=True)
+    wanted = ops.groupby(PAIRS[by], observed=True).dur.agg(["count", "sum"])
+    n = by.count(",") + 1
+    report = compute_stats(load_session(RECORDED), by)[0]
+    rows = {tuple(row[:n]): row[n : n + 2] for row in report.rows}
+    for name, figures in zip(wanted.index, wanted.to_numpy().tolist(), strict=True):
+        assert rows.pop(name if n > 1 else (name,)) == figures
+    # what reads no weight has a role in words, and no tensor or type
+    told = sum(figures[1] for figures in rows.values())
+    assert told == ops.dur.sum() - wanted["sum"].sum()
+    assert all("(no weight)" in key or "role" in by for key in rows)
+
+
+def test_filters_keep_what_pandas_keeps():
+    session, ops = load_session(RECORDED), load_tables(RECORDED).ops
+    ops = ops[ops.thread == 0]
+    down = ops.weight.astype("string").str.contains("ffn_down").fillna(False)
+    cases = [
+        ([layer_filter(1, 2)], ops.layer.between(1, 2)),
+        ([op_filter("rope,mul")], ops.op.astype(str).str.contains(r"\bROPE\b|\bMUL\b")),
+        ([where_filter("tensor=*ffn_down*")], down),
+        ([where_filter("role=ffn_down"), where_filter("phase=decode")],
+         down & (ops.phase == "decode")),
+    ]  # fmt: skip
+    for filters, kept in cases:
+        assert kept.any()
+        for by in ("op", "layer", "context,layer"):
+            (report,) = compute_stats(session, by, filters=filters)
+            assert sum(column(report, "total")) == ops[kept].dur.sum()
+            assert sum(column(report, "share")) == pytest.approx(1)
+    (report,) = compute_stats(session, "context", filters=[where_filter("phase=prefill")])
+    steps = load_tables(RECORDED).steps
+    assert column(report, "total") == [steps[steps.phase == "prefill"].dur.sum()]
+    with pytest.raises(UsageError, match="the filters leave nothing"):
+        compute_stats(session, "op", filters=[where_filter("op=NONE")])
+    for wrong in ("colour=red", "op", "thread=0"):
+        with pytest.raises(UsageError, match="give COLUMN=PATTERN"):
+            where_filter(wrong)
+    for wrong in ("op,op", "thread,op", "op,layer,type", "colour", ""):
+        with pytest.raises(UsageError, match=f"--by {wrong}:"):
+            parse_by(wrong)
 
 
 def test_imbalance_is_that_of_pandas():
@@ -208,7 +276,8 @@ def test_imbalance_is_that_of_pandas():
 @pytest.mark.parametrize("level", s.LEVELS)
 def test_a_level_answers_what_it_can(by, level, tmp_path):
     session = load_session(written(tmp_path, make_log(Random(3).randint, 1, level)))
-    can = level == "verbose" or by in ("layer", "phase") or (level != "minimal" and by != "thread")
+    can = level == "verbose" or by in ("layer", *OF_STEP)
+    can = can or (level != "minimal" and by != "thread")
     if can:
         assert compute_stats(session, by)[0].rows
     else:
@@ -246,7 +315,8 @@ def test_old_dialects_have_statistics(name):
 
 def test_the_command_has_five_forms():
     def printed(*arguments: str) -> str:
-        done = CliRunner().invoke(stats, [str(RECORDED), "--by", "block", *arguments])
+        by = () if "--by" in arguments else ("--by", "block")
+        done = CliRunner().invoke(stats, [str(RECORDED), *by, *arguments])
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -258,6 +328,10 @@ def test_the_command_has_five_forms():
     assert [int(line.split(",")[2]) for line in lines[1:]] == total
     assert "| feed-forward | 24 |" in printed("--md")
     assert printed("--html").startswith("<!doctype html>")
+    chosen = ("--layer", "1-2", "--op", "MUL_MAT", "--where", "phase=decode", "--sort", "p99")
+    (head, *rows) = printed("--by", "layer,op", *chosen, "--top", "3", "--csv").splitlines()
+    assert head.startswith("layer,op,count")
+    assert {row.partition(" ")[0] for row in rows} == {"1,MUL_MAT", "2,MUL_MAT"}
 
 
 def test_wrong_input_is_one_line(tmp_path: Path, instr: Instr):
@@ -267,6 +341,18 @@ def test_wrong_input_is_one_line(tmp_path: Path, instr: Instr):
     assert_refused(instr("stats", "no.log"), "no.log: no such file")
     refused = instr("stats", RECORDED, "--by", "colour")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_the_rows_that_are_wanted():
+    report = compute_stats(load_session(RECORDED), "tensor")[0]
+    first = arrange(report, "p99", 3)
+    assert column(first, "p99") == sorted(column(report, "p99"), reverse=True)[:3]
+    assert f"{len(report.rows) - 3} more rows are not shown (--top 3)." in first.notes
+    assert column(arrange(report, "tensor"), "tensor") == sorted(column(report, "tensor"))
+    rates = column(arrange(report, "FLOP/s"), "FLOP/s")
+    assert rates[0] == max(rate for rate in rates if rate is not None)
+    with pytest.raises(UsageError, match="--sort colour: the columns are tensor, count"):
+        arrange(report, "colour")
 
 
 def test_a_percentile_lies_between_its_neighbours():

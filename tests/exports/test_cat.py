@@ -9,9 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from converters.exports.tables import load_tables
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli.cat import cat
 from llamacpp_instr.errors import InstrError, UsageError
@@ -79,6 +81,15 @@ def test_the_flat_form_has_a_line_for_each_op(log):
     assert third["name"] == nodes.name[plan.node[2]]
     assert third["op"] == nodes.op[plan.node[2]]
     assert {"dur", "layer", "type", "ne", "step", "thread"} <= third.keys()
+
+
+def test_an_op_tells_what_the_table_of_ops_tells():
+    recorded = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+    names = ["step", "phase", "thread", "dur", "block", "weight", "weight_type", "bytes", "flops"]
+    table = load_tables(recorded).ops[names].astype(object)
+    wanted = [tuple(None if pd.isna(v) else v for v in row) for row in table.to_numpy()]
+    got = lines(recorded, "--expand", "--event", "op")
+    assert [tuple(line.get(name) for name in names) for line in got] == wanted
 
 
 def test_the_flat_form_has_begin_and_end_of_each_layer(log):

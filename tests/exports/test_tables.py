@@ -22,6 +22,7 @@ from tests.kit.strategies import logs, unclosed_logs
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = FIXTURES / "demo-verbose.log"
+EVERY_EVENT = FIXTURES / "every-event.log"
 
 
 def written(directory: Path, events: list[s.Event]) -> Path:
@@ -91,7 +92,7 @@ def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     request.addfinalizer(monkeypatch.undo)
     monkeypatch.setattr(
         "converters.exports.tables.load_parts",
-        lambda path, told: load_parts(path, told, part_rows=1),
+        lambda path, told, lenient: load_parts(path, told, 1, lenient),
     )
     pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}
     for name, frame in stream_tables(path):
@@ -135,6 +136,51 @@ def test_an_op_says_what_it_is_and_what_it_reached():
         "blk.0.attn_norm.weight",
         "attn_norm-0",
     )
+
+
+@given(events=logs() | unclosed_logs())
+@settings(max_examples=15, deadline=None)
+def test_computes_are_those_of_the_log(events, tmp_path_factory):
+    path = written(tmp_path_factory.mktemp("log"), events)
+    tables = load_tables(path)
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    of_log = [event for event in told if event["event"] == "compute"]
+    for name in ("compute", "graph", "ctx", "step", "source", "reused", "n_threads", "t", "dur"):
+        assert tables.computes[name].tolist() == [event[name] for event in of_log], name
+    assert tables.computes.begin.tolist() == [e["t"] + e.get("start", 0) for e in of_log]
+    ctx_of = {event["compute"]: event["ctx"] for event in of_log}
+    assert tables.ops.ctx.tolist() == [ctx_of[compute] for compute in tables.ops.compute]
+    phases = tables.computes.merge(tables.steps, on="step", suffixes=("", "_of_step"))
+    assert (phases.phase.astype(str) == phases.phase_of_step.astype(str)).all()
+
+
+def test_messages_notes_and_values_are_those_of_the_log(tmp_path):
+    lines = [json.loads(line) for line in EVERY_EVENT.read_text().splitlines()]
+    values = next(line for line in lines if line["event"] == "tensor_stats")
+    hollow = {**values, "node": 2, "name": "none", "nan": 256, "hist": []}
+    for name in ("min", "max", "mean", "std"):
+        del hollow[name]
+    path = tmp_path / "session.log"
+    at = lines.index(values)
+    path.write_text(
+        "".join(json.dumps(e) + "\n" for e in [*lines[: at + 1], hollow, *lines[at + 1 :]])
+    )
+    tables = load_tables(path)
+    (message,) = (line for line in lines if line["event"] == "message")
+    assert tables.messages.to_dict("records") == [{k: message[k] for k in ("t", "level", "text")}]
+    (note,) = (line for line in lines if line["event"] == "note")
+    (row,) = tables.notes.to_dict("records")
+    assert (row["t"], row["name"], json.loads(row["data"])) == (
+        note["t"],
+        note["name"],
+        note["data"],
+    )
+    first, second = tables.tensor_stats.to_dict("records")
+    same = set(values) - {"event", "hist"}
+    assert {name: first[name] for name in same} == {name: values[name] for name in same}
+    assert (first["step"], first["phase"], first["hist"]) == (0, "decode", "16,112,112,16")
+    assert np.isnan([second[name] for name in ("min", "max", "mean", "std")]).all()
+    assert (second["nan"], second["hist"]) == (256, "")
 
 
 def test_only_the_caller_has_rates():

@@ -50,7 +50,7 @@ def _said_by(arguments: list[str]) -> str:
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if arguments[0] == "view":
-            _convert(Path(arguments[1]), Path(arguments[2]))  # the part before serving
+            _convert([Path(arguments[1])], Path(arguments[2]), lenient=False)  # before serving
         else:
             main(arguments)
     except InstrError:

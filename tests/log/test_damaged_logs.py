@@ -16,7 +16,7 @@ from tests.kit.native_kit import ROOT
 from tests.kit.strategies import damaged_logs
 
 LINES = (ROOT / "tests" / "fixtures" / "every-event.log").read_bytes().splitlines(keepends=True)
-BY = ("op", "layer", "block", "tensor", "type", "phase", "thread")
+BY = ("op", "layer", "block", "tensor", "type", "phase", "thread", "layer,role", "mark")
 COMMANDS = [
     "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "summary LOG",
     "summary LOG --json", *(f"stats LOG --by {by}" for by in BY), "stats LOG --warmup --html",
@@ -24,7 +24,8 @@ COMMANDS = [
     "diff LOG LOG --by tensor", "compare LOG SOUND", "compare SOUND LOG",
     "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
-    "to-parquet LOG --csv -o TABLES --force",
+    "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
+    "summary LOG --lenient",
 ]  # fmt: skip
 
 

@@ -7,10 +7,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.runs import find_runs
+from llamacpp_instr.log.session import load_session
 from llamacpp_instr.schema import (
     FIRST_BYTES,
     Event,
@@ -126,6 +129,26 @@ def test_a_log_rotates_without_a_lost_event(
     assert len(clears) == sum(len(cleared) for cleared, _ in counted)
     told = Counter(e.id for e in everything if isinstance(e, Token))
     assert told == Counter(token for _, sampled in counted for token in sampled)
+    check_joined(parts, [sampled for _, sampled in counted])
+
+
+def check_joined(parts: list[Path], sampled: list[list[int]]) -> None:
+    """The parts, read as one log, have the two contexts with what each of them sampled."""
+    (run,) = find_runs(parts[::-1])
+    session = load_session(run)
+    steps, tokens = session.steps, session.tokens
+    assert sorted(steps["step"].tolist()) == list(range(2600))
+    assert list(session.models) == [0]
+    assert list(session.contexts) == [0, 1]
+    of_context = [tokens.rows(tokens["ctx"] == ctx) for ctx in (0, 1)]
+    assert sorted(of["id"].tolist() for of in of_context) == sorted(sampled)
+    assert all((np.diff(of["index"]) == 1).all() for of in of_context)
+    for ctx in (0, 1):
+        assert len(set(steps["thread"][steps["ctx"] == ctx].tolist())) == 1
+    assert session.marks["name"].tolist() == ["the whole story", "the end"]
+    assert session.end is not None
+    assert session.end.decode_ns > 0
+    assert session.log_end.sentence() == ""
 
 
 def test_an_open_mark_goes_on_in_the_next_part(

@@ -52,6 +52,9 @@ def compute_comparison(
         models.notes += answers
     if reference is not None:
         models.notes.append(f"SQNR is relative to {reference}.")
+    for session in (session for of in candidates for session in of.sessions):
+        if ended := session.log_end.sentence():
+            models.notes.append(f"{session.path}: {ended}.")
     reports = [models, *_settings(pairs), _by_layer(candidates)]
     for pair in pairs:
         title = f"{pair.b.name} against {pair.a.name}"

@@ -30,7 +30,7 @@ from llamacpp_instr.graph.timeline import (
     remember,
 )
 from llamacpp_instr.log.ids import KnownPlan
-from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     Compute,
@@ -57,7 +57,7 @@ KEPT = 1024
 
 
 def write_chrome(
-    reader: LogReader,
+    reader: EventReader,
     output: BinaryIO,
     selection: Selection | None = None,
     threads: bool = True,
@@ -79,7 +79,7 @@ def write_chrome(
 class _Writer:
     def __init__(
         self,
-        reader: LogReader,
+        reader: EventReader,
         write: Callable[[bytes], object],
         selection: Selection,
         threads: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -15,7 +15,7 @@ from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Selection
-from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
     Compute,
@@ -63,20 +63,46 @@ class Written:
     """events that are not whole (lenient)"""
 
 
-def write_perfetto(reader: LogReader, output: BinaryIO, options: Options) -> Written:
-    """Writes the log's session to `output` as a Perfetto trace (protobuf).
+def write_perfetto(
+    reader: EventReader, output: BinaryIO, options: Options, others: Sequence[EventReader] = ()
+) -> Written:
+    """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it.
 
     Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
-    UsageError when nothing of the log was selected.
+    UsageError when nothing of a log was selected.
     """
     if options.gzip:
         with gzip.GzipFile("", "wb", 5, output, mtime=0) as compressed:
-            return _Writer(reader, compressed.write, options).run()
-    return _Writer(reader, output.write, options).run()
+            return _write_all([reader, *others], compressed.write, options)
+    return _write_all([reader, *others], output.write, options)
+
+
+def _write_all(
+    readers: Sequence[EventReader], write: Callable[[Any], object], options: Options
+) -> Written:
+    n_bytes = left_out = n_tracks = n_flows = 0
+    for reader in readers:
+        name = reader.path if len(readers) > 1 else ""
+        writer = _Writer(reader, write, options, name, n_tracks, n_flows)
+        written = writer.run()
+        n_tracks, n_flows = writer.n_tracks, writer.n_flows
+        n_bytes, left_out = n_bytes + written.bytes, left_out + written.left_out
+    return Written(n_bytes, left_out)
 
 
 class _Writer:
-    def __init__(self, reader: LogReader, write: Callable[[Any], object], options: Options) -> None:
+    def __init__(
+        self,
+        reader: EventReader,
+        write: Callable[[Any], object],
+        options: Options,
+        name: str,
+        n_tracks: int,
+        n_flows: int,
+    ) -> None:
+        self._name = name
+        self.n_tracks, self.n_flows = n_tracks, n_flows
+        """of the logs before, and afterwards of this one too"""
         self._reader = reader
         self._output = write
         self._bytes = 0
@@ -85,7 +111,6 @@ class _Writer:
         self._whole = options.selection.steps is None
         """whether what belongs to no step is wanted"""
         self._packets = Packets()
-        self._n_flows = 0
         self._computed = 0
         """when the latest compute ended"""
         self._refs = Resolver()
@@ -131,8 +156,8 @@ class _Writer:
         self._bytes += len(data)
 
     def _new_flows(self, n: int) -> int:
-        self._n_flows += n
-        return self._n_flows - n + 1
+        self.n_flows += n
+        return self.n_flows - n + 1
 
     # --- the session ---
 
@@ -143,7 +168,7 @@ class _Writer:
             note += " Tensor values were read (--stats): do not compare times."
         if start.args.get("dialect"):
             note += " Converted from an earlier fork's log: it measured times differently."
-        self._tracks = Tracks(self._emit, note)
+        self._tracks = Tracks(self._emit, note, self._name, self.n_tracks)
         self._draw = StepSlices(self._packets, self._tracks, self._emit)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
@@ -163,6 +188,7 @@ class _Writer:
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
         self._kernels.flush()
+        self.n_tracks = self._tracks.latest
         self._check_matches(start)
 
     def _check_matches(self, start: SessionStart) -> None:

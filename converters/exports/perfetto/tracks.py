@@ -43,20 +43,30 @@ _NOTES = {
 
 
 class Tracks:
-    """Hands out the numbers of tracks and describes them to `write`."""
+    """Hands out the numbers of tracks and describes them to `write`. In a trace of several logs
+    each has its own, with the log's name, below those with the `first` numbers."""
 
-    def __init__(self, write: Callable[[bytes], object], note: str) -> None:
+    def __init__(
+        self, write: Callable[[bytes], object], note: str, log: str = "", first: int = 0
+    ) -> None:
         self._write = write
+        self._log = f", {log}" if log else ""
+        self._first = first
         self._uuids: dict[tuple[int, str, int], int] = {}
         self._contexts: dict[int, int] = {}
-        self.home = self._new((0, HOME, 0), HOME, note=note)
+        self.home = self._new((0, HOME, 0), HOME + self._log, rank=first, note=note)
+
+    @property
+    def latest(self) -> int:
+        """The largest number so far."""
+        return self._first + len(self._uuids)
 
     def context(self, ctx: int) -> int:
         """The track of a context's steps."""
         if ctx not in self._contexts:
             n = len(self._contexts)
-            name = f"context {ctx}"
-            new = self.home if not n else self._new((0, name, 0), name, rank=n)
+            name = f"context {ctx}{self._log}"
+            new = self.home if not n else self._new((0, name, 0), name, rank=self._first + n)
             self._contexts[ctx] = new
         return self._contexts[ctx]
 
@@ -82,6 +92,6 @@ class Tracks:
         note: str = "",
         unit: str | None = None,
     ) -> int:
-        uuid = self._uuids[key] = len(self._uuids) + 1
+        uuid = self._uuids[key] = self.latest + 1
         self._write(track(uuid, name, parent, rank, note, unit))
         return uuid

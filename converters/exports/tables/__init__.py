@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from converters.exports.tables.cells import (
     rate,
     text,
 )
+from converters.exports.tables.events import (
+    compute_columns,
+    message_columns,
+    note_columns,
+    statistics_columns,
+)
 from converters.exports.tables.static import (
     KERNEL_NUMBERS,
     KERNEL_WORDS,
@@ -36,6 +43,7 @@ from converters.exports.tables.static import (
 )
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.reader import LogEnd
+from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES
 from llamacpp_instr.progress import OnProgress
@@ -55,7 +63,7 @@ class Tables:
     """One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer (-1:
     none), begin, dur [ns]."""
     ops: pd.DataFrame
-    """One row for each kernel and thread that ran it: step (-1: none), phase, compute, thread
+    """One row for each kernel and thread that ran it: step (-1: none), phase, compute, ctx, thread
     (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first), n_nodes
     (more than one when fused), layer (-1: none), block, op, name (of the result), label (op and
     the weight's type), type and shape of the result, weight and weight_type (of the first weight
@@ -81,17 +89,33 @@ class Tables:
     marks: pd.DataFrame
     """One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
     and dur are missing if the span has no end], thread."""
+    computes: pd.DataFrame
+    """One row for each graph compute: compute, graph, ctx, step (-1: none), phase, source (decode,
+    encode, memory_update), reused (the graph was built before), n_tokens, n_threads, t (when its
+    preparation began), apply, build, alloc, inputs (parts of that), begin (of the compute itself),
+    dur [ns], status (0: success)."""
+    messages: pd.DataFrame
+    """One row for each warning or error of llama.cpp or the recorder: t [ns], level, text."""
+    notes: pd.DataFrame
+    """One row for each note of the application: t [ns], name, data (JSON)."""
+    tensor_stats: pd.DataFrame
+    """One row for each node and compute whose values were read (`--stats`): t [ns], compute, step,
+    phase, graph, node, name, layer (-1: none), n (elements), min, max, mean, std (of the finite
+    ones, NaN if there are none), nan, inf, zero (how many), hist (counts in equal bins from min to
+    max, separated by commas)."""
 
 
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
 
 
-def load_tables(path: str | Path, on_progress: OnProgress | None = None) -> Tables:
-    """The tables of the log at `path` (`-` is standard input), which may lack its end.
+def load_tables(
+    path: str | Path | Run, on_progress: OnProgress | None = None, lenient: bool = False
+) -> Tables:
+    """The tables of the log at `path` (`-` is standard input), which may lack its end, or of a run.
 
-    Raises LogError, with the line, if the log cannot be read.
+    Raises LogError, with the line, if the log cannot be read; `lenient` leaves damaged lines out.
     """
-    return tables_of(load_session(path, on_progress))
+    return tables_of(load_session(path, on_progress, lenient))
 
 
 def tables_of(session: Session) -> Tables:
@@ -100,20 +124,21 @@ def tables_of(session: Session) -> Tables:
 
 
 def stream_tables(
-    path: str | Path,
+    path: str | Path | Run,
     on_progress: OnProgress | None = None,
     on_end: Callable[[LogEnd], object] | None = None,
+    lenient: bool = False,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yields the tables in pieces, as (name, some rows), for logs larger than memory.
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
     once; its first piece may be empty. Categories grow from piece to piece. `on_end` is called
     after the whole log was read, with how it ended. Raises LogError, with the line, if the log
-    cannot be read.
+    cannot be read; `lenient` leaves damaged lines out.
     """
     builder = _Builder()
     named: set[str] = set()
-    for part in load_parts(path, on_progress):
+    for part in load_parts(path, on_progress, lenient=lenient):
         try:
             frames = builder.frames(part)
         except OverflowError:
@@ -189,6 +214,7 @@ class _Builder:
         caller = thread == 0
         return {
             **self._where(timed),
+            "ctx": np.repeat(int64([self._context_of(ops.plan) for ops in timed]), lengths),
             "thread": thread,
             **static,
             **words,
@@ -246,6 +272,19 @@ class _Builder:
             "thread": marks["thread"],
         }
 
+    def _computes(self) -> dict[str, Any]:
+        return compute_columns(self._session, partial(self._category, "computes"), self._phase)
+
+    def _messages(self) -> dict[str, Any]:
+        return message_columns(self._session, partial(self._category, "messages"))
+
+    def _notes(self) -> dict[str, Any]:
+        return note_columns(self._session, partial(self._category, "notes"))
+
+    def _tensor_stats(self) -> dict[str, Any]:
+        category = partial(self._category, "tensor_stats")
+        return statistics_columns(self._session, category, self._phase, self._step_of)
+
     # --- what there is ---
 
     def _nodes(self) -> dict[str, Any]:
@@ -292,6 +331,9 @@ class _Builder:
             "phase": self._phase(step, lengths),
             "compute": np.repeat(int64([of.compute for of in timed]), lengths),
         }
+
+    def _context_of(self, plan: int) -> int:
+        return self._session.graphs[self._session.plans[plan].graph].ctx
 
     def _phase(self, step: Int64, lengths: Int64 | int = 1) -> pd.Categorical:
         codes = self._phases.codes([self._phase_of.get(number) for number in step.tolist()])

@@ -11,7 +11,7 @@ an event that is whole by the rules that all readers share (`log.resolve`) is ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from llamacpp_instr.log.check.facts import Facts
 from llamacpp_instr.log.check.measures import Measures
 from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
 from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.schema import Event, SessionEnd, event_name
 
 MAX_FINDINGS = 10_000
@@ -49,6 +50,14 @@ def check_log(path: str | Path) -> Iterator[Finding]:
     if next(found, None):
         message = f"more than {MAX_FINDINGS:,} findings: the rest of the log was not checked"
         yield latest._replace(message=message)
+
+
+def missing_parts(paths: Sequence[str | Path]) -> Iterator[Finding]:
+    """A finding for each part that is missing between two parts of one rotated log (`log.runs`)."""
+    for run in find_runs(paths, repeated=True):
+        for number in run.missing:
+            after = next(p for n, p in zip(run.numbers, run.paths, strict=True) if n > number)
+            yield Finding(after, 1, f"session_start: part {number} of this session is missing")
 
 
 def _findings(path: str | Path) -> Iterator[Finding]:

@@ -1,0 +1,186 @@
+"""What statistics group by, and the filters: properties of kernels, and of the steps that ran them.
+
+Invariant: a value of a key is the same wherever it is used: as a row's name and in a filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import repeat
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import weight_read
+from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.model.file import role_of
+
+OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
+OfStep = Literal["phase", "context", "mark"]
+By = Literal[OfKernel, OfStep, "thread"]
+Value: TypeAlias = "str | int"
+
+OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type")
+OF_STEP: tuple[OfStep, ...] = ("phase", "context", "mark")
+BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread")
+Key: TypeAlias = tuple[Value, ...]
+"""of a group: the values of its keys"""
+Where: TypeAlias = dict[int, dict[By, Value]]
+"""by compute: what its step is"""
+LEFT_OUT: Key = ()
+"""the group of what a filter leaves out"""
+NO_WEIGHT = "(no weight)"
+NO_MARK = "(no mark)"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps the kernels, or the steps, whose value of `key` is accepted."""
+
+    key: By
+    accepts: Callable[[Value], bool]
+
+
+def parse_by(text: str) -> tuple[By, ...]:
+    """One key or two, separated by a comma. Raises UsageError otherwise."""
+    names = [name.strip() for name in text.split(",")]
+    keys = tuple(by for name in names for by in BYS if by == name)
+    if len(keys) != len(names) or len(set(keys)) != len(keys) or len(keys) > 2:
+        raise UsageError(f"--by {text}: give one of {', '.join(BYS)}, or two, such as layer,op")
+    if "thread" in keys and len(keys) > 1:
+        raise UsageError(f"--by {text}: thread stands alone")
+    return keys
+
+
+def layer_filter(first: int, last: int) -> Filter:
+    """Layers `first` to `last`, both included."""
+    return Filter("layer", lambda layer: first <= int(layer) <= last)
+
+
+def op_filter(text: str) -> Filter:
+    """Kernels of one of the ops, separated by commas; also as a part of a fused kernel."""
+    wanted = {op.strip().upper() for op in text.split(",")}
+
+    def accepts(label: Value) -> bool:
+        return any(part.partition(" ")[0] in wanted for part in str(label).split("+"))
+
+    return Filter("op", accepts)
+
+
+def where_filter(text: str) -> Filter:
+    """`COLUMN=PATTERN`: a key, and a pattern in which * is any text and ? any character. Raises
+    UsageError for another form or key."""
+    name, equals, pattern = text.partition("=")
+    keys = [by for by in (*OF_KERNEL, *OF_STEP) if by == name]
+    if not equals or not keys:
+        known = ", ".join((*OF_KERNEL, *OF_STEP))
+        raise UsageError(f"--where {text}: give COLUMN=PATTERN; COLUMN is one of {known}")
+    return Filter(keys[0], lambda value: fnmatchcase(str(value), pattern))
+
+
+def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]:
+    """The value of each kernel of a plan. A role is that of the weight that the kernel reads
+    (`ffn_down`), or else what it does, in words (`residual add`)."""
+    kernels = session.kernels(plan)
+    if key == "op":
+        return kernels.label
+    if key == "block":
+        return kernels.block
+    if key == "layer":
+        layers: list[int] = kernels.layer.tolist()
+        return layers
+    of = session.plans[plan]
+    graph = session.graphs[of.graph]
+    if key == "role":
+        told = [op.args for op in plan_timeline(graph, of).ops]
+        weights = [args.get("weight") for args in told]
+        return [
+            role_of(str(weight)) if weight is not None else str(args["what"])
+            for weight, args in zip(weights, told, strict=True)
+        ]
+    counts = of.n or [1] * len(of.node)
+    inside = (range(first, first + n) for first, n in zip(of.node, counts, strict=True))
+    return [weight_read(graph, nodes)[key == "type"] or NO_WEIGHT for nodes in inside]
+
+
+def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:
+    """The value of each of `steps`. A mark is the innermost one that is open on the thread when
+    the step begins."""
+    if key == "phase":
+        phases: list[Value] = steps["phase"].tolist()
+        return phases
+    if key == "context":
+        contexts: list[Value] = steps["ctx"].tolist()
+        return contexts
+    return _marks_of(session.marks, steps)
+
+
+def _marks_of(marks: Table, steps: Table) -> list[Value]:
+    found: list[Value] = [NO_MARK] * len(steps)
+    for thread in np.unique(steps["thread"]):
+        inside = marks.rows(marks["thread"] == thread)
+        inside = inside.rows(np.argsort(inside["begin"], kind="stable"))
+        begun = list(
+            zip(*(inside[name].tolist() for name in ("begin", "end", "name")), strict=True)
+        )
+        of_thread: NDArray[np.int64] = np.flatnonzero(steps["thread"] == thread)
+        begins = steps["begin"][of_thread]
+        still_open: list[tuple[int, str]] = []
+        at = 0
+        for i in np.argsort(begins, kind="stable").tolist():
+            t = int(begins[i])
+            while at < len(begun) and begun[at][0] <= t:
+                still_open.append(begun[at][1:])
+                at += 1
+            # one that ends when it begins is an instant
+            while still_open and 0 <= still_open[-1][0] <= t:
+                still_open.pop()
+            if still_open:
+                found[int(of_thread[i])] = still_open[-1][1]
+    return found
+
+
+def where_of(session: Session, steps: Table, keys: Collection[By]) -> Where:
+    """For each compute of `steps` the values of those of `keys` that are of steps."""
+    values: list[tuple[By, list[Value]]] = [
+        (key, step_values(session, steps, key)) for key in OF_STEP if key in keys
+    ]
+    of_step = {
+        step: {key: column[i] for key, column in values}
+        for i, step in enumerate(steps["step"].tolist())
+    }
+    columns = (session.computes[name].tolist() for name in ("compute", "step"))
+    return {
+        compute: of_step[step] for compute, step in zip(*columns, strict=True) if step in of_step
+    }
+
+
+def kernel_keys(
+    session: Session,
+    plan: int,
+    by: Sequence[By],
+    of_step: dict[By, Value],
+    filters: Sequence[Filter],
+) -> list[Key]:
+    """The group of each kernel of a plan in a step: its values of `by`."""
+
+    def values(key: By) -> Iterable[Value]:
+        for of_kernel in OF_KERNEL:
+            if key == of_kernel:
+                return kernel_values(session, plan, of_kernel)
+        return repeat(of_step[key])
+
+    keys: list[Key] = list(zip(*map(values, by), strict=False))
+    if all(key in of_step for key in by):
+        keys = [tuple(of_step[key] for key in by)] * len(session.plans[plan].node)
+    for of in filters:
+        keys = [
+            key if of.accepts(value) else LEFT_OUT
+            for key, value in zip(keys, values(of.key), strict=False)
+        ]
+    return keys

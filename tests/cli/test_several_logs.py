@@ -1,0 +1,106 @@
+"""Every reading command takes several logs: parts are joined, sessions stay side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner, Result
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from llamacpp_instr.cli import main
+from tests.kit.made_log import encode, make_log
+from tests.kit.split_log import split_log
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[str]:
+    """Two parts of a session, the second first, and the log of another process."""
+    rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
+    other = make_log(Random(3).randint, n_contexts=1, level="detailed")
+    paths = [tmp_path / name for name in ("a.log", "a.part2.log", "b.log")]
+    for path, events in zip(paths, [*split_log(rotated, 2, Random(5)), other], strict=True):
+        path.write_bytes(encode(events))
+    return [str(paths[1]), str(paths[2]), str(paths[0])]
+
+
+def instr(*arguments: str) -> Result:
+    done = CliRunner().invoke(main, list(arguments))
+    assert not isinstance(done.exception, Exception), done.exception
+    return done
+
+
+def test_reports_are_headed_by_their_logs(logs: list[str]) -> None:
+    second, other, first = logs
+    name = f"{first} and 1 more part"
+    for command in ("summary", "stats", "memory"):
+        told = json.loads(instr(command, *logs, "--json").stdout)
+        alone = json.loads(instr(command, other, "--json").stdout)
+        joined = json.loads(instr(command, first, second, "--json").stdout)
+        named = [f"{name}: {of['title']}" for of in joined]
+        assert [of["title"] for of in told] == [
+            *named,
+            *(f"{other}: {of['title']}" for of in alone),
+        ]
+        assert [of["rows"] for of in told] == [of["rows"] for of in (*joined, *alone)]
+    (head, *rows) = csv.reader(instr("stats", *logs, "--csv").stdout.splitlines())
+    assert head[:2] == ["log", "op"]
+    assert {row[0] for row in rows} == {name, other}
+
+
+def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path) -> None:
+    def slices(*chosen: str) -> tuple[dict[int, str], int]:
+        out = tmp_path / "out.pftrace"
+        instr("to-perfetto", *chosen, "--flows", "--force", "-o", str(out))
+        trace = pb.Trace()
+        trace.ParseFromString(out.read_bytes())
+        described = [p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")]
+        names = {of.uuid: of.name for of in described}
+        assert len(names) == len(described)
+        begun = pb.TrackEvent.TYPE_SLICE_BEGIN
+        events = [p.track_event for p in trace.packet if p.HasField("track_event")]
+        assert {event.track_uuid for event in events} <= set(names)
+        return names, sum(event.type == begun for event in events)
+
+    second, other, first = logs
+    names, n_slices = slices(*logs)
+    assert f"session, {other}" in names.values()
+    assert f"session, {first}" in names.values()
+    assert n_slices == slices(first, second)[1] + slices(other)[1]
+
+
+def test_other_sessions_are_refused_where_there_is_no_place(
+    logs: list[str], tmp_path: Path
+) -> None:
+    for command in ("to-parquet --csv -o", "to-perfetto --format json -o"):
+        name, *options = command.split()
+        done = instr(name, *logs, *options, str(tmp_path / "out"))
+        assert done.exit_code == 2
+        assert f"{logs[2]} and 1 more part and {logs[1]}" in done.output
+        assert not (tmp_path / "out").exists()
+
+
+def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
+    second, _, first = logs
+    joined = tmp_path / "joined.log"
+    instr("cat", second, first, "-o", str(joined))
+    told = json.loads(instr("summary", str(joined), "--json").stdout)
+    asked = json.loads(instr("summary", first, second, "--json").stdout)
+    assert [of["rows"] for of in told][1:] == [of["rows"] for of in asked][1:]
+    assert (
+        instr("cat", str(joined), "--expand").stdout == instr("cat", *logs[::2], "--expand").stdout
+    )
+
+
+def test_a_damaged_line_costs_no_more_than_itself(logs: list[str]) -> None:
+    path = Path(logs[1])
+    path.write_bytes(path.read_bytes().replace(b'"event":"layers"', b'"event":"layer"', 1))
+    for command in ("summary", "stats", "memory", "cat --expand"):
+        name, *options = command.split()
+        assert instr(name, logs[1], *options).exit_code == 2
+        done = instr(name, logs[1], *options, "--lenient")
+        assert done.exit_code == 0
+        assert "1 damaged line was skipped" in " ".join(done.output.split())
