@@ -7,8 +7,8 @@ generates the header of the C++ writer (`llama-instrumentation-schema.h` in `pat
 Conventions: Times are integer nanoseconds. `t` is CLOCK_MONOTONIC. Sizes are bytes. Layer -1 means
 that an op or a tensor belongs to no layer. Durations, counts and sizes are at least 0 and below
 2**53, so every JSON reader keeps them exactly. `t` is below 2**62 (146 years). Ids (`model`, `ctx`,
-`graph`, `plan`, `step`, `compute`) count from 0 within one log and are below 2**31. All columns of
-an event have the same length. In `gap`/`dur` columns the i-th interval begins at
+`graph`, `plan`, `step`, `compute`) count from 0 through all parts of a log and are below 2**31. All
+columns of an event have the same length. In `gap`/`dur` columns the i-th interval begins at
 `t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
 
 Lifetimes: An event assigns an id once, before any other event names it. A model can be named until
@@ -130,7 +130,8 @@ class SessionStart(Event, kw_only=True):
     """random, 16 hexadecimal digits; the same in all parts of a rotated log"""
     part: Annotated[int, Meta(ge=1)] = 1
     """number of the file in a rotated log (`instr exec --rotate`). Each file is a complete log that
-    repeats models, contexts and graphs. Steps and marks continue to count"""
+    repeats models, contexts and graphs. Ids continue to count: a model and a context keep theirs,
+    a graph gets a new one"""
     time: str
     """`wall` as ISO 8601, UTC"""
     wall: Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds since 1970-01-01 UTC")]

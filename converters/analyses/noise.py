@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,46 @@ def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) ->
             error = math.sqrt(float(np.var(spread)) * scale + tick + PROCESS**2)
         medians.append(Median(value, error, n_blocks, freedom))
     return medians
+
+
+def disturb(median: Median, taken: float) -> Median:
+    """The median with the error that a disturbed machine adds: if the share `taken` of the time was
+    taken evenly, every step took 1 / (1 - taken) times as long."""
+    if median.log_error is None or taken <= 0:
+        return median
+    return replace(median, log_error=math.hypot(median.log_error, -math.log1p(-min(taken, 0.99))))
+
+
+def compare_groups(a: Sequence[float], b: Sequence[float], n_family: int) -> Ratio:
+    """The ratio of two groups of medians in ns, one of each process: the geometric means, and
+    Welch's interval of the difference of their logarithms. NaN means that a process lacks it. With
+    fewer than two processes on a side, the noise is unknown."""
+    logs = [np.log(np.maximum(np.array(side)[~np.isnan(side)], 1.0)) for side in (a, b)]
+    if not all(len(side) for side in logs):
+        return Ratio(math.nan, math.nan, None, None, None)
+    means = [float(np.exp(side.mean())) for side in logs]
+    sides = [
+        Median(mean, _error_of_mean(side), len(side), max(len(side) - 1, 1))
+        for mean, side in zip(means, logs, strict=True)
+    ]
+    return compare(sides[0], sides[1], n_family)
+
+
+def _error_of_mean(logs: Float64) -> float | None:
+    if len(logs) < 2:
+        return None
+    # equal numbers would make any difference significant; no clock is that exact
+    return max(float(logs.std(ddof=1)), 1e-4) / math.sqrt(len(logs))
+
+
+def describe(ratio: Ratio, what: str, who: str = "B") -> str:
+    """The ratio of times as a clause with its direction: "B decodes 2.84 times as fast (2.80 to
+    2.88)"; an empty text if it is unknown or noise. `what` is a phase."""
+    if ratio.value is None or ratio.low is None or ratio.high is None or not ratio.differs:
+        return ""
+    verb = {"prefill": "prefills", "decode": "decodes", "encode": "encodes"}.get(what, what)
+    low, high = 1 / ratio.high, 1 / ratio.low
+    return f"{who} {verb} {1 / ratio.value:.3g} times as fast ({low:.3g} to {high:.3g})"
 
 
 def compare(a: Median, b: Median, n_family: int) -> Ratio:

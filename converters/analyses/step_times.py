@@ -14,6 +14,7 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.analyses.machine import compute_machine
 from converters.analyses.noise import Blocks, cut_blocks
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, Table
@@ -36,6 +37,9 @@ class StepTimes:
         self.notes = [f"{session.path}: {note}" for note in [*notes, *[f"{ended}."] * bool(ended)]]
         self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
         self.run = _runs(session, self.steps)
+        machine = compute_machine(session, self.steps)
+        self.taken = machine.share if machine and machine.is_disturbed else 0.0
+        """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())
         step_of = zip(
             session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True

@@ -50,7 +50,7 @@ def find_runs(paths: Sequence[str | Path], repeated: bool = False) -> list[Run]:
     groups: dict[str, list[tuple[int, str, frozenset[int]]]] = {}
     for path in map(str, paths):
         start, marks = _head(path) if path != "-" and not _is_pipe(path) else (None, frozenset())
-        key = start.id if start and start.id and not start.args.get("dialect") else f"\0{path}"
+        key = start.id if start and start.id and _counts_on(start) else f"\0{path}"
         number = start.part if start else 1
         same = [other for n, other, _ in groups.get(key, ()) if n == number]
         if same and not repeated:
@@ -65,6 +65,11 @@ def find_runs(paths: Sequence[str | Path], repeated: bool = False) -> list[Run]:
         numbers, named, open_marks = zip(*sorted(parts, key=lambda part: part[0]), strict=True)
         runs.append(Run(named, numbers, open_marks))
     return runs
+
+
+def _counts_on(start: SessionStart) -> bool:
+    """Whether ids count through all parts, as they do since ABI 2 of the recorder."""
+    return start.producer.abi >= 2 and not start.args.get("dialect")
 
 
 def _is_pipe(path: str) -> bool:

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from converters.analyses.diff import VIEWS, Diff, compute_diff
+from converters.analyses.diff.groups import compute_group_diff
+from converters.analyses.step_times import StepTimes
 from converters.report.report import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
@@ -205,8 +207,13 @@ def test_noise_alone_is_rarely_called_a_difference(tmp_path):
 @pytest.mark.parametrize(("factor", "word"), [(1.3, "slower"), (1 / 1.3, "faster")])
 def test_the_first_line_is_the_answer(tmp_path, factor, word):
     log = steady_log(1, noise=0.01)
-    text = render_text(diff(tmp_path, log, slowed(log, factor), by="phase").reports)
-    assert text.splitlines()[0] == f"B is {word} in decode."
+    found = diff(tmp_path, log, slowed(log, factor), by="phase")
+    text = " ".join(render_text(found.reports).split())
+    ratio = found.steps["decode"]
+    assert (ratio.low > 1) is (word == "slower")
+    speed, low, high = (f"{1 / time:.3g}" for time in (ratio.value, ratio.high, ratio.low))
+    assert text.startswith(f"B decodes {speed} times as fast ({low} to {high}).")
+    text = render_text(found.reports)
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
@@ -249,7 +256,7 @@ def test_the_exit_code_is_for_ci(tmp_path, instr: Instr):
     done = instr("diff", a, b, "--fail-above", "5%")
     assert done.returncode == 1
     assert done.stderr == "slower by more than 5 %: decode\n"
-    assert done.stdout.startswith("B is slower in decode.\n")
+    assert done.stdout.startswith("B decodes 0.8")
     assert instr("diff", a, b, "--fail-above", "30%").returncode == 0, "above the interval"
     assert instr("diff", b, a, "--fail-above", "5%").returncode == 0, "B is the faster one"
     receiver, sender = os.pipe()
@@ -295,3 +302,55 @@ def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
     session = load_session(write(tmp_path / "b.log", log))
     with pytest.raises(UsageError, match="steps share too few of 1,000 parts"):
         compute_diff(session, session, "layer")
+
+
+def group(directory: Path, name: str, seeds: range, factor: float, spread: float) -> list[Path]:
+    """Logs of processes whose speeds differ by chance, and by `factor`."""
+    paths = []
+    for seed in seeds:
+        of_process = factor * (1 + spread * Random(seed).uniform(-1, 1))
+        log = slowed(steady_log(seed, noise=0.01), of_process)
+        paths.append(write(directory / f"{name}{seed}.log", log))
+    return paths
+
+
+def test_groups_show_how_much_processes_differ(tmp_path):
+    """Welch's t of the logarithms, computed here by its formula."""
+    before = group(tmp_path, "a", range(5), 1.0, 0.02)
+    after = group(tmp_path, "b", range(5, 10), 1.3, 0.02)
+    sides = [[load_session(path) for path in paths] for paths in (before, after)]
+    ratio = compute_group_diff(*sides).steps["decode"]
+    logs = [
+        np.log([np.median(StepTimes(session).whole_steps("decode")) for session in side])
+        for side in sides
+    ]
+    a, b = logs
+    se = np.sqrt(a.var(ddof=1) / 5 + b.var(ddof=1) / 5)
+    assert ratio.value == pytest.approx(np.exp(b.mean() - a.mean()))
+    t = np.log(ratio.high / ratio.value) / se
+    assert 2.306 <= t <= 2.777, "between Student's t of 8 and of 4 degrees of freedom"
+    assert ratio.differs
+
+
+def test_equal_groups_rarely_differ(tmp_path):
+    wrong = 0
+    for i in range(20):
+        before = group(tmp_path, "a", range(100 * i, 100 * i + 4), 1.0, 0.1)
+        after = group(tmp_path, "b", range(100 * i + 4, 100 * i + 8), 1.0, 0.1)
+        found = compute_group_diff(*([load_session(p) for p in side] for side in (before, after)))
+        wrong += found.steps["decode"].differs
+    assert wrong <= 4, "more than 4 of 20 has a probability of 0.003 at 5 %"
+
+
+def test_groups_on_the_command_line(tmp_path, instr: Instr):
+    before = group(tmp_path, "a", range(3), 1.0, 0.01)
+    after = group(tmp_path, "b", range(3, 6), 2.0, 0.01)
+    done = instr("diff", "--before", *before, "--after", *after, "--by", "op")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("B decodes 0.5")
+    assert_refused(instr("diff", "--before", *before), "--before and --after")
+    assert_refused(instr("diff", "--before", before[0], "--after", *after), "at least two logs")
+    assert_refused(
+        instr("diff", "--before", *before, "--after", *after, "--by", "tensor"), "--by tensor"
+    )
+    assert_refused(instr("diff", before[0]), "two logs")

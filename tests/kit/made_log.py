@@ -58,7 +58,7 @@ class _Maker:
             wall=1_748_779_200_000_000_000,
             level=self.level,
             clock=("tsc", "cntvct", "monotonic")[self.pick(0, 2)],
-            producer=s.Producer(llama_cpp="0.3.36+instr.1", commit="abc", patches="def", abi=1),
+            producer=s.Producer(llama_cpp="0.3.36+instr.1", commit="abc", patches="def", abi=2),
             host=s.Host(cpu="A CPU", features=["AVX2"], cores=2, memory=8 << 30, os="Linux"),
             process=s.Process(pid=42, argv=["python", "app.py"]),
             args={"prompt": "Once upon a time, ünïcödé", "repeat": 1},

@@ -1,8 +1,8 @@
 """Splits a made log into the parts that a recorder would have written: `instr exec --rotate`.
 
 A part begins at a step. A step that began before stays in the part before, with all that belongs to
-it. Each part describes again what it names, with numbers of its own, in the order in which it is
-first named; open marks end and begin again.
+it. Each part describes again what it names: models and contexts with their numbers, graphs and
+plans with new ones, in the order in which they are first named; open marks end and begin again.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _Given:
         self.graphs = {e.graph: e for e in events if isinstance(e, s.Graph)}
         self.plans = {e.plan: e for e in events if isinstance(e, s.Plan)}
         self.computes = {e.compute: e for e in events if isinstance(e, s.Compute)}
+        self.counts: Counter[str] = Counter()
 
     def step_of(self, event: s.Event) -> int | None:
         compute = self.computes.get(getattr(event, "compute", -1))
@@ -75,7 +76,7 @@ class _Part:
         self.given = given
         self.events: list[s.Event] = [replace(given.start, part=number)]
         self.ids: dict[tuple[str, int], int] = {}
-        self.counts: Counter[str] = Counter()
+        self.described = False
         self.first_token: dict[int, int] = {}
         self.decode_ns = 0
 
@@ -87,7 +88,7 @@ class _Part:
         if isinstance(event, s.Context) or event is self.given.memory.get(self.given.ctx_of(event)):
             return  # come when the context is first used
         new: dict[str, Any] = {}
-        for key in ("ctx", "graph", "plan", "compute"):
+        for key in ("ctx", "graph", "plan"):
             if hasattr(event, key):
                 new[key] = self._id(key, getattr(event, key), event)
         if isinstance(event, s.Token):
@@ -102,23 +103,21 @@ class _Part:
         if (key, number) not in self.ids and described is not None and described is not event:
             self.take(described)
         if (key, number) not in self.ids:
-            self.ids[key, number] = self.counts[key]
-            self.counts[key] += 1
+            self.ids[key, number] = self.given.counts[key]
+            self.given.counts[key] += 1
         return self.ids[key, number]
 
     def _context(self, ctx: int) -> int:
         if ("ctx", ctx) not in self.ids:
             self._describe_model()
-            self.ids["ctx", ctx] = number = self.counts["ctx"]
-            self.counts["ctx"] += 1
-            self.events.append(replace(self.given.contexts[ctx], ctx=number))
-            self.events.append(replace(self.given.memory[ctx], ctx=number))
-        return self.ids["ctx", ctx]
+            self.ids["ctx", ctx] = ctx
+            self.events += [self.given.contexts[ctx], self.given.memory[ctx]]
+        return ctx
 
     def _describe_model(self) -> None:
-        if not self.counts["model"]:
+        if not self.described:
             self.events += self.given.model
-            self.counts["model"] = 1
+            self.described = True
 
     def closed(self, end: s.Event, last: bool) -> list[s.Event]:
         assert isinstance(end, s.SessionEnd)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from converters.analyses.diff.align import Alignment, align
-from converters.analyses.noise import MIN_BLOCKS, Ratio, compare, compute_medians
+from converters.analyses.diff.rows import Diff, answer, columns, machine_notes, row
+from converters.analyses.noise import MIN_BLOCKS, Ratio, compare, compute_medians, disturb
 from converters.analyses.settings import compute_settings
 from converters.analyses.step_times import StepTimes
 from converters.report.report import Cell, Column, Figures, Report
@@ -28,30 +28,11 @@ from llamacpp_instr.log.steps import PHASES
 By = Literal["phase", "block", "layer", "op", "tensor"]
 VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
 DEFAULT_VIEWS: tuple[By, ...] = ("block", "op")
-NOTHING_SEEN = "no difference beyond the noise"
 
 Float64 = NDArray[np.float64]
 Samples = dict[Hashable, tuple[Float64, int]]
 """key of a row -> its ns in each step (NaN in steps that lack it), and the number of timed
 intervals in each"""
-
-
-@dataclass(frozen=True)
-class Diff:
-    """The differences of two sessions; the first report's title is the answer."""
-
-    reports: list[Report]
-    steps: dict[str, Ratio]
-    """ratio of whole steps as their caller saw them, by phase; compared with a threshold"""
-
-    def slower_by(self, threshold: float) -> list[str]:
-        """The phases in which B's steps are slower than A's by more than `threshold` (0.05 is 5 %)
-        beyond the noise: the lower end of the interval exceeds 1 + threshold."""
-        return [
-            phase
-            for phase, ratio in self.steps.items()
-            if ratio.low is not None and ratio.low > 1 + threshold
-        ]
 
 
 def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None = None) -> Diff:
@@ -84,7 +65,8 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
         _part_report(sides, alignment, view, p) for p in told for view in views if view != "phase"
     ]
     first = compute_settings(a, b, phases)
-    first.title = _answer(steps, parts)
+    first.title = answer(steps, parts)
+    first.notes = machine_notes(list(zip("AB", sides, strict=True))) + first.notes
     first.notes += dict.fromkeys(note for side in sides for note in side.notes)
     first.notes += dict.fromkeys(
         f"{session.path} recorded {n} models; their steps and kernels are counted together."
@@ -100,30 +82,6 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
 # --- reports ---
 
 
-def _columns(first: str, unit: Literal["text", "layer"] = "text") -> list[Column]:
-    return [
-        Column(first, unit),
-        Column("A", "ns"),
-        Column("B", "ns"),
-        Column("B / A", "ratio"),
-        Column("from", "ratio"),
-        Column("to", "ratio"),
-        Column("B is"),
-    ]
-
-
-def _row(label: Cell, ratio: Ratio) -> list[Cell]:
-    return [label, ratio.a, ratio.b, ratio.value, ratio.low, ratio.high, _word(ratio)]
-
-
-def _word(ratio: Ratio) -> str:
-    if ratio.low is None:
-        return "too few to tell"
-    if not ratio.differs:
-        return "within noise"
-    return "slower" if ratio.low > 1 else "faster"
-
-
 def _phase_report(
     sides: tuple[StepTimes, StepTimes], phases: Sequence[str]
 ) -> tuple[dict[str, Ratio], Report]:
@@ -132,7 +90,10 @@ def _phase_report(
     figures: Figures = {}
     for phase in phases:
         a, b = (
-            compute_medians(side.whole_steps(phase)[None], side.blocks(phase), [1])[0]
+            disturb(
+                compute_medians(side.whole_steps(phase)[None], side.blocks(phase), [1])[0],
+                side.taken,
+            )
             for side in sides
         )
         ratios[phase] = compare(a, b, len(phases))
@@ -153,8 +114,8 @@ def _phase_report(
         '"from" and "to" are the 95 % interval, for the whole table at once. It includes the noise'
         " within each log, and 2 % for the difference between processes."
     )
-    rows = [_row(phase, ratio) for phase, ratio in ratios.items()]
-    report = Report("Steps, median time", _columns("Phase"), rows, notes, figures=figures)
+    rows = [row(phase, ratio) for phase, ratio in ratios.items()]
+    report = Report("Steps, median time", columns("Phase"), rows, notes, figures=figures)
     return ratios, report
 
 
@@ -165,13 +126,18 @@ def _part_report(
     a, b = (_samples(side, i, alignment, by, phase) for i, side in enumerate(sides))
     keys = [key for key in a if key in b]
     table = f"{phase.capitalize()} by {by}, median of a step"
-    columns = _columns(by.capitalize(), "layer" if by == "layer" else "text")
+    headings = columns(by.capitalize(), "layer" if by == "layer" else "text")
     if not keys:
-        return Report(table, columns, [])
+        return Report(table, headings, [])
     medians = [
-        compute_medians(
-            np.array([of[key][0] for key in keys]), side.blocks(phase), [of[key][1] for key in keys]
-        )
+        [
+            disturb(median, side.taken)
+            for median in compute_medians(
+                np.array([of[key][0] for key in keys]),
+                side.blocks(phase),
+                [of[key][1] for key in keys],
+            )
+        ]
         for of, side in zip((a, b), sides, strict=True)
     ]
     ratios = {
@@ -183,13 +149,13 @@ def _part_report(
         keys.sort(key=lambda key: int(str(key)))
     else:
         keys.sort(key=lambda key: [*BLOCKS, key].index(key))
-    rows = [_row(_shown_key(key, by, alignment), ratios[key]) for key in keys]
+    rows = [row(_shown_key(key, by, alignment), ratios[key]) for key in keys]
     missing = []
     for name, of, other in (("A", a, b), ("B", b, a)):
         lone = [str(_shown_key(key, by, alignment)) for key in of if key not in other]
         if lone and by in ("block", "layer"):
             missing.append(f"Only in {name}: {', '.join(lone)}.")
-    return Report(table, columns, rows, missing)
+    return Report(table, headings, rows, missing)
 
 
 def _samples(side: StepTimes, i: int, alignment: Alignment | None, by: By, phase: str) -> Samples:
@@ -242,21 +208,3 @@ def _only_reports(alignment: Alignment, sides: tuple[StepTimes, StepTimes]) -> l
             columns = [Column("Op"), Column("block"), Column("tensor"), Column("times", "count")]
             reports.append(Report(f"Only in {name}, {side.session.path}", columns, rows))
     return reports
-
-
-def _answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
-    said = {word: [p for p, ratio in steps.items() if _word(ratio) == word] for word in _WORDS}
-    clauses = [f"B is {word} in {' and '.join(said[word])}" for word in _WORDS[:2] if said[word]]
-    if said["within noise"]:
-        clauses.append(f"{NOTHING_SEEN} in {' and '.join(said['within noise'])}")
-    if said["too few to tell"]:
-        clauses.append(f"too few steps to tell in {' and '.join(said['too few to tell'])}")
-    answer = "; ".join(clauses)
-    if not said["slower"] and not said["faster"]:
-        seen = [row for part in parts for row in part.rows if row[-1] in ("slower", "faster")]
-        if seen:
-            answer += f"; {len(seen)} of the parts below differ{'s' * (len(seen) == 1)}"
-    return answer[0].upper() + answer[1:] + "."
-
-
-_WORDS = ("slower", "faster", "within noise", "too few to tell")

@@ -225,7 +225,7 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
     }
     auto graph = std::make_unique<graph_state>();
     graph->uid = uid;
-    graph->id  = s.next_graph++;
+    graph->id  = s.all->next_graph++;
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
         graph->layers.push_back(layer_of_node(ggml_graph_node(gf, i), built_layers));
     }

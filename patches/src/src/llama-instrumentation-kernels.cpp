@@ -49,7 +49,7 @@ shared_plan new_plan(session & s, graph_state & graph, const ggml_instr_thread &
     if (s.detail == level::minimal) {
         return made;
     }
-    plan.id = s.next_plan++;
+    plan.id = s.all->next_plan++;
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_PLAN, plan.id).kv(LLAMA_INSTR_K_GRAPH, graph.id);

@@ -113,7 +113,7 @@ context_state & model_table::context_locked(const llama_context * ctx) {
             followed.erase(known);
         }
         slot->ctx = ctx;
-        slot->id  = next_ctx++;
+        slot->id  = s.all->id_of(ctx);
         slot->sink.use_counter = ggml_instr_has_counter();
         slot->sink.record_wait = s.detail == level::verbose;
         ggml_backend_sched_t sched = ctx->get_sched();
@@ -137,11 +137,13 @@ void model_table::forget(const llama_context * ctx) {
     std::lock_guard<std::mutex> lock(mutex);
     contexts.erase(ctx);
     followed.erase(ctx);
+    s.all->forget(ctx);
 }
 
 void model_table::forget(const llama_model * model) {
     std::lock_guard<std::mutex> lock(mutex);
     models.erase(model);
+    s.all->forget(model);
 }
 
 namespace {
@@ -203,7 +205,7 @@ model_state & model_table::model_locked(const llama_model * model) {
         return *slot;
     }
     slot = std::make_unique<model_state>();
-    slot->id = next_model++;
+    slot->id = s.all->id_of(model);
 
     const model_load load = load_of(model);
     json_line & line = line_buffer();

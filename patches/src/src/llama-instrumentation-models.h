@@ -82,8 +82,6 @@ class model_table {
   private:
     session & s;
     std::mutex mutex;
-    int next_ctx   = 0;
-    int next_model = 0;
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
     std::unordered_map<const llama_context *, std::vector<cache_state>> followed;  // not met yet

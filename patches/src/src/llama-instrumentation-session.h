@@ -16,6 +16,7 @@
 #include <mutex>
 #include <regex>
 #include <string>
+#include <unordered_map>
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
@@ -36,10 +37,44 @@ struct recording {
     std::string path;  // of the first part
     std::string args;
     std::atomic<uint64_t> rotate_bytes { 0 };  // a part ends when it has grown past this; 0: one part only
+    // ids count through all parts
     std::atomic<int>  next_step { 0 };
+    std::atomic<int>  next_graph { 0 };
+    std::atomic<int>  next_plan { 0 };
+    std::atomic<int>  next_compute { 0 };
     std::atomic<int>  next_mark { 0 };
     std::atomic<bool> nan_seen { false };
     std::map<int64_t, open_mark> marks;  // with the lock of marks_lock()
+
+    // A model and a context keep their ids in all parts. forget() gives the address free for another one.
+    int  id_of(const llama_model * model) { return ids_of_models.of(model); }
+    int  id_of(const llama_context * ctx) { return ids_of_contexts.of(ctx); }
+    void forget(const llama_model * model) { ids_of_models.forget(model); }
+    void forget(const llama_context * ctx) { ids_of_contexts.forget(ctx); }
+
+  private:
+    class id_table {
+      public:
+        int of(const void * what) {
+            std::lock_guard<std::mutex> lock(mutex);
+            const auto [entry, is_new] = ids.emplace(what, next);
+            next += is_new;
+            return entry->second;
+        }
+
+        void forget(const void * what) {
+            std::lock_guard<std::mutex> lock(mutex);
+            ids.erase(what);
+        }
+
+      private:
+        std::mutex mutex;
+        int next = 0;
+        std::unordered_map<const void *, int> ids;
+    };
+
+    id_table ids_of_models;
+    id_table ids_of_contexts;
 };
 
 // One log file: a whole recording, or one part of a rotated one. A step holds a reference to the part in which it
@@ -59,11 +94,6 @@ class session {
 
     log_file    log;
     model_table known { *this };
-
-    // numbers that events refer to
-    std::atomic<int> next_graph { 0 };
-    std::atomic<int> next_plan { 0 };
-    std::atomic<int> next_compute { 0 };
 
     // totals
     std::atomic<uint64_t> decode_ticks { 0 };

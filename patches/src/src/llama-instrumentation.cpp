@@ -269,7 +269,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     } else {
         c.s->dropped_ops += n_nodes;
     }
-    c.times.compute = c.s->next_compute++;
+    c.times.compute = c.s->all->next_compute++;
     c.times.begin = ticks_now();
     recorder.stop(c.times.begin);
 }
