@@ -1,21 +1,26 @@
 """Measures how often `instr diff` reports a difference between equal sessions.
 
-Records the demo model N times with the same settings and compares independent pairs of neighbours:
-1 with 2, 3 with 4, ... Prints, for each table, the share of rows and of tables with a difference,
-and of --fail-above 0% and 5%. Run `python -m benchmarks.diff_noise` on an idle machine.
+Records the demo model with the same settings and compares independent sides: one log with one, or
+with `--logs 5` groups of five, recorded in turns. Prints, for each table, the share of rows and of
+tables with a difference, and of --fail-above 0% and 5%. `--busy` lets as many processes as there
+are CPUs compute meanwhile; without it, run this on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from converters.analyses.diff import DEFAULT_VIEWS, compute_diff
-from llamacpp_instr.log.session import load_session
+from converters.analyses.diff.groups import compute_group_diff
+from llamacpp_instr.log.session import Session, load_session
 
 
 def main() -> None:
@@ -23,15 +28,22 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--logs", type=int, default=1, help="logs on each side")
+    parser.add_argument("--busy", action="store_true")
     chosen = parser.parse_args()
     rows, seen, tables, wrong, failed = Counter[str](), *(Counter[str]() for _ in range(4))
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, neighbours(chosen.busy):
         for _ in range(chosen.pairs):
-            logs = [Path(name) / "a.log", Path(name) / "b.log"]
-            for log in logs:
-                _record(log, chosen.repeat, chosen.threads)
-            a, b = (load_session(log) for log in logs)
-            found = compute_diff(a, b)
+            sides: tuple[list[Session], list[Session]] = ([], [])
+            for i in range(chosen.logs):
+                for side in sides if i % 2 else reversed(sides):
+                    log = Path(name) / "session.log"
+                    record(log, chosen.repeat, chosen.threads)
+                    side.append(load_session(log))
+            if chosen.logs > 1:
+                found = compute_group_diff(*sides)
+            else:
+                found = compute_diff(sides[0][0], sides[1][0])
             for threshold in (0.0, 0.05):
                 failed[f"{threshold:.0%}"] += bool(found.slower_by(threshold))
             for report in found.reports[1:]:
@@ -42,7 +54,8 @@ def main() -> None:
                 tables[report.title] += 1
                 wrong[report.title] += differing > 0
     print(
-        f"{chosen.pairs} pairs, --repeat {chosen.repeat} --threads {chosen.threads},"
+        f"{chosen.pairs} pairs of {chosen.logs}, {'busy' if chosen.busy else 'idle'},"
+        f" --repeat {chosen.repeat} --threads {chosen.threads},"
         f" tables by {' and '.join(DEFAULT_VIEWS)}"
     )
     for title, n in tables.items():
@@ -51,7 +64,20 @@ def main() -> None:
         print(f"--fail-above {threshold}: {n} of {chosen.pairs}")
 
 
-def _record(log: Path, repeat: int, threads: int) -> None:
+@contextlib.contextmanager
+def neighbours(busy: bool) -> Iterator[None]:
+    """While the block runs, as many processes as CPUs compute, if `busy`."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1) if busy]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def record(log: Path, repeat: int, threads: int) -> None:
     command = [sys.executable, "-m", "llamacpp_instr", "run", "demo", "--force", "--log", str(log)]
     command += ["--prompt", "Once upon a time", "-n", "64"]
     command += ["--repeat", str(repeat), "--threads", str(threads)]
