@@ -237,12 +237,13 @@ def _by_phase(
         kernels, at = session.kernels(of.plan), row[step_of[of.compute]]
         n_flops[at] += kernels.flops.sum()
         n_bytes[at] += kernels.bytes.sum()
-    values = {key: step_values(session, steps, key) for key in OF_STEP}
+    needed = {*by, *(of.key for of in filters)}
+    values = {key: step_values(session, steps, key) for key in OF_STEP if key in needed}
     keys: list[Key] = list(zip(*(values[key] for key in OF_STEP if key in by), strict=True))
     if tuple(by) != tuple(key for key in OF_STEP if key in by):
         keys = [key[::-1] for key in keys]
     for kept in filters:
-        column = next(values[key] for key in OF_STEP if key == kept.key)
+        column = next(of for key, of in values.items() if key == kept.key)
         keys = [k if kept.accepts(v) else LEFT_OUT for k, v in zip(keys, column, strict=True)]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     group = np.array([number[key] for key in keys], np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -175,9 +175,8 @@ def kernel_keys(
                 return kernel_values(session, plan, of_kernel)
         return repeat(of_step[key])
 
-    keys: list[Key] = list(zip(*map(values, by), strict=False))
-    if all(key in of_step for key in by):
-        keys = [tuple(of_step[key] for key in by)] * len(session.plans[plan].node)
+    n = len(session.plans[plan].node)
+    keys: list[Key] = list(zip(*(islice(values(key), n) for key in by), strict=True))
     for of in filters:
         keys = [
             key if of.accepts(value) else LEFT_OUT

@@ -181,6 +181,39 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
 # --- what the charts share ---
 
 
+def map_by_layer(title: str, axis: str, layers: Sequence[str], rows: Sequence[Values]) -> Chart:
+    """A map with a row for each layer, the first at the bottom, and a column for each value of a
+    row. Colours are those of the logarithm if all values are positive and differ tenfold; cells
+    without a finite value stay empty."""
+
+    def draw(figure: Any) -> None:
+        import numpy as np
+        from matplotlib.colors import LogNorm
+
+        cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+        for i, row in enumerate(rows):
+            cells[i, : len(row)] = [np.nan if v is None else v for v in _finite(row)]
+        known = cells[np.isfinite(cells)]
+        wide = len(known) and known.min() > 0 and known.max() > 10 * known.min()
+        axes = figure.subplots()
+        axes.grid(visible=False)
+        norm = LogNorm(known.min(), known.max()) if wide else None
+        image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
+        step = next(n for n in _STEPS if n * 20 >= len(layers))
+        at = range(0, len(layers), step)
+        axes.set_yticks(list(at), [_label(layers[i]) for i in at])
+        axes.set_ylabel("layer")
+        axes.set_xlabel(_label(axis))
+        plain = "{x:g}".format  # matplotlib's own labels would be formulas
+        bar = figure.colorbar(image, ax=axes, format=lambda value, _: plain(x=value))
+        if wide and known.max() > 100 * known.min():
+            bar.minorticks_off()
+        else:
+            bar.ax.yaxis.set_minor_formatter(lambda value, _: plain(x=value))
+
+    return Chart(title, draw)
+
+
 def _figure() -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -57,6 +57,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.compare:compare",
             "Compare models, or their logs: size, error, speed.",
         ),
+        "values": (
+            "llamacpp_instr.cli.values:values",
+            "Print or compare the values that --stats read.",
+        ),
     },
     "Models": {
         "inspect": (

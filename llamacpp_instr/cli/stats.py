@@ -63,7 +63,7 @@ def stats(
 
     A role is what an op does in its layer: the weight that it reads (ffn_down), or words. A mark is
     the innermost mark of the application that was open on the thread when a step began. By phase,
-    context and mark count steps; together with other keys, these count kernels.
+    context and mark count steps, but with other keys or filters of kernels the kernels in them.
 
     At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are

@@ -214,8 +214,8 @@ PAIRS = {
 
 @pytest.mark.parametrize("by", PAIRS)
 def test_two_keys_are_those_of_pandas(by):
-    tables = load_tables(RECORDED)
-    ops = tables.ops[tables.ops.thread == 0].merge(tables.steps[["step", "ctx"]], on="step")
+    ops = load_tables(RECORDED).ops
+    ops = ops[ops.thread == 0].copy()
     ops["role"] = ops.weight.astype("string").str.replace(r"^blk\.\d+\.|\.weight$", "", regex=True)
     wanted = ops.groupby(PAIRS[by], observed=True).dur.agg(["count", "sum"])
     n = by.count(",") + 1
@@ -242,7 +242,7 @@ def test_filters_keep_what_pandas_keeps():
     ]  # fmt: skip
     for filters, kept in cases:
         assert kept.any()
-        for by in ("op", "layer", "context,layer"):
+        for by in ("op", "layer", "context,layer", "phase"):
             (report,) = compute_stats(session, by, filters=filters)
             assert sum(column(report, "total")) == ops[kept].dur.sum()
             assert sum(column(report, "share")) == pytest.approx(1)

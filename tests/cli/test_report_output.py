@@ -25,6 +25,7 @@ REPORTS = {
     "summary": f"summary {LOG}",
     "stats": f"stats {LOG}",
     "requests": f"requests {LOG}",
+    "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "inspect": "inspect demo",

@@ -14,6 +14,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from llamacpp_instr.cli import main
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
+from tests.kit.trace_processor import check, needs_node
 
 
 @pytest.fixture
@@ -70,6 +71,18 @@ def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path
     assert f"session, {other}" in names.values()
     assert f"session, {first}" in names.values()
     assert n_slices == slices(first, second)[1] + slices(other)[1]
+
+
+@needs_node
+def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_path: Path) -> None:
+    second, other, first = logs
+    traces = {"all": logs, "joined": [first, second], "other": [other]}
+    for name, chosen in traces.items():
+        instr("to-perfetto", *chosen, "--flows", "-o", str(tmp_path / name))
+    told = dict(zip(traces, check(*(tmp_path / name for name in traces)), strict=True))
+    assert all(of["problems"] == [] for of in told.values())
+    for what in ("slices", "flows", "counter_samples", "tracks"):
+        assert told["all"][what] == told["joined"][what] + told["other"][what], what
 
 
 def test_other_sessions_are_refused_where_there_is_no_place(

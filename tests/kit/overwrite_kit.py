@@ -13,6 +13,7 @@ from pathlib import Path
 
 from converters.exports.tables import NAMES
 from tests.kit import tiny_models
+from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
 
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -40,6 +41,7 @@ class Case:
         return self.creates or (self.output,)
 
 
+EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 TABLES = tuple(f"data/{name}.csv" for name in NAMES)
 KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
 RUN = "-n 1"
@@ -50,6 +52,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
     ("requests", "--output"): [Case("requests session.log -o {}", reads=("session.log",))],
+    ("values", "--output"): [Case("values values.log -o {}", reads=("values.log",))],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],
@@ -102,7 +105,8 @@ READ_ONLY = {
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
 }  # fmt: skip
 NO_FILE = {
-    "A,B,...", "ARGS", "A[-B]", "A[:B]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
+    "A,B,...", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
+    "KEY[,KEY]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
@@ -120,6 +124,7 @@ def write_stock(place: Path) -> None:
     write_imatrix(place / "imatrix.gguf", importances(place / "model.gguf"))
     (place / "text.txt").write_text("hello " * 60)
     (place / "program.py").write_text(RECORDS)
+    shutil.copyfile(EVERY_EVENT, place / "values.log")
     for line in (
         f"run model.gguf -p hello {RUN} --log session.log",
         f"run named.gguf -p hello {RUN} --log named.log",

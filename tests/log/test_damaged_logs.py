@@ -16,6 +16,7 @@ from tests.kit.native_kit import ROOT
 from tests.kit.strategies import damaged_logs
 
 LINES = (ROOT / "tests" / "fixtures" / "every-event.log").read_bytes().splitlines(keepends=True)
+ID = b"5f0c2a9b7d3e1846"
 BY = ("op", "layer", "block", "tensor", "type", "phase", "thread", "layer,role", "mark")
 COMMANDS = [
     "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "summary LOG",
@@ -25,7 +26,7 @@ COMMANDS = [
     "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
     "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
-    "summary LOG --lenient",
+    "summary LOG --lenient", "values LOG", "values LOG OTHER",
 ]  # fmt: skip
 
 
@@ -35,7 +36,14 @@ def _left(line: str, data: bytes) -> BaseException | None:
         place = Path(name)
         (place / "session.log").write_bytes(data)
         (place / "sound.log").write_bytes(b"".join(LINES))
-        names = {"LOG": "session.log", "SOUND": "sound.log", "OUT": "out", "TABLES": "tables"}
+        (place / "other.log").write_bytes(b"".join(LINES).replace(ID, b"another session's", 1))
+        names = {
+            "LOG": "session.log",
+            "SOUND": "sound.log",
+            "OTHER": "other.log",
+            "OUT": "out",
+            "TABLES": "tables",
+        }
         words = [str(place / names[word]) if word in names else word for word in line.split()]
         done = CliRunner().invoke(main, words)
         error = done.exception
