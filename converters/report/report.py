@@ -20,6 +20,7 @@ Unit = Literal[
     "bytes",
     "share",
     "fraction",
+    "flop",
     "per_second",
     "flop_per_second",
     "bytes_per_second",
@@ -173,7 +174,7 @@ def shown(cell: Cell, unit: Unit) -> str:
         return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
     if unit == "bytes":
         return _scaled(cell, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    if unit == "flop_per_second":
+    if unit in ("flop", "flop_per_second"):
         return _scaled(float(cell), 1000, ("", "K", "M", "G", "T"))
     if unit == "bytes_per_second":
         return _scaled(float(cell), 1000, ("B", "KB", "MB", "GB", "TB"))

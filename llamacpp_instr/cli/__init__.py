@@ -43,6 +43,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.stats:stats",
             "Print times and rates of a log by op, layer, block or phase.",
         ),
+        "tree": (
+            "llamacpp_instr.cli.tree:tree",
+            "Print where the time, the bytes or the FLOPs went, as a tree.",
+        ),
         "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
         "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
         "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),

@@ -64,10 +64,14 @@ class ReportOutput:
     ) -> None:
         """Write the reports in the chosen format; the arguments are those of `render`."""
         from converters.report.render import render
+
+        self.write_text(render(self.form, reports, table=table, charts=charts, title=title))
+
+    def write_text(self, text: str) -> None:
+        """Write what was rendered, whole."""
         from llamacpp_instr.output import open_output
         from llamacpp_instr.terminal import abandon_standard_output
 
-        text = render(self.form, reports, table=table, charts=charts, title=title)
         try:
             with open_output(self.path, self.force) as file:
                 file.write(text.encode())

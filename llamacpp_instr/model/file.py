@@ -43,7 +43,12 @@ class NamedTensor:
     @property
     def role(self) -> str:
         """Its name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
-        return _LAYER.sub("", self.name).removesuffix(".weight")
+        return role_of(self.name)
+
+
+def role_of(name: str) -> str:
+    """The role of the tensor of that name: `blk.3.attn_q.weight` is `attn_q`."""
+    return _LAYER.sub("", name).removesuffix(".weight")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 REPORTS = {
     "summary": f"summary {LOG}",
     "stats": f"stats {LOG}",
+    "tree": f"tree {LOG}",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "inspect": "inspect demo",

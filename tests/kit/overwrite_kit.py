@@ -49,6 +49,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
     ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
+    ("tree", "--output"): [Case("tree session.log -o {}", reads=("session.log",))],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],

@@ -1,4 +1,4 @@
-"""`instr summary` and `instr stats`, by every key."""
+"""`instr summary`, `instr stats` by every key, and `instr tree` by every measure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import get_args
 
 from converters.analyses.stats import By, compute_stats
 from converters.analyses.summary import compute_summary
+from converters.analyses.tree import Measure, build_tree
+from converters.report.tree import leaves, outline
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import load_session
 from tests.fuzz.guard import check_message, check_reports
@@ -22,3 +24,10 @@ def attempt(path: Path) -> None:
             check_reports(compute_stats(session, by, None, True))
         except InstrError as error:
             check_message(error)
+    for measure in get_args(Measure):
+        try:
+            tree = build_tree(session, measure)
+        except InstrError as error:
+            check_message(error)
+        else:
+            check_reports([outline(tree), leaves(tree)])
