@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Unit
 from converters.report.tree import Node, Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import weight_read
@@ -22,7 +21,7 @@ from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.model.file import role_of
 
 Measure = Literal["time", "bytes", "flops"]
-MEASURES: dict[Measure, tuple[str, Unit]] = {
+MEASURES: dict[Measure, tuple[str, Literal["ns", "bytes", "flop"]]] = {
     "time": ("time", "ns"),
     "bytes": ("bytes", "bytes"),
     "flops": ("FLOPs", "flop"),

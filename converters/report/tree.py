@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
-from converters.report.report import Cell, Column, Report, Unit
+from converters.report.report import Cell, Column, Report
 from llamacpp_instr.terminal import printable
 
 SMALL = 0.01
@@ -38,7 +39,7 @@ class Tree:
     root: Node
     measure: str
     """what is measured, as a heading: `time`"""
-    unit: Unit
+    unit: Literal["ns", "bytes", "flop"]
     levels: Sequence[str]
     """what the nodes below the root are, level by level"""
     notes: list[str] = field(default_factory=list)

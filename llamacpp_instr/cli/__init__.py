@@ -48,6 +48,10 @@ GROUPS: dict[str, _Commands] = {
             "Print where the time, the bytes or the FLOPs went, as a tree.",
         ),
         "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
+        "page": (
+            "llamacpp_instr.cli.page:page",
+            "Write one HTML page about a log, to look at or to send.",
+        ),
         "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
         "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     },

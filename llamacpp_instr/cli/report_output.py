@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacpp_instr.errors import UsageError
+
 if TYPE_CHECKING:
     from converters.report.charts import Chart
     from converters.report.render import Form
@@ -77,6 +79,17 @@ class ReportOutput:
                 file.write(text.encode())
         except BrokenPipeError:
             abandon_standard_output()  # the reader closed the pipe; a verdict may still follow
+
+
+def default_name(log: str, suffix: str, what: str) -> str:
+    """The name of an output beside its log. Raises UsageError for standard input; `what` is what
+    to name."""
+    if log == "-":
+        raise UsageError(f"name the {what} with -o: standard input has no name")
+    name = Path(log)
+    while name.suffix in (".gz", ".zst", ".log", ".ndjson", ".jsonl"):
+        name = name.with_suffix("")
+    return f"{name}.{suffix}"
 
 
 def report_options(command: Callable[..., None]) -> Callable[..., None]:

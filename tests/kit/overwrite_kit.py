@@ -50,6 +50,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
     ("tree", "--output"): [Case("tree session.log -o {}", reads=("session.log",))],
+    ("page", "--output"): [Case("page session.log -o {}", reads=("session.log",))],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],

@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "tables": ("log", ["to-parquet FILE -o OUT", "to-parquet FILE --csv -o OUT"]),
     "reports": (
         "log",
-        ["summary FILE", "stats FILE", "stats FILE --by tensor --html", "tree FILE"],
+        ["summary FILE", "stats FILE", "stats FILE --by tensor --html", "page FILE -o OUT"],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
     "compression": ("log", ["report FILE", "report FILE -o OUT.html"]),
