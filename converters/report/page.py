@@ -89,6 +89,8 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem }
 table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
 th { position: sticky; top: 0; background: Canvas }
+td:first-child, th:first-child { position: sticky; left: 0; background: Canvas }
+th:first-child { z-index: 1 }
 th, .number, .bar { white-space: nowrap }
 .number { text-align: right }
 .bar span { display: inline-block; min-width: 4em; text-align: right; margin-right: .5em }

@@ -200,8 +200,8 @@ def bars(title: str, names: Sequence[str], groups: Sequence[Group]) -> Figure:
         most = max((value for value in group.values if value), default=0.0)
         rows = "".join(
             f'<dt>{_text(name)}</dt><dd><i style="width:{100 * value / most if most else 0:.1f}%;'
-            f'background:{COLORS[i % len(COLORS)]}"></i>'
-            f"<b>{_text(shown(value, group.unit))}</b></dd>"
+            f'background:{COLORS[i % len(COLORS)]}"></i></dd>'
+            f"<dd>{_text(shown(value, group.unit))}</dd>"
             for i, (name, value) in enumerate(zip(names, group.values, strict=True))
             if value is not None
         )
@@ -239,12 +239,11 @@ _STYLE = """
 .groups { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
   gap: .4rem 2.5rem }
 h3 { font-size: 1rem; margin: .6em 0 .3em; font-weight: 600 }
-.bars { display: grid; grid-template-columns: fit-content(45%) 1fr; gap: .3em .8em; margin: 0;
-  font-variant-numeric: tabular-nums }
+.bars { display: grid; grid-template-columns: fit-content(45%) minmax(3rem, 1fr) max-content;
+  gap: .3em .8em; margin: 0; font-variant-numeric: tabular-nums }
 .bars dt { overflow-wrap: anywhere }
-.bars dd { margin: 0; display: flex; align-items: center; gap: .5em; min-width: 0 }
-.bars i { height: 1.1em; min-width: 2px; border-radius: .15em; flex: 0 1 auto }
-.bars b { font-weight: 600; flex: none }
+.bars dd { margin: 0; text-align: right; font-weight: 600; align-self: center }
+.bars i { display: block; height: 1.1em; min-width: 2px; border-radius: .15em }
 """
 
 _STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]

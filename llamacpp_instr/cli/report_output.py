@@ -14,6 +14,7 @@ from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
     from converters.report.charts import Chart
+    from converters.report.page import Figure
     from converters.report.render import Form
     from converters.report.report import Report
 
@@ -61,7 +62,7 @@ class ReportOutput:
         reports: Sequence[Report],
         *,
         table: Report | None = None,
-        charts: Sequence[Chart] = (),
+        charts: Sequence[Chart | Figure] = (),
         title: str | None = None,
     ) -> None:
         """Write the reports in the chosen format; the arguments are those of `render`."""

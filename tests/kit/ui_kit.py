@@ -158,6 +158,8 @@ class SeenPage:
     title of what has the `focus`, and what is `told`"""
     ink: str
     """the colour of the text"""
+    measured: list[tuple[str, float, float]]
+    """text, left and right of the elements asked for"""
 
 
 def look_at_page(
@@ -168,15 +170,17 @@ def look_at_page(
     picture: Path | None = None,
     icicle: list[str] | None = None,
     whole: bool = True,
+    measure: str = "",
 ) -> SeenPage:
     """Open an HTML file in Chromium. `sorts` are columns to sort by: the table's number, the
     column's name, and "click" or the key to press on it. `icicle` are steps with the first icicle:
     `click NAME`, or a key; an empty one only looks. `picture` is of the `whole` page or of the
-    screen."""
+    screen; `measure` is a selector."""
     request = {
         "chromium": chromium(), "file": str(file), "width": size[0], "height": size[1],
         "dark": dark, "sorts": sorts or [], "whole": whole,
         "icicle": icicle or [],
+        "measure": measure,
         "picture": None if picture is None else str(picture),
     }  # fmt: skip
     done = subprocess.run(

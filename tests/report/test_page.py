@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from converters.analyses.tree import build_tree
 from converters.report.charts import bar_by_layer
 from converters.report.page import Picture, render_page
+from converters.report.plain_charts import Group, bars
 from converters.report.report import Column, Report
 from llamacpp_instr.log.session import load_session
 from tests.conftest import ROOT, Instr
@@ -84,6 +86,33 @@ def test_the_page_of_inspect(instr: Instr, tmp_path: Path, width: int, dark: boo
     assert seen.overflow == 0, "tables and charts scroll by themselves"
     assert {"bits per weight", "layer", "none", "F16", "F32"} <= set(seen.texts)
     assert names(seen.sorted[0])[0] == "token_embd.weight"
+
+
+def test_the_speeds_of_a_comparison_are_in_sight(instr: Instr, tmp_path: Path) -> None:
+    other, page = tmp_path / "other.log", tmp_path / "comparison.html"
+    shutil.copyfile(RECORDED, other)
+    assert instr("compare", RECORDED, other, "-o", page).returncode == 0
+    seen = ui_kit.look_at_page(page, size=(1280, 800), measure="th, .bars i, .bars dd")
+    assert (seen.foreign, seen.errors, seen.console, seen.overflow) == ([], [], [], 0)
+    tables = [seen.measured.index(cell) for cell in seen.measured if cell[0] in ("model", "tensor")]
+    for at, name in zip(tables, ("decode tokens/s", "decode B / A"), strict=True):
+        right = next(right for text, _, right in seen.measured[at:] if text == name)
+        assert right < 1280
+    lengths = [right - left for text, left, right in seen.measured if not text]
+    assert lengths, "the speeds have a chart"
+    assert min(lengths) > 100
+
+
+def test_a_bar_is_as_long_as_its_value(tmp_path: Path) -> None:
+    values = [10.0, 5.0, 9.9, None, 0.0]
+    figure = bars("T", [f"model {i}" * i for i in range(5)], [Group("x", values)])
+    page = tmp_path / "page.html"
+    page.write_text(render_page("Page", [figure]))
+    seen = ui_kit.look_at_page(page, size=(400, 600), measure=".bars i")
+    lengths = [right - left for _, left, right in seen.measured]
+    assert [of / lengths[0] for of in lengths[:3]] == pytest.approx([1, 0.5, 0.99], abs=0.01)
+    assert len(lengths) == 4
+    assert seen.overflow == 0
 
 
 def test_a_name_in_a_chart_is_what_it_is(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import {chromium} from 'playwright-core';
 // Request: chromium, file, width, height, dark, sorts [[table's number, column's name, how]] where
 // how is "click" or a key, icicle [what to do with its boxes], picture (a PNG to write) and whole
 // (the whole page, not the screen). Of an icicle, "click NAME" clicks on the first box or button of
-// that name, other words are keys.
+// that name, other words are keys. measure is a selector of elements whose place is wanted.
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const address = pathToFileURL(request.file).href;
 const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: [],
-  boxes: [], ink: ''};
+  boxes: [], ink: '', measured: []};
 
 const proxy = http.createServer((from, to) => {
   seen.foreign.push(from.url);
@@ -79,6 +79,12 @@ try {
           width / within.width, Math.round(top - within.top)];
       }),
     })));
+  }
+  if (request.measure) {
+    seen.measured = await page.locator(request.measure).evaluateAll((found) => found.map((of) => {
+      const {left, right} = of.getBoundingClientRect();
+      return [of.textContent, left, right];
+    }));
   }
   seen.ink = await page.evaluate(() => getComputedStyle(document.body).color);
   seen.overflow = await page.evaluate(
