@@ -20,6 +20,8 @@ from converters.report.page import Figure
 from converters.report.report import Unit, shown
 from llamacpp_instr.terminal import printable
 
+MARKS = 8
+"""labels below a heat map, as many as fit on a telephone"""
 BINS = 320
 """columns into which samples are grouped; about three pixels each on a wide screen"""
 
@@ -174,7 +176,7 @@ def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> 
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
                     f"<title>{_text(said)}</title></rect>"
                 )
-    step = next(n for n in _STEPS if n * 16 >= n_columns)
+    step = next(n for n in _STEPS if n * MARKS >= n_columns)
     last = n_columns - 1
     marks = [j for j in range(0, n_columns, step) if j == last or last - j >= step] + [last]
     labels = "".join(

@@ -50,8 +50,9 @@ def timed_text(title: str, passages: Sequence[Passage], notes: Sequence[str] = (
             if text.endswith("\n"):
                 cells.append("<br>")
         heading = _text(passage.heading)
-        parts.append(f'<h3>{heading}</h3><div class="timed">{"".join(cells)}</div>')
-    return Figure(title, "".join(parts), list(notes), _TIMED)
+        parts.append(f"<h3>{heading}</h3><div>{''.join(cells)}</div>")
+    region = f'<div class="timed" role="region" tabindex="0" aria-label="{_text(title)}">'
+    return Figure(title, f"{region}{''.join(parts)}</div>", list(notes), _TIMED)
 
 
 _TILES = """
@@ -62,7 +63,10 @@ _TILES = """
 .tiles span { opacity: .75; font-size: .9rem }
 """
 _TIMED = """
-.timed { line-height: 1.2; max-height: 26rem; overflow-y: auto }
+.timed { line-height: 1.2; max-height: 32rem; overflow-y: auto }
+.timed h3 { font-size: .9rem; opacity: .75 }
+.timed h3:not(:first-child) { margin-top: .9em }
+.timed:focus-visible { outline: 2px solid Highlight }
 .timed i { display: inline-block; font-style: normal; white-space: pre-wrap;
   overflow-wrap: anywhere; border-radius: .25em; margin: 0 1px .35em 0; padding: .05em .1em;
   min-height: 2.1em; max-width: 100%; vertical-align: top }

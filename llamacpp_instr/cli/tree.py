@@ -13,7 +13,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "tree",
     epilog="\b\nExamples:\n"
     "  instr tree session.log --by bytes\n"
-    "  instr tree session.log --folded | flamegraph.pl > session.svg\n"
+    "  instr tree session.log -o session.folded\n"
     "  instr tree session.log -o session.speedscope.json",
 )
 @click.argument("log")

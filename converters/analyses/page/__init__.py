@@ -63,7 +63,7 @@ def compute_page(
 
 def _title(session: Session) -> str:
     names = [model.name or model.path.rsplit("/", 1)[-1] for model in session.models.values()]
-    return ", ".join(dict.fromkeys(names)) or session.path
+    return ", ".join([*dict.fromkeys(names), session.path.rsplit("/", 1)[-1]])
 
 
 def _first_figures(summary: dict[str, Report]) -> Iterator[Section]:
