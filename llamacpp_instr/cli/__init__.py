@@ -45,7 +45,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "tree": (
             "llamacpp_instr.cli.tree:tree",
-            "Print where the time, the bytes or the FLOPs went, as a tree.",
+            "Print where the time, bytes or FLOPs of a log went, as a tree.",
         ),
         "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
         "page": (

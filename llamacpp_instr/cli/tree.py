@@ -30,7 +30,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 )
 @report_options
 def tree(log: str, by: Any, export: str | None, output: ReportOutput) -> None:
-    """Print where the time, the bytes or the FLOPs went, as a tree.
+    """Print where the time, bytes or FLOPs of a log went, as a tree.
 
     The levels are session, phase, layer, block and op. Each line has its amount and its share of
     the session; parts below 1 % are joined. --json and --csv have every op. Warm-up runs are left

@@ -30,35 +30,32 @@ MOST_ROWS = 18
 """ops of the heat map, and weights of the table"""
 MOST_LAYERS = 200
 """layers of the heat map"""
-_DETAILS = ("Recorder",)
-"""sections of the summary that come last"""
+LATER = ("Where the time went", "Layers", "Top ops")
+"""sections of the summary that come below the tree; those on memory and the recorder come still
+later, and all others first"""
 
 
-def compute_page(
-    session: Session, findings: Sequence[Report] = (), requests: Sequence[Report] = ()
-) -> tuple[str, list[Section]]:
-    """Title and sections of the page. `findings` are shown below the first figures, `requests`
-    after the picture of the tree."""
+def compute_page(session: Session, requests: Sequence[Report] = ()) -> tuple[str, list[Section]]:
+    """Title and sections of the page; `requests` are shown below the tree. What somebody asks
+    first, as the summary has it in its order, is at the top."""
     summary = {report.title: report for report in compute_summary(session)}
-    details = [summary.pop(title) for title in _DETAILS if title in summary]
-    sections: list[Section] = [
-        *_first_figures(summary),
-        *([summary.pop("Session")] if "Session" in summary else []),
-        *findings,
-        *([summary.pop("Speed")] if "Speed" in summary else []),
+    later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
+    sections: list[Section | None] = [
+        *_first_figures(summary, later["Memory"]),
+        *summary.values(),
         *speed_over_time(session),
         *_trees(session),
         *requests,
-        *(report for title, report in summary.items() if title != "Memory"),
-        *([summary["Memory"]] if "Memory" in summary else []),
+        *(later[title] for title in LATER),
+        later["Memory"],
         *memory_over_time(session),
         *cells_over_time(session),
         *tokens_with_times(session),
         *_weights(session),
         _identity(session),
-        *details,
+        later["Recorder"],
     ]
-    return _title(session), sections
+    return _title(session), [section for section in sections if section is not None]
 
 
 def _title(session: Session) -> str:
@@ -66,7 +63,7 @@ def _title(session: Session) -> str:
     return ", ".join([*dict.fromkeys(names), session.path.rsplit("/", 1)[-1]])
 
 
-def _first_figures(summary: dict[str, Report]) -> Iterator[Section]:
+def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[Section]:
     """The speed of each phase, and what it took."""
     found = []
     if (speed := summary.get("Speed")) is not None and speed.rows:
@@ -79,7 +76,7 @@ def _first_figures(summary: dict[str, Report]) -> Iterator[Section]:
         for row in speed.rows:
             what = f"{row[0]}: {shown(row[at['tokens']], 'count')} tokens"
             found.append(Tile(shown(row[at["time"]], "ns"), what))
-    if (memory := summary.get("Memory")) is not None and "resident" in memory.figures:
+    if memory is not None and "resident" in memory.figures:
         found.append(Tile(shown(memory.figures["resident"][0], "bytes"), "resident, most"))
     if found:
         yield tiles("", found)
