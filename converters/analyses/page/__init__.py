@@ -14,7 +14,7 @@ import numpy as np
 from converters.analyses.page.over_time import cells_over_time, memory_over_time, speed_over_time
 from converters.analyses.page.tokens import tokens_with_times
 from converters.analyses.settings import facts
-from converters.analyses.stats import NO_WEIGHT, compute_stats
+from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import NO_LAYER, build_tree
 from converters.report.icicle import draw_icicle
@@ -130,7 +130,8 @@ def _weights(session: Session) -> Iterator[Section]:
         report = compute_stats(session, "tensor")[0]
     except UsageError:
         return
-    rows = [row for row in report.rows if row[0] != NO_WEIGHT]
+    names = {tensor.name for tensor in session.tensors}
+    rows = [row for row in report.rows if row[0] in names]
     notes = ["The share is of the time of all kernels."]
     if len(rows) > MOST_ROWS:
         notes.append(f"{MOST_ROWS} of {len(rows):,} rows; stats --by tensor has all.")
