@@ -76,8 +76,8 @@ def binned(name: str, x: NDArray[np.int64], y: Float64, span: tuple[int, int]) -
     x, y = x[order], y[order]
     if len(x) <= BINS:
         return Line(name, x.astype(np.float64), y, y, y)
-    width = max(span[1] - span[0], 1)
-    bins = np.clip((x - span[0]) * BINS // width, 0, BINS - 1)
+    width = -(-max(span[1] - span[0], 1) // BINS)
+    bins = np.clip((x - span[0]) // width, 0, BINS - 1)
     _, first = np.unique(bins, return_index=True)
     parts = list(zip(np.split(x, first[1:]), np.split(y, first[1:]), strict=True))
     return Line(
