@@ -99,6 +99,7 @@ th, .number, .bar { white-space: nowrap }
 .facts td:not(.number) { max-width: 60em; overflow-wrap: anywhere }
 .facts td:first-child { opacity: .75; min-width: 6em }
 td:not(.number) { overflow-wrap: break-word; max-width: 24em }
+td:not(.number):last-child { max-width: 44em }
 th button { all: unset; cursor: pointer }
 th button:focus-visible, .scroll:focus-visible { outline: 2px solid Highlight }
 th button::after { content: "\\2195" / ""; display: inline-block; margin-left: .3em; opacity: .35 }
