@@ -52,11 +52,12 @@ def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
 
 def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:
     """[fact, value in A, value in B] of every fact that differs."""
-    of_a, of_b = (dict(_facts(session, phases)) for session in (a, b))
+    of_a, of_b = (dict(facts(session, phases)) for session in (a, b))
     return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
 
 
-def _facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
+def facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """[fact, value] of everything that affects a measurement, and the ranges of `phases`."""
     start = session.start
     yield "level", start.level
     yield "earlier fork's dialect", str(start.args.get("dialect", "no"))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from converters.report.report import shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.temporary import start_owner
 from llamacpp_instr.terminal import printable
@@ -137,16 +138,23 @@ def bar_by_layer(
 def lines_by_layer(
     title: str, axis: str, layers: Sequence[str], lines: Mapping[str, Values]
 ) -> Chart:
-    """A line for each candidate; `lines` has one value per layer for each name."""
+    """A line for each candidate; `lines` has one value per layer for each name. What belongs to no
+    layer, if it is last, is a point beside the line: there is nothing between it and a layer."""
+    x = list(range(len(layers)))
+    apart = [len(layers) - 1] if layers and layers[-1] == shown(-1, "layer") else []
+    for at in apart:
+        x.insert(at, at)
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         drawn = []
         for i, values in enumerate(lines.values()):
             heights = [math.nan if value is None else value for value in _finite(values)]
+            for at in apart:
+                heights.insert(at, math.nan)
             style = _STYLES[i // len(COLORS) % len(_STYLES)]
             drawn += axes.plot(
-                range(len(layers)), heights, style, color=COLORS[i % len(COLORS)], marker="o",
+                x, heights, style, color=COLORS[i % len(COLORS)], marker="o",
                 markersize=3.5, linewidth=1.6,
             )  # fmt: skip
         _layer_axis(axes, layers)
@@ -268,12 +276,12 @@ def _finite(values: Values) -> list[float | None]:
 def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
     room = AXIS // (max(map(len, layers), default=1) + 1)
     step = next(n for n in _STEPS if n * max(room, 1) >= len(layers))
-    shown = list(range(0, len(layers), step))
-    if shown and len(layers) - 1 not in shown:  # the last one may be "no layer"
-        if len(layers) - 1 - shown[-1] < 0.6 * step:
-            shown.pop()
-        shown.append(len(layers) - 1)
-    axes.set_xticks(shown, [_label(layers[i]) for i in shown])
+    ticks = list(range(0, len(layers), step))
+    if ticks and len(layers) - 1 not in ticks:  # the last one may be "no layer"
+        if len(layers) - 1 - ticks[-1] < 0.6 * step:
+            ticks.pop()
+        ticks.append(len(layers) - 1)
+    axes.set_xticks(ticks, [_label(layers[i]) for i in ticks])
     axes.set_xlim(-0.6, max(len(layers), 1) - 0.4)
     axes.set_xlabel("layer")
 

@@ -1,7 +1,7 @@
 """Renders reports and charts as one HTML page that works offline; its tables can be sorted.
 
 Invariant: text from a log or a model never becomes markup. The page loads nothing, runs only its
-own script, and sends nothing: its Content-Security-Policy enforces this.
+own scripts, and sends nothing: its Content-Security-Policy enforces this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from converters.report.report import Cell, Column, Report, shown
 from llamacpp_instr.terminal import printable
@@ -26,14 +27,34 @@ class Picture:
     notes: list[str] = field(default_factory=list)
 
 
-def render_page(title: str, sections: Sequence[Report | Picture]) -> str:
+@dataclass(frozen=True)
+class Figure:
+    """Markup that fits any width, with its title; notes are complete sentences."""
+
+    title: str
+    """empty for a figure that needs no heading"""
+    markup: str
+    """for the page, unescaped: from a module of `converters.report`, never from a model"""
+    notes: list[str] = field(default_factory=list)
+    style: str = ""
+    script: str = ""
+    """both are on the page once, however many figures need them"""
+
+
+Section: TypeAlias = "Report | Picture | Figure"
+
+
+def render_page(title: str, sections: Sequence[Section]) -> str:
     """The sections as one self-contained HTML page. Cells show rounded numbers; a click on the
     heading of a column sorts by the exact ones."""
     sortable = any(isinstance(section, Report) and section.headed for section in sections)
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    figures = [section for section in sections if isinstance(section, Figure)]
+    style = "".join(dict.fromkeys([_STYLE, *(of.style for of in figures)]))
+    scripts = dict.fromkeys([_SCRIPT * sortable, *(of.script for of in figures)])
+    used = [script for script in scripts if script] or [_SCRIPT]
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        f"style-src 'unsafe-inline'; script-src {' '.join(map(_digest, used))}"
     )
     heading = f"<h1>{_text(title)}</h1>\n"
     body = "".join(map(_section, sections))
@@ -45,10 +66,16 @@ def render_page(title: str, sections: Sequence[Report | Picture]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"{heading}{body}"
-        f"{f'<script>{_SCRIPT}</script>' if sortable else ''}\n</body>\n</html>\n"
+        f"{''.join(f'<script>{script}</script>' for script in scripts if script)}\n"
+        "</body>\n</html>\n"
     )
+
+
+def _digest(script: str) -> str:
+    """How a policy names a script that may run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 _STYLE = """
@@ -62,9 +89,17 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem }
 table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
 th { position: sticky; top: 0; background: Canvas }
+td:first-child, th:first-child { position: sticky; left: 0; background: Canvas }
+th:first-child { z-index: 1 }
 th, .number, .bar { white-space: nowrap }
 .number { text-align: right }
+.bar span { display: inline-block; min-width: 4em; text-align: right; margin-right: .5em }
+.bar i { display: inline-block; height: .8em; background: #3d8fc7; border-radius: .15em;
+  vertical-align: -.05em }
+.facts td:not(.number) { max-width: 60em; overflow-wrap: anywhere }
+.facts td:first-child { opacity: .75; min-width: 6em }
 td:not(.number) { overflow-wrap: break-word; max-width: 24em }
+td:not(.number):last-child { max-width: 44em }
 th button { all: unset; cursor: pointer }
 th button:focus-visible, .scroll:focus-visible { outline: 2px solid Highlight }
 th button::after { content: "\\2195" / ""; display: inline-block; margin-left: .3em; opacity: .35 }
@@ -115,9 +150,13 @@ for (const table of document.querySelectorAll("table")) {
 """
 
 
-def _section(section: Report | Picture) -> str:
+def _section(section: Section) -> str:
     lines = [f"<h2>{_text(section.title)}</h2>"]
-    if isinstance(section, Picture):
+    if isinstance(section, Figure) and not section.title:
+        lines = []
+    if isinstance(section, Figure):
+        lines.append(section.markup)
+    elif isinstance(section, Picture):
         lines += [_scroll(section.title), section.svg, "</div>"]
     elif section.rows:
         lines += [_scroll(section.title), _table(section.filled()), "</div>"]
@@ -132,7 +171,7 @@ def _scroll(title: str) -> str:
 
 def _table(report: Report) -> str:
     kinds = [_class(column) for column in report.columns]
-    lines = ["<table>"]
+    lines = ["<table>" if report.headed else '<table class="facts">']
     if report.headed:
         heads = zip(kinds, report.columns, strict=True)
         cells = "".join(f'<th scope="col"{kind}>{_text(c.name)}</th>' for kind, c in heads)
@@ -152,9 +191,13 @@ def _class(column: Column) -> str:
 
 
 def _cell(kind: str, column: Column, cell: Cell) -> str:
-    text = _text(shown(cell, column.unit).strip())
     if cell is None or isinstance(cell, str):
-        return f"<td{kind}>{text}</td>"
+        return f"<td{kind}>{_text(shown(cell, column.unit).strip())}</td>"
+    if column.unit == "share":
+        width = 6 * min(max(cell, 0.0), 1.0)
+        text = f'<span>{shown(cell, "fraction")}</span><i style="width:{width:.2f}em"></i>'
+    else:
+        text = _text(shown(cell, column.unit).strip())
     value = {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(cell), repr(cell))
     return f'<td{kind} data-value="{value}">{text}</td>'
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from converters.report.charts import Chart, missing_note
-from converters.report.page import Picture, render_page
+from converters.report.page import Figure, Picture, Section, render_page
 from converters.report.report import Report, Unit, render_text, shown
 from llamacpp_instr.terminal import printable, render_json
 
@@ -44,7 +44,7 @@ def render(
     reports: Sequence[Report],
     *,
     table: Report | None = None,
-    charts: Sequence[Chart] = (),
+    charts: Sequence[Chart | Figure] = (),
     title: str | None = None,
 ) -> str:
     """The reports in a form. CSV has only `table`, by default the first report. Only HTML has
@@ -96,15 +96,18 @@ def render_csv(report: Report) -> str:
 
 
 def render_html(
-    reports: Sequence[Report], charts: Sequence[Chart] = (), title: str | None = None
+    reports: Sequence[Report], charts: Sequence[Chart | Figure] = (), title: str | None = None
 ) -> str:
     """The reports as one self-contained HTML page, with rounded numbers. The charts come after the
-    first report; without matplotlib, a note there says that charts need it."""
-    sections: list[Report | Picture] = list(reports)
-    if charts and (note := missing_note()):
+    first report; without matplotlib, only figures do, and a note there says that charts need it."""
+    sections: list[Section] = list(reports)
+    note = missing_note() if any(isinstance(chart, Chart) for chart in charts) else None
+    if note is not None:
         sections[0] = replace(reports[0], notes=[*reports[0].notes, note])
-    elif charts:
-        sections[1:1] = [Picture(chart.title, chart.svg()) for chart in charts]
+        charts = [chart for chart in charts if isinstance(chart, Figure)]
+    sections[1:1] = [
+        Picture(chart.title, chart.svg()) if isinstance(chart, Chart) else chart for chart in charts
+    ]
     return render_page(title or (reports[0].title if reports else "Report"), sections)
 
 

@@ -20,6 +20,7 @@ Unit = Literal[
     "bytes",
     "share",
     "fraction",
+    "flop",
     "per_second",
     "flop_per_second",
     "bytes_per_second",
@@ -176,12 +177,10 @@ def shown(cell: Cell, unit: Unit) -> str:
         return printable(cell)
     if math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
-    if unit == "ns":
-        return _scaled(cell, 1000, ("ns", "µs", "ms", "s"))
-    if unit == "bytes":
-        return _scaled(cell, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    if unit == "flop_per_second":
-        return _scaled(float(cell), 1000, ("", "K", "M", "G", "T"))
+    if unit in ("ns", "bytes"):
+        return _scaled(cell, *_SCALES[unit])
+    if unit in ("flop", "flop_per_second"):
+        return _scaled(float(cell), *_SCALES["flop"])
     if unit == "bytes_per_second":
         return _scaled(float(cell), 1000, ("B", "KB", "MB", "GB", "TB"))
     if unit == "share":
@@ -211,6 +210,19 @@ def shown(cell: Cell, unit: Unit) -> str:
     if unit == "probability":
         return _without_minus_zero(f"{100 * cell:.3f}") + " %"
     return f"{cell:,}"
+
+
+_SCALES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "ns": (1000, ("ns", "µs", "ms", "s")),
+    "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
+    "flop": (1000, ("", "K", "M", "G", "T")),
+}
+
+
+def scale_of(unit: Literal["ns", "bytes", "flop"]) -> dict[str, Any]:
+    """How a page's script shows amounts of this unit: the step from one unit to the next."""
+    step, units = _SCALES[unit]
+    return {"step": step, "units": units}
 
 
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:

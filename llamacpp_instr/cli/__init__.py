@@ -47,7 +47,15 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.requests:requests",
             "Print how long the requests of a log took, and what they waited for.",
         ),
+        "tree": (
+            "llamacpp_instr.cli.tree:tree",
+            "Print where the time, bytes or FLOPs of a log went, as a tree.",
+        ),
         "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
+        "page": (
+            "llamacpp_instr.cli.page:page",
+            "Write one HTML page about a log, to look at or to send.",
+        ),
         "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
         "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     },

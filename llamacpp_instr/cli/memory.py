@@ -16,6 +16,8 @@ from llamacpp_instr.errors import NativeError, UsageError
 if TYPE_CHECKING:
     from converters.analyses.memory.report_of_context import Held
     from converters.analyses.stored_weights import StoredModel
+    from converters.report.charts import Chart
+    from converters.report.page import Figure
     from converters.report.report import Report
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import Session
@@ -87,13 +89,16 @@ def _is_model(source: str) -> bool:
 def _write(shown: Shown, output: ReportOutput) -> None:
     from converters.analyses.layer_chart import chart_bits_by_layer
     from converters.analyses.memory import joined_tensors, shortened
+    from converters.analyses.memory.pictures import draw_memory
 
     models = [reports for _, reports in shown]
     table = joined_tensors(models)
     if output.form == "text" and output.path == "-":
         models = [shortened(reports) for reports in models]
     reports = [report for of_model in models for report in of_model]
-    charts = [chart_bits_by_layer(stored.tensors) for stored, _ in shown[:MOST_CHARTS]]
+    charts: list[Chart | Figure] = []
+    for stored, of_model in shown[:MOST_CHARTS]:
+        charts += [*draw_memory(of_model), chart_bits_by_layer(stored.tensors)]
     output.write(reports, table=table, charts=charts)
 
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacpp_instr.errors import UsageError
+
 if TYPE_CHECKING:
     from converters.report.charts import Chart
+    from converters.report.page import Figure
     from converters.report.render import Form
     from converters.report.report import Report
 
@@ -59,20 +62,35 @@ class ReportOutput:
         reports: Sequence[Report],
         *,
         table: Report | None = None,
-        charts: Sequence[Chart] = (),
+        charts: Sequence[Chart | Figure] = (),
         title: str | None = None,
     ) -> None:
         """Write the reports in the chosen format; the arguments are those of `render`."""
         from converters.report.render import render
+
+        self.write_text(render(self.form, reports, table=table, charts=charts, title=title))
+
+    def write_text(self, text: str) -> None:
+        """Write what was rendered, whole."""
         from llamacpp_instr.output import open_output
         from llamacpp_instr.terminal import abandon_standard_output
 
-        text = render(self.form, reports, table=table, charts=charts, title=title)
         try:
             with open_output(self.path, self.force) as file:
                 file.write(text.encode())
         except BrokenPipeError:
             abandon_standard_output()  # the reader closed the pipe; a verdict may still follow
+
+
+def default_name(log: str, suffix: str, what: str) -> str:
+    """The name of an output beside its log. Raises UsageError for standard input; `what` is what
+    to name."""
+    if log == "-":
+        raise UsageError(f"name the {what} with -o: standard input has no name")
+    name = Path(log)
+    while name.suffix in (".gz", ".zst", ".log", ".ndjson", ".jsonl"):
+        name = name.with_suffix("")
+    return f"{name}.{suffix}"
 
 
 def report_options(command: Callable[..., None]) -> Callable[..., None]:

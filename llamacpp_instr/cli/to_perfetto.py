@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.report_output import default_name
 from llamacpp_instr.errors import UsageError
 
 
@@ -74,7 +74,8 @@ def to_perfetto(
     )
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
-    output = output or _default_output(logs[0], form, compress)
+    kind = "json" if form == "json" else "pftrace"
+    output = output or default_name(logs[0], kind + ".gz" * compress, "trace")
     check_output(output, force)
     check_not_input(output, *logs)
     if output == "-" and sys.stdout.isatty():
@@ -99,13 +100,3 @@ def to_perfetto(
             notice(f"{reader.path}: {said}")
     if output != "-":
         print_line(output)
-
-
-def _default_output(log: str, form: str, compress: bool) -> str:
-    if log == "-":
-        raise UsageError("name the trace with -o: standard input has no name")
-    name = Path(log)
-    while name.suffix in (".gz", ".zst", ".log", ".ndjson", ".jsonl"):
-        name = name.with_suffix("")
-    kind = "json" if form == "json" else "pftrace"
-    return f"{name}.{kind}" + (".gz" if compress else "")

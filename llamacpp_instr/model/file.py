@@ -47,6 +47,7 @@ class NamedTensor:
 
     @property
     def role(self) -> str:
+        """Its name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
         return role_of(self.name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,16 @@ def test_what_was_measured_is_what_was_predicted(log: Path) -> None:
     assert "measurement is equal to the byte" in notes
     assert "For 512 tokens" in notes, "the log's, in whole blocks of 256"
     assert "q8_0 keys and f16 values" in notes
+
+
+def test_the_page_draws_what_was_measured(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "memory.html"
+    assert report(log, "-o", page).exit_code == 0
+    bars = re.findall(r'<i style="width:([\d.]+)%', page.read_text())
+    measured = [row["measured"] for row in memory_of(reported(log))["rows"][:-1]]
+    assert [float(bar) for bar in bars] == pytest.approx(
+        [100 * amount / max(measured) for amount in measured], abs=0.05
+    )
 
 
 def test_a_log_alone_is_enough(log: Path, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_every_surface_has_inputs() -> None:
     [
         "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "summary LOG",
         "summary LOG --json", "stats LOG", "stats LOG --by tensor --csv", "stats LOG --md",
-        "diff LOG LOG", "report LOG", "compare LOG LOG", "stats BAD", "check BAD",
+        "tree LOG --folded", "diff LOG LOG", "report LOG", "compare LOG LOG", "stats BAD",
+        "check BAD",
         "inspect GGUF --tensors", "inspect GGUF --csv", "inspect GGUF --json", "inspect NAMED",
         "blocks GGUF ABSENT", "report NAMED",
     ],

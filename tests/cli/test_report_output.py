@@ -26,6 +26,7 @@ REPORTS = {
     "stats": f"stats {LOG}",
     "requests": f"requests {LOG}",
     "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
+    "tree": f"tree {LOG}",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "inspect": "inspect demo",

@@ -134,6 +134,8 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("check", "NAME.log"),
         ("summary", "NAME.log", "--json"),
         ("stats", "NAME"),
+        ("tree", "NAME.log", "--folded"),
+        ("page", "NAME.log"),
         ("diff", "NAME.log", "NAME.log"),
         ("to-perfetto", "NAME.log", "--force"),
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),

@@ -209,8 +209,15 @@ def test_chrome_json_opens_as_well(log: Path, seen: Seen, tmp_path: Path, instr:
         assert found[name] == native[name], name
 
 
-@pytest.mark.parametrize("name", ["session.png", "layer.png"])
-def test_the_pictures_are_small_and_in_the_readme(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("session.png", "README.md"),
+        ("layer.png", "README.md"),
+        ("page.png", "docs/page.md"),
+    ],
+)
+def test_the_pictures_are_small_and_shown(name: str, page: str) -> None:
     picture = ROOT / "docs" / "images" / name
     assert 10_000 < picture.stat().st_size < 200_000
-    assert f"(docs/images/{name})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"images/{name})" in (ROOT / page).read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+from converters.report.icicle import SCRIPT as ICICLE
 from converters.report.render import render_csv, render_html, render_markdown
 from converters.report.report import Cell, Column, Report, render_text
 from llamacpp_instr.errors import InstrError
@@ -131,6 +132,51 @@ def check_page(page: str) -> None:
         raise Finding(f"a script in a page: {told.scripts}")
 
 
+def check_figures(page: str) -> None:
+    """The page of `instr page` has only elements and attributes that its figures need, and of
+    scripts ours and data."""
+    told = Elements()
+    told.feed(page)
+    told.close()
+    for tag, *attributes in told.found:
+        names = {name for name in attributes if isinstance(name, str)}
+        names |= {pair[0] for pair in attributes if isinstance(pair, tuple)}
+        if foreign := names - FIGURES.get(str(tag).lstrip("/"), {"no such element"}):
+            raise Finding(f"markup in a page: {tag} {sorted(foreign)}")
+        if str(tag).lstrip("/") not in FIGURES:
+            raise Finding(f"markup in a page: {tag}")
+    scripts = [text for text in told.scripts if text not in (*OURS.scripts, ICICLE)]
+    if len(scripts) > 1:
+        raise Finding(f"a script in a page: {scripts}")
+    for text in scripts:
+        check_terminal(text)
+        json.loads(text)
+
+
+FIGURES: dict[str, set[str]] = {
+    **{tag: set() for tag in ("head", "body", "style", "title", "section", "thead", "tbody", "tr")},
+    **{tag: set() for tag in ("br", "b", "h1", "h2", "h3")},
+    "html": {"lang"},
+    "meta": {"charset", "http-equiv", "content", "name"},
+    "link": {"rel", "href"},
+    "script": {"type"},
+    "table": {"class"},
+    "th": {"scope", "class"},
+    "td": {"class", "data-value"},
+    "p": {"class", "aria-live"},
+    "i": {"class", "style", "data-t"},
+    "span": {"class", "style", "title"},
+    "div": {"class", "style", "role", "tabindex", "aria-label", "hidden"},
+    "button": {"class", "style", "title", "type", "aria-pressed"},
+    "svg": {"style", "role", "aria-label", "viewbox", "preserveaspectratio"},
+    "path": {"class", "d", "stroke"},
+    "polygon": {"fill", "points"},
+    "polyline": {"class", "points", "stroke"},
+    "rect": {"x", "y", "width", "height", "opacity"},
+}
+"""the elements of a page of figures -> their attributes"""
+
+
 class Elements(HTMLParser):
     """The elements of a page, without attributes that contain text or a number."""
 
@@ -140,7 +186,11 @@ class Elements(HTMLParser):
         self.scripts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = [pair for pair in attrs if pair[0] not in ("aria-label", "data-value")]
+        told = [
+            (name, re.sub(r"[\d.]+", "0", value or "") if name == "style" else value)
+            for name, value in attrs
+            if name not in ("aria-label", "data-value")
+        ]
         self.found.append((tag, *told, *(name for name, _ in attrs if name == "data-value")))
 
     def handle_endtag(self, tag: str) -> None:
@@ -148,7 +198,7 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         check_terminal(data)
-        if self.found and self.found[-1] == ("script",):
+        if self.found and self.found[-1][0] == "script":
             self.scripts.append(data)
 
     def handle_comment(self, data: str) -> None:

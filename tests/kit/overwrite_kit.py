@@ -53,6 +53,8 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
     ("requests", "--output"): [Case("requests session.log -o {}", reads=("session.log",))],
     ("values", "--output"): [Case("values values.log -o {}", reads=("values.log",))],
+    ("tree", "--output"): [Case("tree session.log -o {}", reads=("session.log",))],
+    ("page", "--output"): [Case("page session.log -o {}", reads=("session.log",))],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],

@@ -153,6 +153,13 @@ class SeenPage:
     """pixels by which the page is wider than the screen"""
     texts: list[str]
     """of the charts"""
+    boxes: list[dict[str, Any]]
+    """after each step with the icicle: `boxes` (name, left and width as shares, top in pixels), the
+    title of what has the `focus`, and what is `told`"""
+    ink: str
+    """the colour of the text"""
+    measured: list[tuple[str, float, float]]
+    """text, left and right of the elements asked for"""
 
 
 def look_at_page(
@@ -161,12 +168,19 @@ def look_at_page(
     size: tuple[int, int] = (1200, 900),
     dark: bool = False,
     picture: Path | None = None,
+    icicle: list[str] | None = None,
+    whole: bool = True,
+    measure: str = "",
 ) -> SeenPage:
     """Open an HTML file in Chromium. `sorts` are columns to sort by: the table's number, the
-    column's name, and "click" or the key to press on it."""
+    column's name, and "click" or the key to press on it. `icicle` are steps with the first icicle:
+    `click NAME`, or a key; an empty one only looks. `picture` is of the `whole` page or of the
+    screen; `measure` is a selector."""
     request = {
         "chromium": chromium(), "file": str(file), "width": size[0], "height": size[1],
-        "dark": dark, "sorts": sorts or [], "whole": True,
+        "dark": dark, "sorts": sorts or [], "whole": whole,
+        "icicle": icicle or [],
+        "measure": measure,
         "picture": None if picture is None else str(picture),
     }  # fmt: skip
     done = subprocess.run(

@@ -21,6 +21,7 @@ BY = ("op", "layer", "block", "tensor", "type", "phase", "thread", "layer,role",
 COMMANDS = [
     "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "summary LOG",
     "summary LOG --json", *(f"stats LOG --by {by}" for by in BY), "stats LOG --warmup --html",
+    "tree LOG", "page LOG -o OUT --force",
     "report LOG", "report LOG --json", "diff LOG SOUND", "diff SOUND LOG",
     "diff LOG LOG --by tensor", "compare LOG SOUND", "compare SOUND LOG",
     "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",

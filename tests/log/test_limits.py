@@ -29,7 +29,10 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         ["to-perfetto FILE --format json -o OUT", "to-perfetto FILE --lenient -o OUT"],
     ),
     "tables": ("log", ["to-parquet FILE -o OUT", "to-parquet FILE --csv -o OUT"]),
-    "reports": ("log", ["summary FILE", "stats FILE", "stats FILE --by tensor --html"]),
+    "reports": (
+        "log",
+        ["summary FILE", "stats FILE", "stats FILE --by tensor --html", "page FILE -o OUT"],
+    ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
     "compression": ("log", ["report FILE", "report FILE -o OUT.html"]),
     "comparison": ("log", ["compare FILE FILE", f"compare {SOUND} FILE -o OUT.html"]),

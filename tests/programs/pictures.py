@@ -1,20 +1,23 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
-Both show a session of the demo model as `instr view` opens it; they are not edited.
+They show a session of the demo model as `instr view` opens it, and the first part of its page; they
+are not edited.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.conftest import ROOT, read_events
-from tests.kit.ui_kit import look, served
+from tests.kit.ui_kit import look, look_at_page, served
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1400
+PAGE = (1000, 1900)
 RECORDINGS = 8
 """the least disturbed one is shown: on a busy machine a thread may wait for a CPU"""
 
@@ -35,16 +38,30 @@ def main() -> None:
         with served(trace) as address:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
             look(closer, select=op, picture=IMAGES / "layer.png", size=(WIDTH, 900))
+        take_page(Path(folder))
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
 
 
-def record(folder: Path) -> Path:
+def take_page(folder: Path) -> None:
+    """The page of a longer session, from its beginning to the tree."""
+    options = ("-n", "96", "--threads", "1")
+    logs = [record(folder / f"long-{i}", *options) for i in range(RECORDINGS)]
+    log = min(logs, key=whole_time)
+    subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "page", log.name],
+        cwd=log.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    look_at_page(log.with_suffix(".html"), size=PAGE, picture=IMAGES / "page.png", whole=False)
+
+
+def record(folder: Path, *options: str) -> Path:
     folder.mkdir()
     log = folder / "session.log"
     subprocess.run(
         [sys.executable, "-m", "llamacpp_instr", "run", "demo", "-p", "Once upon a time",
-         "-n", "24", "--level", "verbose", "--log", log],
+         *(options or ("-n", "24")), "--level", "verbose", "--log", log],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     return log
@@ -52,6 +69,10 @@ def record(folder: Path) -> Path:
 
 def slowness(log: Path) -> int:
     return sum(compute["dur"] for compute in read_events(log, "compute")[:4])
+
+
+def whole_time(log: Path) -> int:
+    return sum(compute["dur"] for compute in read_events(log, "compute"))
 
 
 def close_up(log: Path) -> tuple[tuple[int, int], str]:

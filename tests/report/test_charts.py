@@ -78,7 +78,26 @@ def test_bits_of_the_demo_models_layers() -> None:
 
 def test_a_line_has_a_gap_where_there_is_no_number() -> None:
     (line,) = drawn(CHARTS["lines"]()).axes[0].lines
-    assert [math.isnan(y) for y in line.get_ydata()] == [False, True, True]
+    assert [math.isnan(y) for y in line.get_ydata()] == [False, True, True, True]
+
+
+def test_no_line_leads_from_the_last_layer_to_what_is_in_none() -> None:
+    for layers, joined in (
+        (["0", "1", "none"], [("0", "1")]),
+        (["0", "1"], [("0", "1")]),
+        (["none"], []),
+    ):
+        chart = charts.lines_by_layer("T", "bits", layers, {"a": [1.0] * len(layers)})
+        axes = drawn(chart).axes[0]
+        (line,) = axes.lines
+        points = list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        found = [
+            (layers[int(a)], layers[int(b)])
+            for (a, y), (b, z) in itertools.pairwise(points)
+            if not math.isnan(y + z)
+        ]
+        assert found == joined
+        assert [x for x, y in points if not math.isnan(y)] == list(range(len(layers)))
 
 
 def test_of_many_layers_some_are_named() -> None:

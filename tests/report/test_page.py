@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from converters.analyses.tree import build_tree
 from converters.report.charts import bar_by_layer
 from converters.report.page import Picture, render_page
+from converters.report.plain_charts import Group, bars
 from converters.report.report import Column, Report
-from tests.conftest import Instr
+from llamacpp_instr.log.session import load_session
+from tests.conftest import ROOT, Instr
 from tests.kit import ui_kit
 
 pytestmark = pytest.mark.native
 
 HOSTILE = '</td><script>document.title="taken"</script><img src="https://evil.invalid/x.png">'
+RECORDED = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+HOSTILE_LOG = ROOT / "tests" / "fuzz" / "corpus" / "log" / "seed-hostile.log"
 COLUMNS = [Column("Name"), Column("size", "bytes"), Column("error", "ratio")]
 ROWS = [
     ["blk.10", 999, 0.5],
@@ -81,6 +88,33 @@ def test_the_page_of_inspect(instr: Instr, tmp_path: Path, width: int, dark: boo
     assert names(seen.sorted[0])[0] == "token_embd.weight"
 
 
+def test_the_speeds_of_a_comparison_are_in_sight(instr: Instr, tmp_path: Path) -> None:
+    other, page = tmp_path / "other.log", tmp_path / "comparison.html"
+    shutil.copyfile(RECORDED, other)
+    assert instr("compare", RECORDED, other, "-o", page).returncode == 0
+    seen = ui_kit.look_at_page(page, size=(1280, 800), measure="th, .bars i, .bars dd")
+    assert (seen.foreign, seen.errors, seen.console, seen.overflow) == ([], [], [], 0)
+    tables = [seen.measured.index(cell) for cell in seen.measured if cell[0] in ("model", "tensor")]
+    for at, name in zip(tables, ("decode tokens/s", "decode B / A"), strict=True):
+        right = next(right for text, _, right in seen.measured[at:] if text == name)
+        assert right < 1280
+    lengths = [right - left for text, left, right in seen.measured if not text]
+    assert lengths, "the speeds have a chart"
+    assert min(lengths) > 100
+
+
+def test_a_bar_is_as_long_as_its_value(tmp_path: Path) -> None:
+    values = [10.0, 5.0, 9.9, None, 0.0]
+    figure = bars("T", [f"model {i}" * i for i in range(5)], [Group("x", values)])
+    page = tmp_path / "page.html"
+    page.write_text(render_page("Page", [figure]))
+    seen = ui_kit.look_at_page(page, size=(400, 600), measure=".bars i")
+    lengths = [right - left for _, left, right in seen.measured]
+    assert [of / lengths[0] for of in lengths[:3]] == pytest.approx([1, 0.5, 0.99], abs=0.01)
+    assert len(lengths) == 4
+    assert seen.overflow == 0
+
+
 def test_a_name_in_a_chart_is_what_it_is(tmp_path: Path) -> None:
     hostile = [
         "<script>alert(1)</script>",
@@ -97,3 +131,57 @@ def test_a_name_in_a_chart_is_what_it_is(tmp_path: Path) -> None:
     seen = ui_kit.look_at_page(page)
     assert {name.strip() for name in seen.texts} >= {*hostile[:-1], "\\x1b[31m"}
     assert (seen.foreign, seen.errors, seen.console) == ([], [], [])
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1600, False)])
+def test_the_page_of_a_session(instr: Instr, tmp_path: Path, width: int, dark: bool) -> None:
+    page = tmp_path / "session.html"
+    assert instr("page", RECORDED, "-o", page).returncode == 0
+    steps = ["", "click decode", "click layer 2", "ArrowDown", "ArrowRight", "Enter", "Escape",
+             "Escape", "Escape", "click FLOPs", "click decode"]  # fmt: skip
+    seen = ui_kit.look_at_page(page, size=(width, 800), dark=dark, icicle=steps)
+    assert (seen.foreign, seen.errors, seen.console) == ([], [], [])
+    assert seen.overflow == 0
+    assert seen.ink == ("rgb(255, 255, 255)" if dark else "rgb(0, 0, 0)")
+    whole, phase, layer, block, second, zoomed, out, phase_again, up, flops, decode = seen.boxes
+
+    def boxes(of: dict[str, list[Any]]) -> dict[tuple[str, int], list[tuple[float, float]]]:
+        found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for name, left, box, top in of["boxes"]:
+            found.setdefault((name, top), []).append((left, box))
+        return found
+
+    tree = build_tree(load_session(RECORDED))
+    phases = {child.name: child for child in tree.root.children}
+    for name, node in phases.items():
+        (box,) = boxes(whole)[name, 30]
+        assert box[1] == pytest.approx(node.amount / tree.root.amount, abs=2e-3)
+    layers = [node for node in phases["decode"].children if node.name == "layer 2"]
+    assert boxes(phase)["decode", 30] == [(0, 1)], "it is as wide as the page"
+    assert [name for name, *_ in layer["boxes"]][:3] == ["session", "decode", "layer 2"]
+    assert boxes(layer)["layer 2", 60] == [(0, 1)]
+    widths = [box for (_, top), found in boxes(layer).items() if top == 90 for _, box in found]
+    assert sum(widths) == pytest.approx(1, abs=1e-2)
+    first, other = layers[0].children[:2]
+    assert block["focus"].startswith(f"{first.name}: ")
+    assert second["focus"].startswith(f"{other.name}: ")
+    share = f"{100 * other.amount / layers[0].amount:.1f} % of layer 2"
+    assert second["told"].startswith(f"session \u203a decode \u203a layer 2 \u203a {other.name}: ")
+    assert second["told"].endswith(share)
+    assert boxes(zoomed)[other.name, 90] == [(0, 1)]
+    assert boxes(out)["layer 2", 60] == [(0, 1)]
+    assert phase_again["boxes"] == phase["boxes"]
+    assert up["boxes"] == whole["boxes"]
+    work = build_tree(load_session(RECORDED), "flops").root
+    parts = {child.name: child.amount / work.amount for child in work.children}
+    assert boxes(flops)["decode", 30][0][1] == pytest.approx(parts["decode"], abs=2e-3)
+    assert boxes(decode)["decode", 30] == [(0, 1)]
+
+
+def test_hostile_names_in_the_page_of_a_session(instr: Instr, tmp_path: Path) -> None:
+    page = tmp_path / "session.html"
+    assert instr("page", HOSTILE_LOG, "-o", page).returncode == 0
+    seen = ui_kit.look_at_page(page, size=(400, 800), icicle=["", "ArrowDown", "Enter"])
+    assert (seen.foreign, seen.errors, seen.console) == ([], [], [])
+    assert seen.overflow == 0
+    assert any("<script>" in name for name, *_ in seen.boxes[0]["boxes"])

@@ -9,10 +9,13 @@ import {pathToFileURL} from 'node:url';
 import {chromium} from 'playwright-core';
 
 // Request: chromium, file, width, height, dark, sorts [[table's number, column's name, how]] where
-// how is "click" or a key, picture (a PNG to write) and whole (the whole page, not the screen)
+// how is "click" or a key, icicle [what to do with its boxes], picture (a PNG to write) and whole
+// (the whole page, not the screen). Of an icicle, "click NAME" clicks on the first box or button of
+// that name, other words are keys. measure is a selector of elements whose place is wanted.
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const address = pathToFileURL(request.file).href;
-const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: []};
+const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: [],
+  boxes: [], ink: '', measured: []};
 
 const proxy = http.createServer((from, to) => {
   seen.foreign.push(from.url);
@@ -59,6 +62,31 @@ try {
       rows: [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText)),
     })));
   }
+  for (const what of request.icicle) {
+    const icicle = page.locator('.icicle').first();
+    if (what.startsWith('click ')) {
+      await icicle.getByRole('button', {name: what.slice(6), exact: true}).first().click();
+    } else if (what) {
+      await page.keyboard.press(what);
+    }
+    seen.boxes.push(await icicle.evaluate((icicle) => ({
+      told: icicle.querySelector('.told').textContent,
+      focus: document.activeElement.title,
+      boxes: [...icicle.querySelectorAll('.boxes button')].map((box) => {
+        const {left, width, top} = box.getBoundingClientRect();
+        const within = icicle.querySelector('.boxes').getBoundingClientRect();
+        return [box.title.split(':')[0], (left - within.left) / within.width,
+          width / within.width, Math.round(top - within.top)];
+      }),
+    })));
+  }
+  if (request.measure) {
+    seen.measured = await page.locator(request.measure).evaluateAll((found) => found.map((of) => {
+      const {left, right} = of.getBoundingClientRect();
+      return [of.textContent, left, right];
+    }));
+  }
+  seen.ink = await page.evaluate(() => getComputedStyle(document.body).color);
   seen.overflow = await page.evaluate(
       () => document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth);
   seen.texts = await page.locator('svg text').allTextContents();

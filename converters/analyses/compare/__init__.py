@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
+from converters.analyses.compare.candidate import (
+    SHOWN_PHASES,
+    Candidate,
+    bits_per_weight,
+    types_of,
+)
 from converters.analyses.compare.rows import (
     Pair,
     Row,
@@ -21,7 +26,6 @@ from converters.analyses.compare.rows import (
 )
 from converters.analyses.settings import MODEL_FACTS, differing_facts
 from converters.report.report import Cell, Column, Report
-from llamacpp_instr.log.steps import PHASES
 from llamacpp_instr.memory.breakdown import Kind
 
 KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}
@@ -89,28 +93,28 @@ def _models(candidates: Sequence[Candidate]) -> Report:
     first = candidates[0]
     columns = [
         Column("model"),
-        Column("kind"),
+        *(Column(f"{phase} tokens/s", "per_second") for phase in SHOWN_PHASES),
         Column("file", "bytes"),
-        Column("weights", "bytes"),
-        Column("bits/weight", "bits"),
         Column("of the first", "fraction"),
+        Column("bits/weight", "bits"),
         Column("SQNR", "decibel"),
+        Column("kind"),
+        Column("weights", "bytes"),
         *(Column(f"{name} in memory", "bytes") for name in KINDS.values()),
-        *(Column(f"{phase} tokens/s", "per_second") for phase in PHASES),
     ]
     rows: list[list[Cell]] = []
     for of in candidates:
         rows.append(
             [
                 of.name,
-                of.model.description,
+                *(of.tokens_per_second(phase) for phase in SHOWN_PHASES),
                 of.model.file_size,
-                of.model.n_bytes,
-                bits_per_weight(of.model.tensors),
                 of.model.n_bytes / first.model.n_bytes if first.model.n_bytes else None,
+                bits_per_weight(of.model.tensors),
                 of.sqnr_db(of.errors),
+                of.model.description,
+                of.model.n_bytes,
                 *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
-                *(of.tokens_per_second(phase) for phase in PHASES),
             ]
         )
     return Report("", columns, rows)
@@ -145,38 +149,38 @@ def _by_layer(candidates: Sequence[Candidate]) -> Report:
 
 
 def _numbers(title: str, what: Literal["role", "layer", "tensor"], rows: Sequence[Row]) -> Report:
-    phases = [phase for phase in PHASES if any(phase in row.times for row in rows)]
+    phases = [phase for phase in SHOWN_PHASES if any(phase in row.times for row in rows)]
     columns = [Column(what, "layer" if what == "layer" else "text")]
-    for name in "AB":
-        columns += [Column(f"{name} types"), Column(f"{name} bytes", "bytes")]
-    columns.append(Column("change of bytes", "fraction"))
+    columns += [Column("A types"), Column("B types"), Column("change of bytes", "fraction")]
+    for phase in phases:
+        columns += [Column(f"{phase} {name}", "ratio") for name in ("B / A", "from", "to")]
+    columns += [Column(f"{side} SQNR", "decibel") for side in "AB"]
+    columns += [Column(f"{side} bytes", "bytes") for side in "AB"]
     for phase in phases:
         columns += [Column(f"{phase} {side}", "ns") for side in "AB"]
-        columns += [Column(f"{phase} {name}", "ratio") for name in ("B / A", "from", "to")]
         columns += [Column(f"{phase} bytes/s {side}", "bytes_per_second") for side in "AB"]
         columns += [Column(f"{phase} FLOP/s {side}", "flop_per_second") for side in "AB"]
-    columns += [Column(f"{side} SQNR", "decibel") for side in "AB"]
     cells: list[list[Cell]] = []
     for row in rows:
         cell: list[Cell] = [row.layer if what == "layer" else row.name]
-        for side in (row.a, row.b):
-            cell += [side.types, side.n_bytes]
-        cell.append(row.change)
+        cell += [row.a.types, row.b.types, row.change]
+        for phase in phases:
+            times = row.times.get(phase)
+            ratio = times.ratio if times else None
+            cell += [ratio.value, ratio.low, ratio.high] if ratio else [None] * 3
+        cell += [row.a.sqnr_db, row.b.sqnr_db, row.a.n_bytes, row.b.n_bytes]
         for phase in phases:
             cell += _timed(row, phase)
-        cells.append([*cell, row.a.sqnr_db, row.b.sqnr_db])
+        cells.append(cell)
     return Report(title, columns, cells)
 
 
 def _timed(row: Row, phase: str) -> list[Cell]:
     times = row.times.get(phase)
     if times is None:
-        return [None] * 9
+        return [None] * 6
     ratio, (a, b) = times.ratio, times.rates
-    return [
-        *(ratio.a, ratio.b, ratio.value, ratio.low, ratio.high),
-        *(a.bytes, b.bytes, a.flops, b.flops),
-    ]
+    return [ratio.a, ratio.b, a.bytes, b.bytes, a.flops, b.flops]
 
 
 def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
@@ -207,7 +211,7 @@ def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
 def _told_phase(rows: Sequence[Row]) -> str | None:
     """The phase whose times are shown in words: decode if there is one, as most steps are."""
     there = {phase for row in rows for phase in row.times}
-    return next((phase for phase in ("decode", "prefill", "encode") if phase in there), None)
+    return next((phase for phase in SHOWN_PHASES if phase in there), None)
 
 
 def _largest(title: str, tensors: Sequence[Row]) -> Report:

@@ -18,6 +18,9 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.schema import Model
 from llamacpp_instr.weights.error import Sums, WeightError
 
+SHOWN_PHASES = ("decode", "prefill", "encode")
+"""in the order in which they are shown and told: most of what somebody waits for first"""
+
 
 @dataclass(frozen=True)
 class Candidate:

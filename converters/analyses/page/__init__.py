@@ -1,0 +1,152 @@
+"""One page about a session: what somebody asks first is at the top.
+
+Invariant: figures that other commands show too come from the same functions. The size of the page
+does not grow with the length of the session: charts are binned, lists have their first rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from converters.analyses.page.over_time import cells_over_time, memory_over_time, speed_over_time
+from converters.analyses.page.tokens import tokens_with_times
+from converters.analyses.settings import facts
+from converters.analyses.stats import compute_stats
+from converters.analyses.summary import compute_summary
+from converters.analyses.tree import NO_LAYER, build_tree
+from converters.report.icicle import draw_icicle
+from converters.report.page import Section
+from converters.report.plain_charts import Heat, heat_map
+from converters.report.report import Cell, Column, Report, shown
+from converters.report.text_figures import Tile, tiles
+from converters.report.tree import Tree
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import Session
+
+MOST_ROWS = 18
+"""ops of the heat map, and weights of the table"""
+MOST_LAYERS = 200
+"""layers of the heat map"""
+LATER = ("Where the time went", "Layers", "Top ops")
+"""sections of the summary that come below the tree; those on memory and the recorder come still
+later, and all others first"""
+
+
+def compute_page(session: Session, requests: Sequence[Report] = ()) -> tuple[str, list[Section]]:
+    """Title and sections of the page; `requests` are shown below the tree. What somebody asks
+    first, as the summary has it in its order, is at the top."""
+    summary = {report.title: report for report in compute_summary(session)}
+    later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
+    sections: list[Section | None] = [
+        *_first_figures(summary, later["Memory"]),
+        *summary.values(),
+        *speed_over_time(session),
+        *_trees(session),
+        *requests,
+        *(later[title] for title in LATER),
+        later["Memory"],
+        *memory_over_time(session),
+        *cells_over_time(session),
+        *tokens_with_times(session),
+        *_weights(session),
+        _identity(session),
+        later["Recorder"],
+    ]
+    return _title(session), [section for section in sections if section is not None]
+
+
+def _title(session: Session) -> str:
+    names = [model.name or model.path.rsplit("/", 1)[-1] for model in session.models.values()]
+    return ", ".join([*dict.fromkeys(names), session.path.rsplit("/", 1)[-1]])
+
+
+def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[Section]:
+    """The speed of each phase, and what it took."""
+    found = []
+    if (speed := summary.get("Speed")) is not None and speed.rows:
+        at = {column.name: i for i, column in enumerate(speed.columns)}
+        # decode first: most of what somebody waits for
+        for row in sorted(speed.rows, key=lambda row: row[0] != "decode"):
+            if row[at["tokens/s median"]] is not None:
+                rate = shown(row[at["tokens/s median"]], "per_second")
+                found.append(Tile(rate, f"tokens/s, {row[0]}, median step"))
+        for row in speed.rows:
+            what = f"{row[0]}: {shown(row[at['tokens']], 'count')} tokens"
+            found.append(Tile(shown(row[at["time"]], "ns"), what))
+    if memory is not None and "resident" in memory.figures:
+        found.append(Tile(shown(memory.figures["resident"][0], "bytes"), "resident, most"))
+    if found:
+        yield tiles("", found)
+
+
+def _trees(session: Session) -> Iterator[Section]:
+    """Layer by op as a heat map, and the tree of the session."""
+    time = build_tree(session)
+    trees = [time]
+    if session.ops:
+        trees += [build_tree(session, "bytes"), build_tree(session, "flops")]
+        yield from _heat(time)
+    if time.root.amount > 0:
+        notes = ["A box is as wide as its part. Click or press Enter to zoom, Escape to go back;"
+                 " arrows move."]  # fmt: skip
+        yield draw_icicle("Session, phase, layer, block, op", trees, notes)
+
+
+def _heat(tree: Tree) -> Iterator[Section]:
+    amounts: dict[str, dict[str, int]] = {}
+    for names, amount in tree.stacks():
+        if len(names) == 5 and amount > 0:
+            _, _, layer, _, op = names
+            of_op = amounts.setdefault(op, {})
+            of_op[layer] = of_op.get(layer, 0) + amount
+    if not amounts:
+        return
+    layers = {layer for of_op in amounts.values() for layer in of_op}
+    ordered = sorted(layers, key=lambda name: (name == NO_LAYER, _number(name)))[:MOST_LAYERS]
+    ops = sorted(amounts, key=lambda op: -sum(amounts[op].values()))
+    notes = ["Time of thread 0 in all phases; the last column is outside of layers."]
+    if len(ops) > MOST_ROWS:
+        whole = sum(sum(of_op.values()) for of_op in amounts.values())
+        rest = sum(sum(amounts[op].values()) for op in ops[MOST_ROWS:]) / whole
+        notes.append(f"{len(ops) - MOST_ROWS} other ops took {100 * rest:.1f} %.")
+    if len(layers) > MOST_LAYERS:
+        notes.append(f"{len(layers) - MOST_LAYERS} further layers are left out.")
+    ops = ops[:MOST_ROWS]
+    table = np.array([[amounts[op].get(of, 0) for of in ordered] for op in ops], np.float64)
+    names = ["none" if of == NO_LAYER else of.removeprefix("layer ") for of in ordered]
+    yield heat_map("Time by layer and op", Heat(ops, names, table, "ns"), "layer", notes)
+
+
+def _number(layer: str) -> int:
+    return int(layer.rpartition(" ")[2]) if layer != NO_LAYER else -1
+
+
+def _weights(session: Session) -> Iterator[Section]:
+    """The weights whose kernels took longest."""
+    try:
+        report = compute_stats(session, "tensor")[0]
+    except UsageError:
+        return
+    names = {tensor.name for tensor in session.tensors}
+    rows = [row for row in report.rows if row[0] in names]
+    notes = ["The share is of the time of all kernels."]
+    if len(rows) > MOST_ROWS:
+        notes.append(f"{MOST_ROWS} of {len(rows):,} rows; stats --by tensor has all.")
+    yield replace(report, title="The most expensive weights", rows=rows[:MOST_ROWS], notes=notes)
+
+
+def _identity(session: Session) -> Report:
+    start = session.start
+    rows: list[list[Cell]] = [
+        ["session", start.id + (f", part {start.part}" if start.part > 1 else "")],
+        ["recorded", start.time],
+        ["process", f"{start.process.pid}: {' '.join(start.process.argv)}"],
+        ["memory of the machine", shown(start.host.memory, "bytes")],
+    ]
+    rows += [["file", model.path] for model in session.models.values()]
+    rows += [[what, value] for what, value in facts(session, ()) if value]
+    columns = [Column("fact"), Column("value")]
+    return Report("Identity, machine and settings", columns, rows, headed=False)

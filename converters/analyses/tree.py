@@ -1,0 +1,160 @@
+"""Where the time, the bytes or the FLOPs of a session went: session, phase, layer, block, op.
+
+Invariant: the leaves add up to what `summary` and `stats` show of the same steps. Times are those
+of thread 0, which takes part in every kernel.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.report.tree import Node, Tree
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import weight_read
+from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.model.file import role_of
+
+Measure = Literal["time", "bytes", "flops"]
+MEASURES: dict[Measure, tuple[str, Literal["ns", "bytes", "flop"]]] = {
+    "time": ("time", "ns"),
+    "bytes": ("bytes", "bytes"),
+    "flops": ("FLOPs", "flop"),
+}
+"""measure -> (its heading, its unit)"""
+LEVELS = ("phase", "layer", "block", "op")
+NO_LAYER = "outside of layers"
+
+Int64 = NDArray[np.int64]
+_Place = tuple[str, int, str, str]  # phase, layer, block, op
+
+
+def build_tree(session: Session, by: Measure = "time") -> Tree:
+    """The tree of the steps that count, in the order of PHASES, layers and BLOCKS.
+
+    `time` also has what the steps did beside kernels, in one leaf each per phase; without ops in
+    the log, layers are leaves. `bytes` are read and written at least once, `flops` as `ops.flops`
+    counts them. Raises UsageError if `by` needs ops and the log's level has none.
+    """
+    if by != "time" and session.start.level == "minimal":
+        raise UsageError(
+            f"{session.path}: by {by} needs ops, which the level minimal does not record;"
+            " by time works, or record with --level detailed"
+        )
+    steps, notes = counted_steps(session)
+    phase_of = phase_of_compute(session, steps)
+    by_layer = by == "time" and not session.ops
+    amounts = _by_layer(session, phase_of) if by_layer else _by_op(session, phase_of, by)
+    root = Node("session")
+    for phase in PHASES:
+        if (steps["phase"] == phase).any():
+            of_phase = {place: n for place, n in amounts.items() if place[0] == phase}
+            parts = _layer_nodes(of_phase)
+            if by == "time":
+                parts += _beside(session, steps, phase_of, phase, sum(of_phase.values()))
+            root.children.append(Node(phase, children=parts))
+    if by_layer:
+        notes.append("No ops were recorded: blocks and ops need the level detailed.")
+    if by != "time":
+        notes.append("Computed from the shapes of the kernels, not measured.")
+    return Tree(root, *MEASURES[by], levels=LEVELS, notes=notes)
+
+
+def _by_op(session: Session, phase_of: dict[int, str], by: Measure) -> dict[_Place, int]:
+    """The amount of every op by its place, summed over computes."""
+    of_plan: dict[tuple[str, int], Int64] = {}
+    n_computes: dict[tuple[str, int], int] = defaultdict(int)
+    for ops in session.ops:
+        phase = phase_of.get(ops.compute)
+        if ops.thread == 0 and phase is not None:
+            n_computes[phase, ops.plan] += 1
+            if by == "time":
+                before = of_plan.get((phase, ops.plan))
+                of_plan[phase, ops.plan] = ops.dur if before is None else before + ops.dur
+    amounts: dict[_Place, int] = defaultdict(int)
+    for (phase, plan), n in n_computes.items():
+        kernels = session.kernels(plan)
+        if by == "time":
+            each = of_plan[phase, plan].tolist()
+        else:
+            column = kernels.bytes if by == "bytes" else kernels.flops
+            each = [n * amount for amount in column.tolist()]
+        names = _op_names(session, plan)
+        places = zip(kernels.layer.tolist(), kernels.block, names, each, strict=True)
+        for layer, block, label, amount in places:
+            amounts[phase, layer, block, label] += amount
+    return amounts
+
+
+def _op_names(session: Session, plan: int) -> list[str]:
+    """The kernels as `stats` calls them, and the role of the weight that each reads, if any:
+    `MUL_MAT q4_K ffn_down`."""
+    of = session.plans[plan]
+    graph = session.graphs[of.graph]
+    names = []
+    counts = of.n or [1] * len(of.node)
+    for label, first, n in zip(session.kernels(plan).label, of.node, counts, strict=True):
+        weight, _ = weight_read(graph, range(first, first + n))
+        names.append(label if weight is None else f"{label} {role_of(weight)}")
+    return names
+
+
+def _by_layer(session: Session, phase_of: dict[int, str]) -> dict[_Place, int]:
+    """The time of every layer, from its first kernel to its last, for logs without ops."""
+    amounts: dict[_Place, int] = defaultdict(int)
+    for layers in session.layers:
+        phase = phase_of.get(layers.compute)
+        if phase is not None and layers.label is not None:
+            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
+                amounts[phase, layer, "", ""] += dur
+    return amounts
+
+
+def _layer_nodes(amounts: dict[_Place, int]) -> list[Node]:
+    """A node for each layer; blocks and ops without a name have none."""
+    layers: dict[int, dict[str, list[Node]]] = {}
+    for (_, layer, block, label), amount in amounts.items():
+        layers.setdefault(layer, {}).setdefault(block, []).append(Node(label, amount))
+    nodes = []
+    for layer in sorted(layers, key=lambda layer: (layer < 0, layer)):
+        name = NO_LAYER if layer < 0 else f"layer {layer}"
+        blocks = layers[layer]
+        if "" in blocks:
+            nodes.append(Node(name, blocks[""][0].own))
+        else:
+            children = [Node(b, children=blocks[b]) for b in BLOCKS if b in blocks]
+            nodes.append(Node(name, children=children))
+    return nodes
+
+
+def _beside(
+    session: Session, steps: Table, phase_of: dict[int, str], phase: str, inside: int
+) -> list[Node]:
+    """What the steps of a phase did beside kernels (or layers), which took `inside`; divided as in
+    `summary`. The last part is what remains."""
+    computes = session.computes
+    timed = {of.compute for of in session.ops or session.layers if of.thread == 0}
+    of_phase = np.array([phase_of.get(n) == phase for n in computes["compute"].tolist()], np.bool_)
+    has_parts = np.array([n in timed for n in computes["compute"].tolist()], np.bool_)
+
+    def total(rows: NDArray[np.bool_], *names: str) -> int:
+        return sum(int(computes[name][rows].sum()) for name in names)
+
+    ours = steps.rows(steps["phase"] == phase)
+    amounts = {
+        "compute": total(of_phase & ~has_parts, "dur"),
+        "between ops" if session.ops else "between layers": (
+            total(of_phase & has_parts, "dur") - inside
+        ),
+        "KV slots": total(of_phase, "apply"),
+        "graph build": total(of_phase, "build", "alloc"),
+        "the recorder": int(ours["recorder"].sum()),
+    }
+    whole = int((ours["end"] - ours["begin"]).sum())
+    amounts["the rest"] = whole - inside - sum(amounts.values())
+    return [Node(name, amount) for name, amount in amounts.items() if amount]

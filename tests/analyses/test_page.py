@@ -1,0 +1,230 @@
+"""`instr page`: its figures are those of the commands, its size is bounded, its texts stay text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from converters.analyses.page import compute_page
+from converters.analyses.summary import compute_summary
+from converters.analyses.tree import LEVELS, build_tree
+from converters.report.icicle import MOST, draw_icicle
+from converters.report.page import render_page
+from converters.report.plain_charts import BINS, binned
+from converters.report.report import Column, Report, shown
+from converters.report.tree import Node, Tree
+from llamacpp_instr import schema as s
+from llamacpp_instr.log.session import load_session
+from tests.conftest import Instr, assert_refused
+from tests.fuzz.guard import Finding, check_figures
+from tests.kit.made_log import encode, make_log
+
+TESTS = Path(__file__).parent.parent
+RECORDED = TESTS / "fixtures" / "demo-verbose.log"
+HOSTILE = TESTS / "fuzz" / "corpus" / "log" / "seed-hostile.log"
+MOST_BYTES = 3_000_000
+
+
+def page_of(log: Path) -> str:
+    return render_page(*compute_page(load_session(log)))
+
+
+class Texts(HTMLParser):
+    """The texts of a page, by the element that holds them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.within: list[tuple[str, dict[str, str | None]]] = []
+        self.found: list[tuple[str, str]] = []
+        self.boxes: list[tuple[str, float, float, int]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.within.append((tag, dict(attrs)))
+        known = dict(attrs)
+        if tag == "button" and (known.get("class") or "").startswith("c"):
+            left, width, top = re.findall(r"[\d.]+", known.get("style") or "")
+            title = (known.get("title") or "").partition(":")[0]
+            self.boxes.append((title, float(left), float(width), int(top)))
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.found.append((self.within[-1][0], data))
+
+    def of(self, tag: str) -> list[str]:
+        return [text for of, text in self.found if of == tag]
+
+
+def test_it_has_every_figure_of_the_summary() -> None:
+    session = load_session(RECORDED)
+    texts = Texts(page_of(RECORDED))
+    cells = set(texts.of("td")) | set(texts.of("span"))
+    for section in compute_summary(session):
+        for row in section.filled().rows:
+            units = [column.unit for column in section.filled().columns]
+            for cell, unit in zip(row, units, strict=True):
+                told = shown(cell, "fraction" if unit == "share" and cell is not None else unit)
+                assert told.strip() in cells or not told, (section.title, told)
+        notes = set(texts.of("p"))
+        assert set(section.notes) <= notes
+    text = "".join(token for token in texts.of("i"))
+    assert "".join(session.tokens["text"]).replace("\n", "\u21b5")[:200] in text
+
+
+def test_what_is_asked_first_is_at_the_top() -> None:
+    session = load_session(RECORDED)
+    asked = [Report("Requests", [Column("what")], [["x"]])]
+    _, sections = compute_page(session, asked)
+    titles = [section.title for section in sections]
+    summary = [section.title for section in compute_summary(session)]
+    first = summary[: summary.index("Speed") + 1]
+    assert titles[: len(first) + 1] == ["", *first]
+    assert sorted(set(summary) - set(titles)) == []
+    order = [
+        "Speed over time", "Time by layer and op", "Session, phase, layer, block, op", "Requests",
+        "Memory over time", "KV cache over time", "Tokens with their times",
+        "The most expensive weights", "Identity, machine and settings",
+    ]  # fmt: skip
+    assert [title for title in titles if title in order] == order
+
+
+def test_the_picture_of_the_tree_needs_no_script() -> None:
+    """Every box is inside its parent's, as wide as its amount."""
+    tree = build_tree(load_session(RECORDED))
+    boxes = Texts(page_of(RECORDED)).boxes
+    assert boxes[0] == ("session", 0, 100, 0)
+    left = 0.0
+    for phase in tree.root.children:
+        share = 100 * phase.amount / tree.root.amount
+        (found,) = [box for box in boxes if box[0] == phase.name]
+        assert found[1:3] == pytest.approx((left, share), abs=1e-3)
+        left += share
+    for name, begin, width, top in boxes[1:]:
+        above = [box for box in boxes if box[3] == top - 30]
+        assert any(b - 0.01 <= begin and begin + width <= b + w + 0.01 for _, b, w, _ in above), (
+            name
+        )
+
+
+def test_what_came_from_outside_stays_text() -> None:
+    page = page_of(HOSTILE)
+    check_figures(page)
+    assert "<script>alert" not in page
+    assert Texts(page).of("h1")[0].startswith("<script>alert(1)</script>\\x1b[31m")
+    # the check would see it
+    with pytest.raises(Finding):
+        check_figures(page.replace("<h2>Speed</h2>", "<h2>Speed<img src=x></h2>"))
+    with pytest.raises(Finding):
+        check_figures(page.replace("</body>", "<script>alert(2)</script></body>"))
+
+
+def test_a_token_stays_text(tmp_path: Path) -> None:
+    token = "</i></style></script><script>alert(1)</script>\x00'\"&"
+    events = [
+        replace(event, text=token) if isinstance(event, s.Token) else event
+        for event in make_log(Random(3).randint, 2, "detailed")
+    ]
+    assert any(isinstance(event, s.Token) for event in events)
+    log = tmp_path / "hostile.log"
+    log.write_bytes(encode(events))
+    page = page_of(log)
+    check_figures(page)
+    assert token.replace("\x00", "\\x00") in Texts(page).of("i")
+
+
+def long_log(path: Path, n_steps: int) -> None:
+    """A session of that many decodes after the first steps of a made log."""
+    events = make_log(Random(8).randint, 1, "minimal")[:-1]
+    last = max(event.t for event in events)
+    head = [e for e in events if not isinstance(e, s.Mark)]
+    step = max(e.step for e in head if isinstance(e, s.StepEnd)) + 1
+    compute = max(e.compute for e in head if isinstance(e, s.Compute)) + 1
+    graph = next(e.graph for e in reversed(head) if isinstance(e, s.Compute))
+    with path.open("wb") as file:
+        file.write(encode(head))
+        for i in range(n_steps):
+            t, dur = last + 10**7 * (i + 1), 10**6 + 997 * (i % 1000)
+            own = [
+                s.StepBegin(t=t, step=step + i, ctx=0, kind="decode", phase="decode", n_tokens=1,
+                            n_outputs=1, n_seqs=1, pos=i),
+                s.Kv(t=t, ctx=0, step=step + i, op="apply", used=i % 512, size=512),
+                s.Compute(t=t, compute=compute + i, graph=graph, ctx=0, step=step + i,
+                          source="decode", reused=True, n_tokens=1, n_threads=1, dur=dur),
+                s.StepEnd(t=t + dur, step=step + i, status=0, n_ubatch=1, n_reused=1, prepare=0,
+                          readback=0),
+                s.Token(t=t + dur, ctx=0, step=step + i, index=i + 9, id=1, text=f" word{i}",
+                        dur=100),
+                s.Memory(t=t + dur, ctx=0, rss=i, buffers=[s.BufferUse(buffer="CPU", model=i)]),
+            ]  # fmt: skip
+            file.write(encode(own))
+
+
+def test_a_long_session_has_a_small_page(tmp_path: Path) -> None:
+    pages = []
+    for n_steps in (6_000, 12_000):
+        long_log(tmp_path / "long.log", n_steps)
+        pages.append(page_of(tmp_path / "long.log"))
+    sizes = [len(page.encode()) for page in pages]
+    assert sizes[1] < MOST_BYTES / 10
+    assert sizes[1] < 1.02 * sizes[0], "it does not grow with the session"
+    texts = Texts(pages[-1])
+    assert " word0" in texts.of("i")
+    assert " word11999" in texts.of("i")
+    assert " word6000" not in texts.of("i")
+    assert any("of 12,00" in note for note in texts.of("p"))
+
+
+def test_a_large_model_has_a_small_tree() -> None:
+    """More parts than any model has: those that are drawn are the largest."""
+    random = Random(5)
+
+    def op(i: int) -> Node:
+        return Node(f"MUL_MAT q4_K ffn_gate_exps_{i}", random.randrange(1, 10**6))
+
+    layers = [
+        Node(f"layer {i}", children=[
+            Node(f"block {k}", children=[op(n) for n in range(8)]) for k in range(7)
+        ])
+        for i in range(400)
+    ]  # fmt: skip
+    tree = Tree(Node("session", children=[Node("decode", children=layers)]), "time", "ns", LEVELS)
+    figure = draw_icicle("T", [tree] * 3)
+    assert len(figure.markup) < MOST_BYTES / 2
+    (data,) = re.findall(r'<script type="application/json">(.*)</script>', figure.markup)
+    nodes = json.loads(data)["nodes"]
+    assert len(nodes) == MOST
+    assert nodes[0] == ["session", -1, 0, *[tree.root.amount] * 3]
+    assert all(-1 <= parent < i for i, (_, parent, *_) in enumerate(nodes))
+    kept = sorted(amount for _, amount in tree.stacks())[-1]
+    assert any(node[3] == kept for node in nodes)
+
+
+def test_bins_keep_the_extremes_and_the_middle() -> None:
+    rng = np.random.default_rng(1)
+    x = np.sort(rng.integers(0, 10**9, 50_000))
+    y = rng.lognormal(0, 1, 50_000)
+    line = binned("a", x, y, (0, 10**9))
+    assert len(line.x) == BINS
+    assert (line.low.min(), line.high.max()) == (y.min(), y.max())
+    at = x * BINS // 10**9 == 17
+    assert line.middle[17] == np.median(y[at])
+    few = binned("b", x[:BINS], y[:BINS], (0, 10**9))
+    assert few.middle.tolist() == y[:BINS].tolist()
+
+
+def test_the_command(instr: Instr, tmp_path: Path) -> None:
+    log = tmp_path / "story.log.gz"
+    log.write_bytes(gzip.compress(RECORDED.read_bytes()))
+    done = instr("page", log)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'story.html'}\n")
+    assert instr("page", log, "-o", "-").stdout == (tmp_path / "story.html").read_text()
+    assert_refused(instr("page", log), "story.html exists", "--force")
+    assert_refused(instr("page", "-"), "name the page with -o")
