@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import BOUND, Cell, Column, Report, rate_of, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import weight_read
 from llamacpp_instr.graph.ops import BLOCKS
@@ -42,6 +42,8 @@ class _Samples:
     dur: Int64
     flops: Int64
     bytes: Int64
+    bound: NDArray[np.bool_]
+    """whether `flops` and `bytes` are upper bounds"""
     wait: Int64 | None = None
     """the part of `dur` in barriers; None if it was not recorded"""
 
@@ -137,14 +139,15 @@ def _kernels(session: Session, ops: Sequence[Timed], by: By) -> _Samples:
     for plan in {of.plan: None for of in ops}:
         keys = _kernel_keys(session, plan, by)
         columns[plan] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
-    kernels = [session.kernels(of.plan) for of in ops]
+    works = [session.work(of) for of in ops]
     waits = [of.wait for of in ops if of.wait is not None]
     return _Samples(
         list(number),
         _joined([columns[of.plan] for of in ops]),
         _joined([of.dur for of in ops]),
-        _joined([of.flops for of in kernels]),
-        _joined([of.bytes for of in kernels]),
+        _joined([of.flops for of in works]),
+        _joined([of.bytes for of in works]),
+        _joined([of.bound for of in works]).astype(np.bool_),
         _joined(waits) if ops and len(waits) == len(ops) else None,
     )
 
@@ -171,7 +174,7 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
     n = max(len(kernels.key), 1)
     pairs, at = np.unique(compute * n + kernels.group, return_inverse=True)
 
-    def summed(column: Int64) -> Int64:
+    def summed(column: Int64 | NDArray[np.bool_]) -> Int64:
         total = np.zeros(len(pairs), np.int64)
         np.add.at(total, at, column)
         return total
@@ -182,6 +185,7 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
         summed(kernels.dur),
         summed(kernels.flops),
         summed(kernels.bytes),
+        summed(kernels.bound) > 0,
         None if kernels.wait is None else summed(kernels.wait),
     )
 
@@ -197,7 +201,7 @@ def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
     group = [number.setdefault(layer, len(number)) for _, layer in spent]
     zeros = np.zeros(len(group), np.int64)
     dur = np.array(list(spent.values()), np.int64)
-    return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros)
+    return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros, zeros > 0)
 
 
 def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
@@ -206,12 +210,14 @@ def _by_phase(session: Session, steps: Table, ops: Sequence[Timed]) -> _Samples:
     columns = (session.computes[name].tolist() for name in ("compute", "step"))
     step_of = dict(zip(*columns, strict=True))
     n_flops, n_bytes = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+    bound = np.zeros(len(steps), np.bool_)
     for of in ops:
-        kernels, at = session.kernels(of.plan), row[step_of[of.compute]]
-        n_flops[at] += kernels.flops.sum()
-        n_bytes[at] += kernels.bytes.sum()
+        work, at = session.work(of), row[step_of[of.compute]]
+        n_flops[at] += work.flops.sum()
+        n_bytes[at] += work.bytes.sum()
+        bound[at] |= work.bound.any()
     group = np.array([PHASES.index(label) for label in steps["phase"]], np.int64)
-    return _Samples(list(PHASES), group, steps["end"] - steps["begin"], n_flops, n_bytes)
+    return _Samples(list(PHASES), group, steps["end"] - steps["begin"], n_flops, n_bytes, bound)
 
 
 # --- tables ---
@@ -225,12 +231,15 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
     groups = np.split(order, begin[1:]) if len(order) else []
     all_time = int(samples.dur.sum())
     rows: list[list[Cell]] = []
+    bounded = False
     for number, at in zip(present.tolist(), groups, strict=True):
         dur = samples.dur[at]
         total = int(dur.sum())
         quantiles = np.quantile(dur, (0.5, 0.9, 0.99)).tolist()
         work = (int(samples.flops[at].sum()), int(samples.bytes[at].sum()))
-        rates = [amount / total * 1e9 if amount and total else None for amount in work]
+        bound = bool(samples.bound[at].any())
+        rates = [rate_of(amount, total, bound) for amount in work]
+        bounded |= bound
         share = total / all_time if all_time else None
         mean = total / len(dur)
         wait = None if samples.wait is None else int(samples.wait[at].sum())
@@ -253,7 +262,7 @@ def _report(by: str, counted: str, samples: _Samples) -> Report:
         Column("bytes/s", "bytes_per_second"),
         Column("waiting", "ns"),
     ]
-    return Report(f"{counted} by {by}", columns, rows)
+    return Report(f"{counted} by {by}", columns, rows, [BOUND] * bounded)
 
 
 def _threads(ops: Sequence[Timed]) -> Report:
@@ -298,6 +307,6 @@ def _threads(ops: Sequence[Timed]) -> Report:
     return report
 
 
-def _joined(pieces: Sequence[Int64]) -> Int64:
+def _joined(pieces: Sequence[Int64 | NDArray[np.bool_]]) -> Int64:
     column: Int64 = np.concatenate([np.zeros(0, np.int64), *pieces])
     return column

@@ -116,9 +116,9 @@ def flops(op: str, ne: Sequence[int], src_ne: Sequence[Sequence[int]]) -> int:
     """Floating point operations of a node: a multiplication and an addition count as two.
 
     MUL_MAT [K,N]x[K,M] -> [N,M]: 2*M*N*K. MUL_MAT_ID: the same for the experts that each token
-    uses. FLASH_ATTN_EXT: both products over all of `n_kv`, masked positions included, as the
-    kernel's shape says; the softmax is left out. Elementwise sums and products: one for each
-    element. 0 for ops that move data and for ops without an agreed count.
+    uses. FLASH_ATTN_EXT: both products over all of `n_kv`, masked positions included, as its shape
+    says; `graph.attention` has what was computed. The softmax is left out. Elementwise sums and
+    products: one for each element. 0 for ops that move data and for ops without an agreed count.
     """
     if op in ("MUL_MAT", "MUL_MAT_ID") and src_ne:
         return 2 * _dim(src_ne[0], 0) * prod(ne)

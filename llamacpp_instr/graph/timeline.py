@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
-from llamacpp_instr.graph.kernels import node_backends, plan_kernels
+from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels
 from llamacpp_instr.graph.ops import Block, bytes_written, op_params
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.schema import Graph, Nodes, Plan
@@ -35,6 +35,8 @@ class OpSlice:
     flops: int
     bytes: int
     """read and written"""
+    varies: bool = False
+    """`flops` and `bytes` are of the largest compute, and not among `args`"""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,7 @@ class PlanTimeline:
     """each inside one of `layers`"""
     edges: list[tuple[int, int]]
     """(kernel, later kernel that reads its result), views looked through"""
-    flops: int
-    """of all ops"""
-    bytes: int
+    kernels: Kernels
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,15 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
         inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
         kernel_of.update(dict.fromkeys(range(first, first + count), i))
         name = "+".join(nodes.op[node] for node in inside)
-        args = _args(facts, inside, kernels.block[i], n_flops[i], n_bytes[i])
-        ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
+        varies = i in kernels.attention
+        work = (0, 0) if varies else (n_flops[i], n_bytes[i])
+        args = _args(facts, inside, kernels.block[i], *work)
+        block, layer = kernels.block[i], layers[i]
+        ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
     edges = _edges(facts, plan, counts, kernel_of)
-    return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
+    return PlanTimeline(ops, layer_runs, block_runs, edges, kernels)
 
 
 _OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})

@@ -156,7 +156,7 @@ def test_a_template_has_each_value_in_its_place() -> None:
     filled.begin_op(0, op, [*args], waits=True, rates=True, out=[1], into=[0, 2])
     filled.end(filled.end_of(0))
     t = np.array([[2**57], [3]])
-    times = Times(t, t + 2, np.array([[0], [2**62]]), t[:, 0])
+    times = Times(t, t + 2, np.array([[0], [2**62]]), t[:, 0], np.array([[8]]), np.array([[4]]))
     begin, end, later, _ = pb.Trace.FromString(filled.close().fill(times, 10).tobytes()).packet
     assert (begin.timestamp, end.timestamp, later.timestamp) == (2**57, 2**57 + 2, 3)
     for event, wait, flow in ((begin.track_event, 0, 10), (later.track_event, 2**62, 13)):

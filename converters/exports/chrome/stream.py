@@ -22,6 +22,7 @@ from converters.exports.chrome.kernels import (
     process_of,
 )
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import (
     Lanes,
     Selection,
@@ -299,28 +300,31 @@ class _Writer:
         if not self._selection.has_step(compute.step):
             return
         start, end = kernel_times(ops)
-        if main:
-            layers = self._on(compute.ctx, "layers")
-            template = self._draw(plan, layers, True, start, end)
-            if compute.dur:
-                t = compute.t + compute.start
-                self._counter(compute.ctx, "achieved GB/s", t, template.bytes / compute.dur)
-                self._counter(compute.ctx, "achieved GFLOP/s", t, template.flops / compute.dur)
-        if self._threads and ops.wait is not None:
-            tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
-            self._draw(plan, tid, False, start, end)
-
-    def _draw(self, plan: KnownPlan, tid: int, runs: bool, start: Int64, end: Int64) -> Template:
-        """Draws the kernels of a compute on a track; the template that was filled."""
         if plan.kept is None:
             plan.kept = plan_timeline(plan.graph.event, plan.event), {}
+        work = plan.kept[0].kernels.work(self._refs.compute.ubatch)
+        if main:
+            layers = self._on(compute.ctx, "layers")
+            self._draw(plan, layers, True, start, end, work)
+            if compute.dur:
+                t = compute.t + compute.start
+                for unit, amounts in (("GB/s", work.bytes), ("GFLOP/s", work.flops)):
+                    rate = int(amounts.sum()) / compute.dur
+                    self._counter(compute.ctx, f"achieved {unit}", t, rate)
+        if self._threads and ops.wait is not None:
+            tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
+            self._draw(plan, tid, False, start, end, work)
+
+    def _draw(
+        self, plan: KnownPlan, tid: int, runs: bool, start: Int64, end: Int64, work: KernelWork
+    ) -> None:
+        """Draws the kernels of a compute on a track."""
         timeline, templates = plan.kept
         template: Template | None = templates.get(tid)
         if template is None:
             template = templates[tid] = Template(timeline, self._selection, tid, runs)
         self._matched |= template.matched
-        self._write(template.fill(start - self._start, end - self._start))
-        return template
+        self._write(template.fill(start - self._start, end - self._start, work))
 
 
 def _metadata(name: str, pid: int, key: str, value: str | int, tid: int = 0) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from converters.exports.perfetto.packets import (
     valid,
 )
 from converters.exports.perfetto.tracks import Tracks
-from llamacpp_instr.graph.timeline import Lanes, PlanTimeline, remember
+from llamacpp_instr.graph.kernels import KernelWork
+from llamacpp_instr.graph.timeline import Lanes, remember
 from llamacpp_instr.schema import (
     Compute,
     Kv,
@@ -268,11 +269,11 @@ class StepSlices:
         form.slice(phases, "compute", "phase", begin, end, args)
         return form
 
-    def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
-        """Draws the rates of a compute: the work of all its ops over its time."""
+    def rates(self, work: KernelWork, compute: Compute, home: int) -> None:
+        """Draws the rates of a compute: the `work` of all its ops over its time."""
         dur = compute.dur
         if dur > 0:
-            rates = timeline.bytes / dur, timeline.flops / dur
+            rates = int(work.bytes.sum()) / dur, int(work.flops.sum()) / dur
             self._draw(self._rates_form, (home,), compute.t + compute.start, *rates)
 
     def _rates_form(self, home: int) -> Form:
