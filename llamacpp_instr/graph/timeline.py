@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
-from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels
-from llamacpp_instr.graph.ops import Block, bytes_written, op_params
+from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels, weight_read
+from llamacpp_instr.graph.ops import Block, bytes_written, op_params, role_of
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -27,7 +27,7 @@ class OpSlice:
     """One kernel."""
 
     name: str
-    """ops joined by +, one of a few names: `MUL_MAT`, `RMS_NORM+MUL`"""
+    """ops joined by +: `MUL_MAT`, `RMS_NORM+MUL`"""
     block: Block
     layer: int
     args: dict[str, Value]
@@ -37,6 +37,12 @@ class OpSlice:
     """read and written"""
     varies: bool = False
     """`flops` and `bytes` are of the largest compute, and not among `args`"""
+    role: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of its slice, the same in every layer: `MUL_MAT ffn_down`."""
+        return f"{self.name} {self.role}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,10 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
         varies = i in kernels.attention
         work = (0, 0) if varies else (n_flops[i], n_bytes[i])
         args = _args(facts, inside, kernels.block[i], *work)
+        weight, _ = weight_read(graph, inside)
+        role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], weight)
         block, layer = kernels.block[i], layers[i]
-        ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies))
+        ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies, role))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
     edges = _edges(facts, plan, counts, kernel_of)

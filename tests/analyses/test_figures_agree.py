@@ -16,7 +16,7 @@ import pytest
 from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.tables import load_tables
 from llamacpp_instr.log.reader import read_events
-from tests.kit.perfetto_queries import OP, arg, slices
+from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.trace_processor import ask, needs_node
 
 pytestmark = pytest.mark.native
@@ -211,10 +211,10 @@ def test_the_trace(told: Told, counted: set[int], summary: dict[str, list[Row]])
         trace,
         slices("s.name, s.dur", f"s.category = 'step' and {arg('step')} in ({numbers})"),
         slices(
-            f"s.name, sum(s.dur), count(*), sum({arg('flops')}), sum({arg('bytes')})",
+            f"{NAME}, sum(s.dur), count(*), sum({arg('flops')}), sum({arg('bytes')})",
             f"{OP} and {inside}",
         )
-        + " group by s.name",
+        + " group by 1",
         slices("sum(s.dur)", f"s.name glob 'layer [0-9]*' and {inside}"),
     )
     for row in summary["Speed"]:

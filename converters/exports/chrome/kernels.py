@@ -37,7 +37,7 @@ class Template:
                 rates = b',"GB/s":%d.%03d' if op.bytes else b""
                 rates += b',"GFLOP/s":%d.%03d' if op.flops else b""
                 rates += b',"bytes":%d,"flops":%d' if op.varies else b""
-                body = _body(op.name, op.block, op.args, rates)
+                body = _body(op.title, op.block, op.args, rates)
                 spans.append((i, 2, i, body))
                 used[i] = op.bytes > 0, op.flops > 0, op.varies, op.varies
         self.matched = bool(spans)

@@ -159,6 +159,11 @@ class _Writer:
         self._event({"ph": "C", "pid": ctx + 1, "ts": self._us(t), "name": name,
                      "args": {"value": value}})  # fmt: skip
 
+    def _span(self, ctx: int, name: str, begin: int, end: int, value: float) -> None:
+        """A counter that is zero when nothing runs."""
+        self._counter(ctx, name, begin, value)
+        self._counter(ctx, name, end, 0)
+
     def _track(self, ctx: int, name: str, number: int) -> int:
         """The number of a track, which is described when it is first used."""
         tid = (ctx + 1) * PER_CONTEXT + number
@@ -244,9 +249,10 @@ class _Writer:
         self._slice(self._on(step.ctx, "steps"), step.name, step.t, t, "step", args)
         remember(self._ended, step.step, (step.t, t), KEPT)
         if end is not None:
-            self._counter(step.ctx, "page faults", step.t, end.minflt + end.majflt)
+            self._span(step.ctx, "page faults", step.t, t, end.minflt + end.majflt)
             if t > step.t:
-                self._counter(step.ctx, "tokens/s", step.t, step.n_tokens * 1e9 / (t - step.t))
+                rate = step.n_tokens * 1e9 / (t - step.t)
+                self._span(step.ctx, "tokens/s", step.t, t, rate)
 
     def _compute(self, compute: Compute) -> None:
         self._flush_layers(compute.ctx)
@@ -310,7 +316,7 @@ class _Writer:
                 t = compute.t + compute.start
                 for unit, amounts in (("GB/s", work.bytes), ("GFLOP/s", work.flops)):
                     rate = int(amounts.sum()) / compute.dur
-                    self._counter(compute.ctx, f"achieved {unit}", t, rate)
+                    self._span(compute.ctx, f"achieved {unit}", t, t + compute.dur, rate)
         if self._threads and ops.wait is not None:
             tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
             self._draw(plan, tid, False, start, end, work)

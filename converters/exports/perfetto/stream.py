@@ -311,3 +311,4 @@ class _Writer:
         args = {name: v for name in names if (v := getattr(stats, name)) is not None}
         track = self._tracks.child(home, "tensor statistics")
         self._draw.instant(track, "statistics", stats.t, "stats", args)
+        self._draw.values(stats, home)

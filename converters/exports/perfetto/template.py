@@ -98,7 +98,7 @@ class ComputeTemplate:
 
         `out` and `into` number the flows that begin and end there, from 0 in each compute.
         """
-        event = self._packets.event(BEGIN, self._track, op.name, op.block, colour=op.block)
+        event = self._packets.event(BEGIN, self._track, op.title, op.block, colour=op.block)
         self._packets.add_args(event, {name: op.args[name] for name in args}, keep=True)
         if waits:
             self._packets.add_args(event, {"wait_ns": _NUMBER})
