@@ -53,6 +53,14 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.compare:compare",
             "Compare models, or their logs: size, error, speed.",
         ),
+        "probe": (
+            "llamacpp_instr.cli.probe:probe",
+            "Measure the machine: memory, ggml's kernels, barriers.",
+        ),
+        "roofline": (
+            "llamacpp_instr.cli.roofline:roofline",
+            "Compare the ops of a log with what the machine can do.",
+        ),
     },
     "Models": {
         "inspect": (
