@@ -133,7 +133,7 @@ def peer_slices(log: Path) -> list[tuple[int, int, str, dict[str, str | int | fl
                 rates = {"GB/s": op.bytes / max(dur, 1), "GFLOP/s": op.flops / max(dur, 1)}
                 work = {"GB/s": op.bytes, "GFLOP/s": op.flops}
                 args = {**op.args, **{name: r for name, r in rates.items() if work[name]}}
-                slices.append((now + gap, now + gap + dur, op.name, args))
+                slices.append((now + gap, now + gap + dur, op.title, args))
                 now += gap + dur
             if n == PEER_COMPUTES:
                 break

@@ -46,7 +46,7 @@ FIRST_SIGHT: tuple[Command, ...] = (
     # Perfetto's own track, which is empty here
     ("CollapseTracksByRegex", "^System$"),
     # these stay visible when the user scrolls
-    ("PinTracksByRegex", "^(session|session, .*|layers)$"),
+    ("PinTracksByRegex", "^(session(, .*)?|context [0-9]+(, .*)?|layers( of .*)?)$"),
 )
 
 

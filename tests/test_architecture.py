@@ -22,6 +22,7 @@ BELOW: dict[str, set[str]] = {
     "recording": {"llama"},
     "build": {"llama"},
     "memory": {"llama", "model", "recording"},
+    "probe": {"build", "llama", "model"},
     "quantize": {"llama", "model"},
     "quality": {"llama", "memory", "model"},
     "weights": {"llama", "model"},
@@ -29,7 +30,8 @@ BELOW: dict[str, set[str]] = {
     "converters.report": set(),
     "converters.exports": {"graph", "log"},
     "converters.analyses": {
-        "converters.report", "graph", "log", "memory", "model", "quality", "quantize", "weights",
+        "converters.report", "graph", "log", "memory", "model", "probe", "quality", "quantize",
+        "weights",
     },
 }  # fmt: skip
 

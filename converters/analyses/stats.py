@@ -32,7 +32,7 @@ from converters.analyses.stats_keys import (
     where_of,
 )
 from converters.analyses.thread_stats import thread_report
-from converters.report.report import Cell, Column, Report, Unit
+from converters.report.report import BOUND, Cell, Column, Report, Unit, rate_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
@@ -53,6 +53,8 @@ class _Samples:
     dur: Int64
     flops: Int64
     bytes: Int64
+    bound: NDArray[np.bool_]
+    """whether `flops` and `bytes` are upper bounds"""
     wait: Int64 | None = None
     """the part of `dur` in barriers; None if it was not recorded"""
 
@@ -174,14 +176,15 @@ def _kernels(
             keys = kernel_keys(session, of.plan, by, where[of.compute], filters)
             columns[place] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
         groups.append(columns[place])
-    kernels = [session.kernels(of.plan) for of in ops]
+    works = [session.work(of) for of in ops]
     waits = [of.wait for of in ops if of.wait is not None]
     return _Samples(
         list(number),
         _joined(groups),
         _joined([of.dur for of in ops]),
-        _joined([of.flops for of in kernels]),
-        _joined([of.bytes for of in kernels]),
+        _joined([of.flops for of in works]),
+        _joined([of.bytes for of in works]),
+        _joined([of.bound for of in works]).astype(np.bool_),
         _joined(waits) if ops and len(waits) == len(ops) else None,
     )
 
@@ -192,7 +195,7 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
     n = max(len(kernels.key), 1)
     pairs, at = np.unique(compute * n + kernels.group, return_inverse=True)
 
-    def summed(column: Int64) -> Int64:
+    def summed(column: Int64 | NDArray[np.bool_]) -> Int64:
         total = np.zeros(len(pairs), np.int64)
         np.add.at(total, at, column)
         return total
@@ -203,6 +206,7 @@ def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
         summed(kernels.dur),
         summed(kernels.flops),
         summed(kernels.bytes),
+        summed(kernels.bound) > 0,
         None if kernels.wait is None else summed(kernels.wait),
     )
 
@@ -218,7 +222,7 @@ def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
     group = [number.setdefault((layer,), len(number)) for _, layer in spent]
     zeros = np.zeros(len(group), np.int64)
     dur = np.array(list(spent.values()), np.int64)
-    return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros)
+    return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros, zeros > 0)
 
 
 def _by_phase(
@@ -233,10 +237,12 @@ def _by_phase(
     columns = (session.computes[name].tolist() for name in ("compute", "step"))
     step_of = dict(zip(*columns, strict=True))
     n_flops, n_bytes = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+    bound = np.zeros(len(steps), np.bool_)
     for of in ops:
-        kernels, at = session.kernels(of.plan), row[step_of[of.compute]]
-        n_flops[at] += kernels.flops.sum()
-        n_bytes[at] += kernels.bytes.sum()
+        work, at = session.work(of), row[step_of[of.compute]]
+        n_flops[at] += work.flops.sum()
+        n_bytes[at] += work.bytes.sum()
+        bound[at] |= work.bound.any()
     needed = {*by, *(of.key for of in filters)}
     values = {key: step_values(session, steps, key) for key in OF_STEP if key in needed}
     keys: list[Key] = list(zip(*(values[key] for key in OF_STEP if key in by), strict=True))
@@ -247,7 +253,7 @@ def _by_phase(
         keys = [k if kept.accepts(v) else LEFT_OUT for k, v in zip(keys, column, strict=True)]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     group = np.array([number[key] for key in keys], np.int64)
-    return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes)
+    return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes, bound)
 
 
 # --- tables ---
@@ -271,13 +277,16 @@ def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
     groups = np.split(order, begin[1:]) if len(order) else []
     all_time = int(samples.dur.sum())
     rows: list[list[Cell]] = []
+    bounded = False
     for number, at in zip(present.tolist(), groups, strict=True):
         dur = samples.dur[at]
         total = int(dur.sum())
         quantiles = np.quantile(dur, (0.5, 0.9, 0.99)).tolist()
         work = (int(samples.flops[at].sum()), int(samples.bytes[at].sum()))
-        rates = [amount / total * 1e9 if amount and total else None for amount in work]
+        bound = bool(samples.bound[at].any())
+        rates = [rate_of(amount, total, bound) for amount in work]
         middle = [_median_rate(of[at], dur) for of in (samples.flops, samples.bytes)]
+        bounded |= bound
         share = total / all_time if all_time else None
         mean = total / len(dur)
         wait = None if samples.wait is None else int(samples.wait[at].sum())
@@ -300,7 +309,8 @@ def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
         Column("bytes/s p50", "bytes_per_second"),
         Column("waiting", "ns"),
     ]
-    return Report(f"{counted} by {' and '.join(by)}", columns, rows, labels=len(by))
+    title = f"{counted} by {' and '.join(by)}"
+    return Report(title, columns, rows, [BOUND] * bounded, labels=len(by))
 
 
 def _median_rate(amounts: Int64, dur: Int64) -> float | None:
@@ -316,6 +326,6 @@ def _rank(key: By, value: Cell) -> int:
     return int(value or 0) if key in IN_ORDER else 0
 
 
-def _joined(pieces: Sequence[Int64]) -> Int64:
+def _joined(pieces: Sequence[Int64 | NDArray[np.bool_]]) -> Int64:
     column: Int64 = np.concatenate([np.zeros(0, np.int64), *pieces])
     return column

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from converters.analyses.clock import clock_report, clock_sentences, compute_clock
 from converters.analyses.findings import compute_findings
-from converters.report.report import Cell, Column, Figures, Report, shown
+from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
 from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
@@ -230,21 +230,21 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
 
 
 def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
-    totals: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+    totals: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(5))
     for ops in session.ops:
         if ops.thread == 0 and ops.compute in phase_of:
-            kernels = session.kernels(ops.plan)
-            work = np.stack([np.ones(len(ops.dur)), ops.dur, kernels.flops, kernels.bytes], 1)
-            for label, row in zip(kernels.label, work, strict=True):
+            of = session.work(ops)
+            work = np.stack([np.ones(len(ops.dur)), ops.dur, of.flops, of.bytes, of.bound], 1)
+            for label, row in zip(session.kernels(ops.plan).label, work, strict=True):
                 totals[label] += row
     all_time = sum(float(total[1]) for total in totals.values())
     rows: list[list[Cell]] = []
     for label, total in sorted(totals.items(), key=lambda item: -float(item[1][1])):
-        calls, ns, n_flops, n_bytes = total.tolist()
-        rate = [amount / ns * 1e9 if ns and amount else None for amount in (n_flops, n_bytes)]
+        calls, ns, n_flops, n_bytes, n_bounds = total.tolist()
+        rate = [rate_of(amount, ns, n_bounds > 0) for amount in (n_flops, n_bytes)]
         share = ns / all_time if all_time else None
         rows.append([label, int(calls), int(ns), share, ns / calls, *rate])
-    notes = []
+    notes = [BOUND] if any(total[4] for total in totals.values()) else []
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
         rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)

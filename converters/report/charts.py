@@ -186,6 +186,41 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
     return Chart(title, draw)
 
 
+def roofline_chart(
+    title: str, slopes: Mapping[str, float], roofs: Mapping[str, float], points: Sequence[Point]
+) -> Chart:
+    """FLOP/s over FLOPs per byte, both logarithmic: a slope for each bandwidth in bytes/s, a level
+    for each roof in FLOP/s, and a labelled point for each op. Points that are not above zero are
+    omitted."""
+    kept = [p for p in points if 0 < p.x < math.inf and 0 < p.y < math.inf]
+    peak = max(roofs.values())
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        low = min([peak / max(slopes.values()) / 10, *(p.x / 2 for p in kept)])
+        high = max([peak / min(slopes.values()) * 10, *(p.x * 2 for p in kept)])
+        drawn = []
+        for number, (_, slope) in enumerate(slopes.items()):
+            ends = [low, peak / slope]
+            color = COLORS[(number + 1) % len(COLORS)]
+            drawn += axes.plot(ends, [slope * x for x in ends], color=color)
+        for number, (_, roof) in enumerate(roofs.items(), len(slopes)):
+            color = COLORS[(number + 1) % len(COLORS)]
+            ends = [roof / max(slopes.values()), high]
+            drawn += axes.plot(ends, [roof, roof], color=color, linestyle="--")
+        axes.scatter([p.x for p in kept], [p.y for p in kept], s=30, color=COLORS[0], zorder=3)
+        axes.set_xlabel("FLOPs per byte")
+        axes.set_ylabel("GFLOP/s")
+        axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
+        axes.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1e9:g}")
+        _legend(figure, drawn, [*slopes, *roofs])
+        _label_points(figure, axes, kept)
+
+    return Chart(title, draw)
+
+
 # --- what the charts share ---
 
 

@@ -36,6 +36,23 @@ Unit = Literal[
 ]
 Cell: TypeAlias = "str | int | float | None"
 """None means not measured; text shows an empty cell"""
+
+
+class AtMost(float):
+    """An upper bound: text shows it with ≤, JSON lists its column in the row's `at_most`."""
+
+
+BOUND = "≤: attention may have read fewer cells; the log does not tell what its mask hid."
+
+
+def rate_of(amount: float, ns: float, bound: bool) -> float | None:
+    """Amount per second, or None if there is none; an AtMost if the amount is an upper bound."""
+    if not amount or not ns:
+        return None
+    rate = amount / ns * 1e9
+    return AtMost(rate) if bound else rate
+
+
 Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
 """the numbers in the notes: name -> value and unit"""
 
@@ -93,13 +110,19 @@ class Report:
         return {
             "title": self.title,
             "units": {column.name: column.unit for column in self.columns},
-            "rows": [dict(zip(names, map(_plain, row), strict=True)) for row in self.rows],
+            "rows": [_row_of(names, row) for row in self.rows],
             "figures": {
                 name: {"value": _plain(value), "unit": unit}
                 for name, (value, unit) in self.figures.items()
             },
             "notes": self.notes,
         }
+
+
+def _row_of(names: list[str], row: list[Cell]) -> dict[str, Any]:
+    bounds = [name for name, cell in zip(names, row, strict=True) if isinstance(cell, AtMost)]
+    cells = dict(zip(names, map(_plain, row), strict=True))
+    return cells | {"at_most": bounds} if bounds else cells
 
 
 def _plain(cell: Cell) -> Cell:
@@ -175,6 +198,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return ""
     if isinstance(cell, str):
         return printable(cell)
+    if isinstance(cell, AtMost):
+        return f"≤ {shown(float(cell), unit)}"
     if math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
     if unit in ("ns", "bytes"):

@@ -69,6 +69,14 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.values:values",
             "Print or compare the values that --stats read.",
         ),
+        "probe": (
+            "llamacpp_instr.cli.probe:probe",
+            "Measure the machine: memory, ggml's kernels, barriers.",
+        ),
+        "roofline": (
+            "llamacpp_instr.cli.roofline:roofline",
+            "Compare the ops of a log with what the machine can do.",
+        ),
     },
     "Models": {
         "inspect": (

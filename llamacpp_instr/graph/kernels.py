@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.graph.attention import Attention, Ubatch, attention_work, attentions
 from llamacpp_instr.graph.ops import Block, blocks_of, bytes_moved, flops
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -27,7 +28,32 @@ class Kernels:
     block: list[Block]
     layer: Int64
     flops: Int64
+    """of attention over the whole window of the cache: see `work`"""
     bytes: Int64
+    attention: dict[int, Attention]
+    """by kernel: those whose work depends on the compute"""
+
+    def work(self, ubatch: Ubatch | None) -> KernelWork:
+        """The work of one compute. `ubatch` is what is known of its masks, None for nothing."""
+        if not self.attention:
+            return KernelWork(self.flops, self.bytes, np.zeros(len(self.flops), np.bool_))
+        known = {of: attention_work(of, ubatch) for of in set(self.attention.values())}
+        n_flops, n_bytes = self.flops.copy(), self.bytes.copy()
+        bound = np.zeros(len(n_flops), np.bool_)
+        for kernel, of in self.attention.items():
+            n_flops[kernel], cells, bound[kernel] = known[of]
+            n_bytes[kernel] -= (of.n_kv - cells) * of.cell_bytes
+        return KernelWork(n_flops, n_bytes, bound)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What the kernels of one compute did; columns as long as the plan."""
+
+    flops: Int64
+    bytes: Int64
+    bound: NDArray[np.bool_]
+    """whether `flops` and `bytes` are upper bounds"""
 
 
 def graph_problems(graph: Graph) -> Iterator[str]:
@@ -90,7 +116,11 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
         passed = sum(nodes.bytes[node] for node in inside[:-1])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
     layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
-    return Kernels(label, [blocks[node] for node in plan.node], layer, n_flops, n_bytes)
+    shapes = attentions(graph, node_backends(graph))
+    alone = zip(plan.node, counts, strict=True)
+    attention = {i: shapes[at] for i, (at, n) in enumerate(alone) if n == 1 and at in shapes}
+    block = [blocks[node] for node in plan.node]
+    return Kernels(label, block, layer, n_flops, n_bytes, attention)
 
 
 def node_backends(graph: Graph) -> list[str | None]:

@@ -92,6 +92,19 @@ def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Blo
     return "other"
 
 
+def role_of(op: str, name: str, weight: str | None) -> str:
+    """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name tells.
+
+    `name` is the node's, `weight` that of the weight that it reads. The number of the layer is left
+    out, so that nodes of all layers with one role are called alike.
+    """
+    if weight and op != "ROPE":  # which reads the frequencies for queries and keys
+        inside = _WEIGHT.match(weight)
+        return (inside[1] if inside else weight).removesuffix(".weight")
+    plain = re.sub(r"_l\d+$", "", _plain_name(name))
+    return "" if re.match(r"(node|leaf)_\d+$", plain) else plain
+
+
 def op_params(op: str, words: Sequence[int]) -> dict[str, int | float | str]:
     """An op's parameters by name, decoded from the int32 words of `ggml_tensor::op_params`
     (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be missing. Empty for ops with
@@ -116,9 +129,9 @@ def flops(op: str, ne: Sequence[int], src_ne: Sequence[Sequence[int]]) -> int:
     """Floating point operations of a node: a multiplication and an addition count as two.
 
     MUL_MAT [K,N]x[K,M] -> [N,M]: 2*M*N*K. MUL_MAT_ID: the same for the experts that each token
-    uses. FLASH_ATTN_EXT: both products over all of `n_kv`, masked positions included, as the
-    kernel's shape says; the softmax is left out. Elementwise sums and products: one for each
-    element. 0 for ops that move data and for ops without an agreed count.
+    uses. FLASH_ATTN_EXT: both products over all of `n_kv`, masked positions included, as its shape
+    says; `graph.attention` has what was computed. The softmax is left out. Elementwise sums and
+    products: one for each element. 0 for ops that move data and for ops without an agreed count.
     """
     if op in ("MUL_MAT", "MUL_MAT_ID") and src_ne:
         return 2 * _dim(src_ne[0], 0) * prod(ne)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
-from llamacpp_instr.graph.kernels import node_backends, plan_kernels
-from llamacpp_instr.graph.ops import Block, bytes_written, op_params
+from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels, weight_read
+from llamacpp_instr.graph.ops import Block, bytes_written, op_params, role_of
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -27,7 +27,7 @@ class OpSlice:
     """One kernel."""
 
     name: str
-    """ops joined by +, one of a few names: `MUL_MAT`, `RMS_NORM+MUL`"""
+    """ops joined by +: `MUL_MAT`, `RMS_NORM+MUL`"""
     block: Block
     layer: int
     args: dict[str, Value]
@@ -35,6 +35,14 @@ class OpSlice:
     flops: int
     bytes: int
     """read and written"""
+    varies: bool = False
+    """`flops` and `bytes` are of the largest compute, and not among `args`"""
+    role: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of its slice, the same in every layer: `MUL_MAT ffn_down`."""
+        return f"{self.name} {self.role}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,7 @@ class PlanTimeline:
     """each inside one of `layers`"""
     edges: list[tuple[int, int]]
     """(kernel, later kernel that reads its result), views looked through"""
-    flops: int
-    """of all ops"""
-    bytes: int
+    kernels: Kernels
 
 
 @dataclass(frozen=True)
@@ -157,12 +163,17 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
         inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
         kernel_of.update(dict.fromkeys(range(first, first + count), i))
         name = "+".join(nodes.op[node] for node in inside)
-        args = _args(facts, inside, kernels.block[i], n_flops[i], n_bytes[i])
-        ops.append(OpSlice(name, kernels.block[i], layers[i], args, n_flops[i], n_bytes[i]))
+        varies = i in kernels.attention
+        work = (0, 0) if varies else (n_flops[i], n_bytes[i])
+        args = _args(facts, inside, kernels.block[i], *work)
+        weight, _ = weight_read(graph, inside)
+        role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], weight)
+        block, layer = kernels.block[i], layers[i]
+        ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies, role))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
     edges = _edges(facts, plan, counts, kernel_of)
-    return PlanTimeline(ops, layer_runs, block_runs, edges, sum(n_flops), sum(n_bytes))
+    return PlanTimeline(ops, layer_runs, block_runs, edges, kernels)
 
 
 _OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})

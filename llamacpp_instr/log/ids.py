@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamacpp_instr.graph.attention import Ubatch
+from llamacpp_instr.log.caches import Caches
 from llamacpp_instr.schema import Compute, Context, Graph, Model, Plan, StepBegin
 
 
@@ -51,6 +53,9 @@ class KnownContext:
     kept: Any = None
     """what a reader keeps with the context, forgotten with it; the same for the others"""
 
+    def __post_init__(self) -> None:
+        self.caches = Caches(self.event, self.model.event)
+
 
 @dataclass(eq=False)
 class KnownGraph:
@@ -87,4 +92,6 @@ class KnownCompute:
 
     event: Compute
     graph: KnownGraph
+    ubatch: Ubatch
+    """what is known of its masks"""
     kept: Any = None

@@ -322,7 +322,8 @@ class Resolver:
         if context.compute:
             del self.computes[context.compute.event.compute]
         self.graph = graph
-        self.compute = self.computes[event.compute] = KnownCompute(event, graph)
+        ubatch = context.caches.compute(event, self.step.event if self.step else None)
+        self.compute = self.computes[event.compute] = KnownCompute(event, graph, ubatch)
         context.compute = self.compute
         recent = graph.context.graphs
         recent[event.graph] = recent.pop(event.graph)
@@ -376,6 +377,8 @@ class Resolver:
     def _of_step(self, _line: int, event: Kv | Token) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
+        elif type(event) is Kv:
+            self.context.caches.take(event)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
 

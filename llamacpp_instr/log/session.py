@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.errors import LogError
-from llamacpp_instr.graph.kernels import Kernels, plan_kernels
+from llamacpp_instr.graph.attention import Ubatch
+from llamacpp_instr.graph.kernels import Kernels, KernelWork, plan_kernels
 from llamacpp_instr.log.columns import Columns, interval_columns, kind
 from llamacpp_instr.log.columns import Table as Table
 from llamacpp_instr.log.parts import read_run
@@ -121,6 +122,8 @@ class Session:
     messages: list[Message]
     open_steps: list[StepBegin]
     """begun and not ended"""
+    ubatches: dict[int, Ubatch]
+    """what is known of the masks of each compute"""
     _kernels: dict[int, Kernels] = field(default_factory=dict)
 
     @cached_property
@@ -140,6 +143,14 @@ class Session:
             except OverflowError:
                 raise LogError(f"plan {plan}: impossible tensor sizes", self.path) from None
         return self._kernels[plan]
+
+    def work(self, ops: Timed) -> KernelWork:
+        """What the kernels of `ops` computed and moved."""
+        kernels = self.kernels(ops.plan)
+        try:
+            return kernels.work(self.ubatches.get(ops.compute))
+        except OverflowError:
+            raise LogError(f"plan {ops.plan}: impossible tensor sizes", self.path) from None
 
 
 def load_session(
@@ -223,6 +234,7 @@ class _Loader:
         self.stats: list[TensorStats] = []
         self.notes: list[Note] = []
         self.messages: list[Message] = []
+        self.ubatches: dict[int, Ubatch] = {}
         self.n_rows = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             SessionEnd: self._session_end,
@@ -233,7 +245,7 @@ class _Loader:
             Graph: self._graph,
             Plan: self._plan,
             StepEnd: self._step_end,
-            Compute: self.computes.add_event,
+            Compute: self._compute,
             Ops: self._ops,
             Layers: self._layers,
             Splits: self._splits,
@@ -269,6 +281,7 @@ class _Loader:
             columns.clear()
         for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):
             setattr(self, name, [])
+        self.ubatches = {}
         self.n_rows = 0
 
     def end_marks(self) -> None:
@@ -302,6 +315,7 @@ class _Loader:
             notes=self.notes,
             messages=self.messages,
             open_steps=open_steps,
+            ubatches=self.ubatches,
         )
 
     def _session_end(self, event: SessionEnd) -> None:
@@ -345,6 +359,10 @@ class _Loader:
         )
         for sequence in begin.sequences:
             self.sequences.add((begin.step, *sequence))
+
+    def _compute(self, event: Compute) -> None:
+        self.computes.add_event(event)
+        self.ubatches[event.compute] = self.refs.compute.ubatch
 
     def _ops(self, event: Ops) -> None:
         if event.plan in self.impossible:

@@ -16,7 +16,7 @@ import pytest
 from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.tables import load_tables
 from llamacpp_instr.log.reader import read_events
-from tests.kit.perfetto_queries import OP, arg, slices
+from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.trace_processor import ask, needs_node
 
 pytestmark = pytest.mark.native
@@ -89,15 +89,17 @@ def test_the_time_of_each_op(
     assert {row["Op"]: row["calls"] for row in summary["Top ops"]} == {
         row["op"]: row["count"] for row in stats
     }
+    assert not any("at_most" in row for row in [*stats, *summary["Top ops"]])
     for name in ("FLOP/s", "bytes/s"):
         assert [row[name] for row in summary["Top ops"]] == [row[name] for row in stats]
 
     ops = load_tables(told.log).ops
     ops = ops[ops.step.isin(counted) & (ops.thread == 0)]
     assert ops.groupby("label", observed=True).dur.sum().to_dict() == spent
-    by_label = ops.groupby("label", observed=True)[["bytes", "dur"]].sum()
-    rates = {row["op"]: row["bytes/s"] for row in stats}
-    assert (by_label.bytes / by_label.dur * 1e9).to_dict() == pytest.approx(rates)
+    by_label = ops.groupby("label", observed=True)[["bytes", "flops", "dur"]].sum()
+    for name, column in (("bytes/s", by_label.bytes), ("FLOP/s", by_label.flops)):
+        rates = {row["op"]: row[name] or 0 for row in stats}
+        assert (column / by_label.dur * 1e9).to_dict() == pytest.approx(rates)
 
     def told_twice(line: Row) -> tuple[int, str, str, int, str]:
         shape = "x".join(map(str, line["ne"]))
@@ -208,7 +210,11 @@ def test_the_trace(told: Told, counted: set[int], summary: dict[str, list[Row]])
     steps, ops, layers = ask(
         trace,
         slices("s.name, s.dur", f"s.category = 'step' and {arg('step')} in ({numbers})"),
-        slices("s.name, sum(s.dur), count(*)", f"{OP} and {inside}") + " group by s.name",
+        slices(
+            f"{NAME}, sum(s.dur), count(*), sum({arg('flops')}), sum({arg('bytes')})",
+            f"{OP} and {inside}",
+        )
+        + " group by 1",
         slices("sum(s.dur)", f"s.name glob 'layer [0-9]*' and {inside}"),
     )
     for row in summary["Speed"]:
@@ -220,8 +226,13 @@ def test_the_trace(told: Told, counted: set[int], summary: dict[str, list[Row]])
             )
     spent = summed((row["Op"].partition(" ")[0], row["time"]) for row in summary["Top ops"])
     calls = summed((row["Op"].partition(" ")[0], row["calls"]) for row in summary["Top ops"])
-    assert {name: (ns, n) for name, ns, n in ops} == {
+    assert {name: (ns, n) for name, ns, n, _, _ in ops} == {
         name: (spent[name], calls[name]) for name in spent
+    }
+    table = load_tables(told.log).ops
+    table = table[table.step.isin(counted)].groupby("op", observed=True)[["flops", "bytes"]].sum()
+    assert {name: (n_flops or 0, n_bytes or 0) for name, _, _, n_flops, n_bytes in ops} == {
+        name: (row.flops, row.bytes) for name, row in table.iterrows()
     }
     of_layers = [row for row in summary["Layers"] if row["Layer"] >= 0]
     assert layers == [[sum(row["prefill"] + row["decode"] for row in of_layers)]]

@@ -24,6 +24,7 @@ from llamacpp_instr.graph.timeline import Lanes, Selection
 from llamacpp_instr.log.reader import read_events as read_log
 from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.made_log import encode, make_log
+from tests.kit.perfetto_queries import NAME
 from tests.kit.perfetto_truth import Truth, truth
 from tests.kit.strategies import logs, unclosed_logs
 from tests.kit.trace_processor import ask, check, needs_node
@@ -79,7 +80,7 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
 
     def rows(track: str, *not_of: str) -> Counter[Any]:
         return Counter(
-            (e["ts"], e["dur"], e["name"])
+            (e["ts"], e["dur"], e["name"].partition(" ")[0])
             for e in slices
             if names[e["tid"]] == track and e["cat"] not in not_of
         )
@@ -164,7 +165,7 @@ def test_trace_processor_reads_what_stands_in_the_log(log: Path, tmp_path: Path)
     wanted = truth(read_events(log))
     ops, steps, layers = ask(
         trace,
-        "select s.ts, s.dur, s.name, extract_arg(s.arg_set_id, 'args.tensor') from slice s"
+        f"select s.ts, s.dur, {NAME}, extract_arg(s.arg_set_id, 'args.tensor') from slice s"
         " join thread_track t on t.id = s.track_id join thread using (utid)"
         " where thread.name = 'layers' and category not in ('layer', 'block')",
         "select ts, dur, name from slice where category = 'step'",
@@ -226,7 +227,7 @@ def test_selections_choose_steps_layers_and_ops(made: Path) -> None:
     assert layers == {0}
     of_ops = [event for event in slices(ops={"ROPE"}) if "tensor" in event["args"]]
     assert of_ops
-    assert all("ROPE" in event["name"].split("+") for event in of_ops)
+    assert all("ROPE" in event["args"]["op"].split("+") for event in of_ops)
     with pytest.raises(UsageError, match="nothing of the log was selected"):
         slices(layers=(900, 901))
 

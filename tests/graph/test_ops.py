@@ -14,6 +14,7 @@ from llamacpp_instr.graph.ops import (
     bytes_written,
     flops,
     op_params,
+    role_of,
 )
 from llamacpp_instr.schema import Graph, Leaf, Nodes, Plan, Split
 
@@ -193,3 +194,21 @@ def test_fused_kernels_move_nothing_between_their_nodes():
     assert kernels.flops.tolist() == [4, 16]
     # input, weight and result; then weight, input and result
     assert kernels.bytes.tolist() == [16 + 16 + 16, 9 + 16 + 8]
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "weight", "role"),
+    [
+        ("MUL_MAT", "ffn_out-3", "blk.3.ffn_down.weight", "ffn_down"),
+        ("MUL_MAT", "result_output", "output.weight", "output"),
+        ("ADD", "Qcur-1", "blk.1.attn_q.bias", "attn_q.bias"),
+        ("ROPE", "Qcur-1", "rope_freqs.weight", "Qcur"),
+        ("SET_ROWS", "cache_k_l11 (view)", None, "cache_k"),
+        ("ADD", "l_out-11", None, "l_out"),
+        ("FLASH_ATTN_EXT", "node_21", None, ""),
+    ],
+)
+def test_a_role_is_the_same_in_every_layer(
+    op: str, name: str, weight: str | None, role: str
+) -> None:
+    assert role_of(op, name, weight) == role

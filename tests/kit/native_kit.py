@@ -82,7 +82,7 @@ def random_models() -> Path:
     """Directory of the small random models that upstream's test writes, by architecture."""
     library = unpatched_library()
     models = library.parent / "models"
-    with _locked(models) as done:
+    with locked(models) as done:
         if not done:
             models.mkdir()
             subprocess.run(
@@ -136,7 +136,7 @@ def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: boo
     flags = (*CMAKE, *flags)
     place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
     binaries = place / "bin"
-    with _locked(place) as done:
+    with locked(place) as done:
         if not done:
             _build(name, place, flags, targets, patched)
     return binaries
@@ -168,7 +168,7 @@ def _key(flags: Sequence[str], patched: bool) -> str:
 
 
 @contextmanager
-def _locked(place: Path) -> Iterator[bool]:
+def locked(place: Path) -> Iterator[bool]:
     """Yields whether the directory is complete. If not, it is cleared, and complete after the
     block. Other test processes wait here for the one that fills it."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ def _clear(place: Path) -> None:
 
 def _tree(place: Path, patched: bool) -> Path:
     """The vendored llama.cpp in `place`, unpacked if necessary."""
-    with _locked(place) as done:
+    with locked(place) as done:
         if not done:
             place.mkdir(parents=True)
             cache = cache_dir()

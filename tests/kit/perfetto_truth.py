@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -26,6 +27,7 @@ class Truth:
     """by thread: time between its kernels and after them"""
     tokens: list[Row] = field(default_factory=list)
     kv: list[Row] = field(default_factory=list)
+    titles: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
     rates: list[Row] = field(default_factory=list)
     texts: list[Row] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Truth:
     major_faults: list[Row] = field(default_factory=list)
     splits: list[Row] = field(default_factory=list)
     syncs: list[Row] = field(default_factory=list)
+    values: list[Row] = field(default_factory=list)
+    """time, counter, value"""
     stats: list[Row] = field(default_factory=list)
     """time, name of an argument, its value"""
     args: list[Row] = field(default_factory=list)
@@ -84,6 +88,8 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             found.steps.append((b["t"], dur, name, b["step"], b["n_tokens"], e["status"]))
             found.faults.append((b["t"], e.get("minflt", 0)))
             found.major_faults.append((b["t"], e.get("majflt", 0)))
+            found.faults.append((e["t"], 0))
+            found.major_faults.append((e["t"], 0))
             found.phases += step_phases(b, e, [c for c in computed.values() if in_step(c, b)])
             ended[b["step"]] = e["t"]
             if dur:
@@ -132,6 +138,9 @@ def truth(events: list[dict[str, Any]]) -> Truth:
                     found.ops.append((begin, dur, name, nodes["name"][last], shape))
                     for arg, value in op_args(graphs[plan["graph"]], inside):
                         found.args.append((begin, arg, value))
+                        if arg == "weight" and name != "ROPE":
+                            role = re.sub(r"^(enc\.|dec\.)?blk\.\d+\.|\.weight$", "", value)
+                            found.titles.append((begin, f"{name} {role}"))
                     if name == "MUL_MAT":
                         found.work.append((begin, *product_work(graphs[plan["graph"]], last)))
                 found.n_edges += count_edges(nodes, insides)
@@ -182,6 +191,11 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any]) -> None:
         case "tensor_stats":
             names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
             values = {"layer": -1, **e}
+            found.values += [
+                (t, f"{e['name']} {name}", e[name])
+                for name in ("min", "max", "mean", "std")
+                if name in e
+            ]
             found.stats += [(t, name, values[name]) for name in names if name in values]
 
 

@@ -22,6 +22,7 @@ from converters.exports.chrome.kernels import (
     process_of,
 )
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import (
     Lanes,
     Selection,
@@ -158,6 +159,11 @@ class _Writer:
         self._event({"ph": "C", "pid": ctx + 1, "ts": self._us(t), "name": name,
                      "args": {"value": value}})  # fmt: skip
 
+    def _span(self, ctx: int, name: str, begin: int, end: int, value: float) -> None:
+        """A counter that is zero when nothing runs."""
+        self._counter(ctx, name, begin, value)
+        self._counter(ctx, name, end, 0)
+
     def _track(self, ctx: int, name: str, number: int) -> int:
         """The number of a track, which is described when it is first used."""
         tid = (ctx + 1) * PER_CONTEXT + number
@@ -243,9 +249,10 @@ class _Writer:
         self._slice(self._on(step.ctx, "steps"), step.name, step.t, t, "step", args)
         remember(self._ended, step.step, (step.t, t), KEPT)
         if end is not None:
-            self._counter(step.ctx, "page faults", step.t, end.minflt + end.majflt)
+            self._span(step.ctx, "page faults", step.t, t, end.minflt + end.majflt)
             if t > step.t:
-                self._counter(step.ctx, "tokens/s", step.t, step.n_tokens * 1e9 / (t - step.t))
+                rate = step.n_tokens * 1e9 / (t - step.t)
+                self._span(step.ctx, "tokens/s", step.t, t, rate)
 
     def _compute(self, compute: Compute) -> None:
         self._flush_layers(compute.ctx)
@@ -299,28 +306,31 @@ class _Writer:
         if not self._selection.has_step(compute.step):
             return
         start, end = kernel_times(ops)
-        if main:
-            layers = self._on(compute.ctx, "layers")
-            template = self._draw(plan, layers, True, start, end)
-            if compute.dur:
-                t = compute.t + compute.start
-                self._counter(compute.ctx, "achieved GB/s", t, template.bytes / compute.dur)
-                self._counter(compute.ctx, "achieved GFLOP/s", t, template.flops / compute.dur)
-        if self._threads and ops.wait is not None:
-            tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
-            self._draw(plan, tid, False, start, end)
-
-    def _draw(self, plan: KnownPlan, tid: int, runs: bool, start: Int64, end: Int64) -> Template:
-        """Draws the kernels of a compute on a track; the template that was filled."""
         if plan.kept is None:
             plan.kept = plan_timeline(plan.graph.event, plan.event), {}
+        work = plan.kept[0].kernels.work(self._refs.compute.ubatch)
+        if main:
+            layers = self._on(compute.ctx, "layers")
+            self._draw(plan, layers, True, start, end, work)
+            if compute.dur:
+                t = compute.t + compute.start
+                for unit, amounts in (("GB/s", work.bytes), ("GFLOP/s", work.flops)):
+                    rate = int(amounts.sum()) / compute.dur
+                    self._span(compute.ctx, f"achieved {unit}", t, t + compute.dur, rate)
+        if self._threads and ops.wait is not None:
+            tid = self._track(compute.ctx, f"thread {ops.thread}", FIRST_THREAD + ops.thread)
+            self._draw(plan, tid, False, start, end, work)
+
+    def _draw(
+        self, plan: KnownPlan, tid: int, runs: bool, start: Int64, end: Int64, work: KernelWork
+    ) -> None:
+        """Draws the kernels of a compute on a track."""
         timeline, templates = plan.kept
         template: Template | None = templates.get(tid)
         if template is None:
             template = templates[tid] = Template(timeline, self._selection, tid, runs)
         self._matched |= template.matched
-        self._write(template.fill(start - self._start, end - self._start))
-        return template
+        self._write(template.fill(start - self._start, end - self._start, work))
 
 
 def _metadata(name: str, pid: int, key: str, value: str | int, tid: int = 0) -> dict[str, Any]:

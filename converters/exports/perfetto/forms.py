@@ -105,6 +105,10 @@ class Form:
         event = self._event(t, pb.TrackEvent(type=COUNTER, track_uuid=track))
         self._place(value, event, value.counter)
 
+    def zero(self, t: Blank, track: int) -> None:
+        """Adds that nothing is counted from then on."""
+        self._event(t, pb.TrackEvent(type=COUNTER, track_uuid=track, counter_value=0))
+
     def _event(self, t: Blank, event: pb.TrackEvent) -> pb.TrackEvent:
         added = add_packet(self._trace, track_event=event)
         self._place(t, added, "timestamp")

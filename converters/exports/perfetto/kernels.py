@@ -20,6 +20,7 @@ from converters.exports.perfetto.template import (
     runs_template,
     thread_template,
 )
+from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import PlanTimeline, Selection, plan_timeline
 from llamacpp_instr.log.columns import interval_columns
 from llamacpp_instr.schema import Graph, Layers, Ops, Plan
@@ -41,6 +42,8 @@ class _Batch:
     columns: list[tuple[Int64 | None, Int64, Int64 | None]] = field(default_factory=list)
     """gap, dur, wait"""
     tail: list[int] = field(default_factory=list)
+    work: list[tuple[Int64, Int64]] = field(default_factory=list)
+    """FLOPs and bytes of each compute, or once, if all have the same; none if nothing shows it"""
 
 
 class KernelSlices:
@@ -79,19 +82,27 @@ class KernelSlices:
         )
         self._add(batch, event, None, 0)
 
-    def add_ops(self, event: Ops, graph: Graph, plan: Plan, track: int, main: bool) -> None:
-        """Adds the ops of a compute: on the layers' track if `main`, else on a thread's own."""
-        gaps, waits = event.gap is not None, event.wait is not None
-        key = (event.plan, track, main, gaps, waits)
+    def add_ops(
+        self, event: Ops, timeline: PlanTimeline, track: int, work: KernelWork | None
+    ) -> None:
+        """Adds the ops of a compute: with their `work` on the layers' track, else on a thread's
+        own."""
+        gaps, waits, main = event.gap is not None, event.wait is not None, work is not None
+        bounds = work.bound.tobytes() if work and timeline.kernels.attention else b""
+        key = (event.plan, track, main, gaps, waits, bounds)
 
         def make() -> ComputeTemplate:
-            timeline = self.timeline(graph, plan)
             packets, selection = self._packets, self._selection
-            if main:
-                return layers_template(packets, timeline, selection, track, bool(self._flows))
+            if work:
+                bound = work.bound.tolist()
+                return layers_template(
+                    packets, timeline, selection, track, bool(self._flows), bound
+                )
             return thread_template(packets, timeline, selection, track, gaps, waits)
 
         batch = self._batch(key, len(event.dur), make)
+        if work and (timeline.kernels.attention or not batch.work):
+            batch.work.append((work.flops, work.bytes))
         self._add(batch, event, event.wait, event.tail)
 
     def timeline(self, graph: Graph, plan: Plan) -> PlanTimeline:
@@ -142,8 +153,11 @@ class KernelSlices:
         end = np.cumsum(step, axis=1)
         end += np.array(batch.t)[:, None]
         done = end[:, -1] + np.array(batch.tail)
-        times = Times(end - dur, end, np.array(wait) if wait else None, done)
+        work = np.array(batch.work or np.zeros((1, 2, batch.n_kernels), np.int64))
+        times = Times(
+            end - dur, end, np.array(wait) if wait else None, done, work[:, 0], work[:, 1]
+        )
         first = self._flows(batch.template.n_flows * batch.n) if self._flows else 0
         self._write(batch.template.fill(times, first))
         batch.n = 0
-        batch.columns, batch.t, batch.tail = [], [], []
+        batch.columns, batch.t, batch.tail, batch.work = [], [], [], []

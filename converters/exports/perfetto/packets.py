@@ -140,9 +140,14 @@ def event_packet(t: int, event: pb.TrackEvent) -> bytes:
         raise OverflowError from None
 
 
-def sample(t: int, track: int, value: int) -> bytes:
+def sample(t: int, track: int, value: float) -> bytes:
     """A counter's value from `t` on."""
-    return event_packet(t, pb.TrackEvent(type=COUNTER, track_uuid=track, counter_value=value))
+    event = pb.TrackEvent(type=COUNTER, track_uuid=track)
+    if isinstance(value, int):
+        event.counter_value = value
+    else:
+        event.double_counter_value = value
+    return event_packet(t, event)
 
 
 def track(

@@ -25,7 +25,8 @@ from converters.exports.perfetto.packets import (
     valid,
 )
 from converters.exports.perfetto.tracks import Tracks
-from llamacpp_instr.graph.timeline import Lanes, PlanTimeline, remember
+from llamacpp_instr.graph.kernels import KernelWork
+from llamacpp_instr.graph.timeline import Lanes, remember
 from llamacpp_instr.schema import (
     Compute,
     Kv,
@@ -37,11 +38,15 @@ from llamacpp_instr.schema import (
     StepBegin,
     StepEnd,
     Sync,
+    TensorStats,
     Token,
 )
 
 KEPT = 4096
 """ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
+
+VALUES = 1000
+"""tensors of which the values are drawn as counters; a pattern may match all of a model"""
 
 
 @dataclass
@@ -70,6 +75,8 @@ class StepSlices:
         self.ended: dict[int, tuple[int, int]] = {}
         """begin and end of the most recent steps"""
         self._lanes = Lanes()
+        self._tensors: dict[tuple[int, str], int] = {}
+        """that have counters"""
 
     def slice(
         self,
@@ -129,6 +136,21 @@ class StepSlices:
         for what, unit, value in (("cells", "cells", used), ("bytes", "bytes", size)):
             form.sample(t, self._tracks.child(home, f"KV {what}{of}", unit, below="KV"), value)
         return form
+
+    def values(self, stats: TensorStats, home: int) -> None:
+        """Draws the values of a tensor as counters, of at most VALUES tensors."""
+        name = stats.name or f"node {stats.node}"
+        self._tensors.setdefault((home, name), len(self._tensors))
+        if self._tensors[home, name] >= VALUES:
+            del self._tensors[home, name]
+            return
+        for what in ("min", "max", "mean", "std"):
+            value = getattr(stats, what)
+            if value is not None:
+                counter = self._tracks.child(
+                    home, f"{name} {what}", "value", below="tensor statistics"
+                )
+                self._write(sample(stats.t, counter, value))
 
     def mark(self, mark: Mark) -> None:
         """Draws a mark."""
@@ -207,7 +229,9 @@ class StepSlices:
             args["positions"] = form.text()
         form.slice(home, name, "step", begin, until, args | result, terminating_flow_ids=flows)
         for what, unit, value, below in counters:
-            form.sample(begin, self._tracks.child(home, what, unit, below=below), value)
+            track = self._tracks.child(home, what, unit, below=below)
+            form.sample(begin, track, value)
+            form.zero(until, track)
         return form
 
     def _phase_form(self, home: int, name: str) -> Form:
@@ -268,19 +292,21 @@ class StepSlices:
         form.slice(phases, "compute", "phase", begin, end, args)
         return form
 
-    def rates(self, timeline: PlanTimeline, compute: Compute, home: int) -> None:
-        """Draws the rates of a compute: the work of all its ops over its time."""
+    def rates(self, work: KernelWork, compute: Compute, home: int) -> None:
+        """Draws the rates of a compute: the `work` of all its ops over its time."""
         dur = compute.dur
         if dur > 0:
-            rates = timeline.bytes / dur, timeline.flops / dur
-            self._draw(self._rates_form, (home,), compute.t + compute.start, *rates)
+            rates = int(work.bytes.sum()) / dur, int(work.flops.sum()) / dur
+            start = compute.t + compute.start
+            self._draw(self._rates_form, (home,), start, start + dur, *rates)
 
     def _rates_form(self, home: int) -> Form:
         form = Form(self._packets)
-        (start,) = form.numbers(1)
+        start, end = form.numbers(2)
         for unit in ("GB/s", "GFLOP/s"):
             track = self._tracks.child(home, f"achieved {unit}", unit)
             form.sample(start, track, form.double())
+            form.zero(end, track)
         return form
 
     def splits(self, event: Splits, splits: list[Split], home: int) -> None:

@@ -292,14 +292,16 @@ class _Writer:
             del self._layers[compute.ctx]
         if not self._selection.has_step(compute.step):
             return
-        graph, home = self._refs.compute.graph.event, self._tracks.context(compute.ctx)
+        known, home = self._refs.compute, self._tracks.context(compute.ctx)
+        timeline = self._kernels.timeline(known.graph.event, plan)
         if ops.thread == 0:
             track = self._tracks.child(home, "layers")
-            self._kernels.add_ops(ops, graph, plan, track, main=True)
-            self._draw.rates(self._kernels.timeline(graph, plan), compute, home)
+            work = timeline.kernels.work(known.ubatch)
+            self._kernels.add_ops(ops, timeline, track, work)
+            self._draw.rates(work, compute, home)
         if self._options.threads and ops.wait is not None:
             track = self._tracks.child(home, f"thread {ops.thread}", below="threads")
-            self._kernels.add_ops(ops, graph, plan, track, main=False)
+            self._kernels.add_ops(ops, timeline, track, None)
 
     def _splits(self, splits: Splits) -> None:
         compute, known = self._refs.compute.event, self._refs.compute.graph.event.splits
@@ -335,3 +337,4 @@ class _Writer:
         args = {name: v for name in names if (v := getattr(stats, name)) is not None}
         track = self._tracks.child(home, "tensor statistics")
         self._draw.instant(track, "statistics", stats.t, "stats", args)
+        self._draw.values(stats, home)

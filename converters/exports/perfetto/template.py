@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ class Times:
     """inside barriers, of each kernel's time"""
     done: Int64
     """(n,): when all threads were done"""
+    flops: Int64
+    """of each kernel; (1, kernels) if all computes have the same work"""
+    bytes: Int64
 
 
 class ComputeTemplate:
@@ -58,9 +61,9 @@ class ComputeTemplate:
         self._waits: list[tuple[int, int]] = []
         self._flows: list[tuple[int, int]] = []
         self._rates: list[tuple[int, int]] = []
-        self._work: list[int] = []
+        self._amounts: list[tuple[int, int]] = []
 
-    # --- building: times are numbered begins, ends, done ---
+    # --- building: times are numbered begins, ends, done; work is numbered FLOPs, bytes ---
 
     def begin_of(self, kernel: int) -> int:
         """The number of the time when a kernel began."""
@@ -90,24 +93,31 @@ class ComputeTemplate:
         out: Sequence[int] = (),
         into: Sequence[int] = (),
     ) -> None:
-        """Begins the slice of a kernel with the op's `args`, and with its wait or its rates.
+        """Begins the slice of a kernel with the op's `args`, and with its wait, or with its rates
+        and that of its work that varies.
 
         `out` and `into` number the flows that begin and end there, from 0 in each compute.
         """
-        event = self._packets.event(BEGIN, self._track, op.name, op.block, colour=op.block)
+        event = self._packets.event(BEGIN, self._track, op.title, op.block, colour=op.block)
         self._packets.add_args(event, {name: op.args[name] for name in args}, keep=True)
         if waits:
             self._packets.add_args(event, {"wait_ns": _NUMBER})
         work = {"GB/s": op.bytes, "GFLOP/s": op.flops} if rates else {}
         work = {name: amount for name, amount in work.items() if amount}
+        flops, moved = kernel, self._n + kernel
+        varying = {"bytes": moved, "flops": flops} if rates and op.varies else {}
+        self._packets.add_args(event, dict.fromkeys(varying, _NUMBER))
         self._packets.add_args(event, dict.fromkeys(work, _RATE))
         event.flow_ids.extend([_FLOW] * len(out))
         event.terminating_flow_ids.extend([_FLOW] * len(into))
         # of all args the marked ones are the last, so their bytes are the last of that kind
         self._add(self.begin_of(kernel), event)
         self._waits += [(at, kernel) for at in self._last(_NUMBER_BYTES, waits)]
-        self._rates += [(at, kernel) for at in self._last(_RATE_BYTES, len(work))]
-        self._work += work.values()
+        places = self._last(_RATE_BYTES, len(work))
+        of = [moved if name == "GB/s" else flops for name in work]
+        self._rates += zip(places, of, strict=True)
+        places = self._last(_NUMBER_BYTES, len(varying))
+        self._amounts += zip(places, varying.values(), strict=True)
         flows = [*out, *into]
         self._flows += zip(self._last(_FLOW_BYTES, len(flows)), flows, strict=True)
         self.n_flows = max(self.n_flows, *(flow + 1 for flow in flows), 0)
@@ -136,10 +146,9 @@ class ComputeTemplate:
         self._parts.clear()
         self._fields = [
             np.array(places, np.intp).reshape(-1, 2).T
-            for places in (self._times, self._rates, self._waits, self._flows)
+            for places in (self._times, self._rates, self._waits, self._flows, self._amounts)
         ]
-        self._amounts = np.array(self._work, np.float64)
-        for at, _ in self._times + self._waits:
+        for at, _ in self._times + self._waits + self._amounts:
             self._bytes[at + 8] = 0
         return self
 
@@ -148,9 +157,8 @@ class ComputeTemplate:
     def fill(self, times: Times, first_flow: int = 0) -> NDArray[np.uint8]:
         """The packets of the computes, one after the other. Flows are numbered from `first_flow`
         on, `n_flows` for each compute."""
-        (time_at, time_of), (rate_at, rate_of), (wait_at, wait_of), (flow_at, flow_of) = (
-            self._fields
-        )
+        (time_at, time_of), (rate_at, rate_of), *others = self._fields
+        (wait_at, wait_of), (flow_at, flow_of), (amount_at, amount_of) = others
         n = len(times.begin)
         # the last word may reach beyond the end
         out = np.empty(n * self.size + 8, np.uint8)
@@ -162,9 +170,12 @@ class ComputeTemplate:
         t = np.concatenate((times.begin, times.end, times.done[:, None]), axis=1)[:, time_of]
         _put(rows, words, time_at, t)
         if len(rate_at):
-            dur = (times.end - times.begin)[:, rate_of]
+            work = np.concatenate((times.flops, times.bytes), axis=1)
+            dur = (times.end - times.begin)[:, rate_of % self._n]
             # a duration below the resolution of the clock has no rate: 0
-            doubles[:, rate_at] = np.where(dur > 0, self._amounts / np.maximum(dur, 1), 0.0)
+            doubles[:, rate_at] = np.where(dur > 0, work[:, rate_of] / np.maximum(dur, 1), 0.0)
+            if len(amount_at):
+                _put(rows, words, amount_at, work[:, amount_of])
         if times.wait is not None:
             _put(rows, words, wait_at, times.wait[:, wait_of])
         if len(flow_at):
@@ -209,9 +220,15 @@ _MORE = np.uint64(0x8080_8080_8080_8080)
 
 
 def layers_template(
-    packets: Packets, timeline: PlanTimeline, selection: Selection, track: int, flows: bool
+    packets: Packets,
+    timeline: PlanTimeline,
+    selection: Selection,
+    track: int,
+    flows: bool,
+    bound: Sequence[bool],
 ) -> ComputeTemplate:
-    """Layers, blocks in them, ops in those: what thread 0 did."""
+    """Layers, blocks in them, ops in those: what thread 0 did. `bound` tells of which ops the work
+    is an upper bound."""
     template = ComputeTemplate(packets, track, len(timeline.ops))
     chosen = [selection.has_op(op) for op in timeline.ops]
     edges = [e for e in timeline.edges if chosen[e[0]] and chosen[e[1]]] if flows else []
@@ -231,6 +248,8 @@ def layers_template(
         for run, category in opens.get(i, ()):
             template.begin(template.begin_of(i), run.name, category, run.layer)
         if chosen[i]:
+            if bound[i]:
+                op = replace(op, args={**op.args, "work": "at most"})
             template.begin_op(i, op, [*op.args], False, True, out.get(i, ()), into.get(i, ()))
             template.end(template.end_of(i))
         for _ in range(closes[i]):

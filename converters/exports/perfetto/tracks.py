@@ -43,8 +43,12 @@ _NOTES = {
 
 
 class Tracks:
-    """Hands out the numbers of tracks and describes them to `write`. In a trace of several logs
-    each has its own, with the log's name, below those with the `first` numbers."""
+    """Hands out the numbers of tracks and describes them to `write`.
+
+    The first context is part of the session, and its tracks have short names. Those of other
+    contexts say whose they are, because a viewer may show any track without its parent. In a trace
+    of several logs each has its own, with the log's name, below those with the `first` numbers.
+    """
 
     def __init__(
         self, write: Callable[[bytes], object], note: str, log: str = "", first: int = 0
@@ -54,6 +58,8 @@ class Tracks:
         self._first = first
         self._uuids: dict[tuple[int, str, int], int] = {}
         self._contexts: dict[int, int] = {}
+        self._suffixes: dict[int, str] = {}
+        """what the tracks below a context's are called, besides; nothing for the first"""
         self.home = self._new((0, HOME, 0), HOME + self._log, rank=first, note=note)
 
     @property
@@ -68,6 +74,7 @@ class Tracks:
             name = f"context {ctx}{self._log}"
             new = self.home if not n else self._new((0, name, 0), name, rank=self._first + n)
             self._contexts[ctx] = new
+            self._suffixes[new] = f" of {name}" if n or self._log else ""
         return self._contexts[ctx]
 
     def child(
@@ -78,10 +85,11 @@ class Tracks:
         key = (parent, f"{below}/{name}" if below else name, lane)
         if key in self._uuids:
             return self._uuids[key]
+        shown = name + self._suffixes.get(parent, "")
         if below:
             group = self.child(parent, below)
-            return self._new(key, name, group, len(self._uuids), unit=unit)
-        return self._new(key, name, parent, ORDER.index(name), _NOTES.get(name, ""), unit)
+            return self._new(key, shown, group, len(self._uuids), unit=unit)
+        return self._new(key, shown, parent, ORDER.index(name), _NOTES.get(name, ""), unit)
 
     def _new(
         self,

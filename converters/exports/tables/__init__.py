@@ -67,13 +67,15 @@ class Tables:
     (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first), n_nodes
     (more than one when fused), layer (-1: none), block, op, name (of the result), label (op and
     the weight's type), type and shape of the result, weight and weight_type (of the first weight
-    read), flops, bytes (moved), begin, dur, wait [ns], gb_per_s [10^9 bytes/s] and
+    read), flops, bytes (moved), work_bound (both are upper bounds, because the log does not tell
+    what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s] and
     gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
     them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers."""
     nodes: pd.DataFrame
     """One row for each node of each graph: graph, node, name (not unique), op, layer, block, type,
     shape, bytes (of the result), executed, flops, bytes_moved, backend, buffer, weight,
-    weight_type, params (decoded), src (nodes; leaf n is -1-n)."""
+    weight_type, params (decoded), src (nodes; leaf n is -1-n). flops and bytes_moved of attention
+    are those of the whole window of the cache; `ops` has what was computed."""
     tensors: pd.DataFrame
     """One row for each weight: model, tensor, name, layer, type, shape, n_elements, bytes,
     bits_per_weight, buffer."""
@@ -210,7 +212,9 @@ class _Builder:
             for name in KERNEL_WORDS
         }
         times = _times(timed)
-        n_flops, n_bytes = static.pop("flops"), static.pop("bytes")
+        works = [self._session.work(ops) for ops in timed]
+        n_flops = joined([work.flops for work in works])
+        n_bytes = joined([work.bytes for work in works])
         caller = thread == 0
         return {
             **self._where(timed),
@@ -220,6 +224,7 @@ class _Builder:
             **words,
             "flops": n_flops,
             "bytes": n_bytes,
+            "work_bound": joined([work.bound for work in works]).astype(np.bool_),
             **times,
             "wait": _waits(timed, len(rows)),
             # bytes a nanosecond are 10^9 bytes a second

@@ -19,7 +19,7 @@ from llamacpp_instr.log.session import Session, Timed
 from llamacpp_instr.schema import Graph, Nodes
 
 KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
-KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer", "flops", "bytes")
+KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")
 
 
 class KernelRows:
@@ -74,8 +74,6 @@ class KernelRows:
             "node": np.array(plan.node, np.int64),
             "n_nodes": np.array(counts, np.int64),
             "layer": kernels.layer,
-            "flops": kernels.flops,
-            "bytes": kernels.bytes,
         }
         for name, values in words.items():
             self._pieces[name].append(self.words[name].codes(values))

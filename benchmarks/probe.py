@@ -1,0 +1,39 @@
+"""`instr probe` against numpy: both copy the same amount of memory with one thread.
+
+    python -m benchmarks.probe
+
+Prints bytes per second and their ratio for each size; exits with status 1 if a ratio is outside of
+RANGE. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import numpy as np
+
+from llamacpp_instr.probe.ggml import Ggml, fastest_ns
+from llamacpp_instr.probe.measure import MIB, SECONDS, bandwidth
+
+SIZES = (16, 64, 256)
+"""MiB; numpy's calls cost too much for less"""
+RANGE = (0.67, 1.5)
+"""ggml by numpy"""
+
+
+def main() -> int:
+    within = True
+    for measured in bandwidth(Ggml(), SIZES, [1]):
+        size = measured.bytes
+        one, other = (np.ones(size // 8, np.float32) for _ in range(2))
+        theirs = size / fastest_ns(partial(np.copyto, one, other), SECONDS) * 1e9
+        ratio = measured.bytes_per_second / theirs
+        within &= RANGE[0] <= ratio <= RANGE[1]
+        rates = [f"{rate / 1e9:6.1f} GB/s" for rate in (measured.bytes_per_second, theirs)]
+        print(f"{size // MIB:4} MiB: ggml {rates[0]}, numpy {rates[1]}, ratio {ratio:.2f}")
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

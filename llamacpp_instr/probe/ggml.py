@@ -1,0 +1,161 @@
+"""Small graphs of ggml, built and computed with the library that llama_cpp ships.
+
+Invariant: ggml ends the process on misuse, so only shapes and types that its CPU backend multiplies
+come here. No session records these graphs: they belong to no context of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llamacpp_instr.errors import NativeError
+from llamacpp_instr.llama.native import load
+
+POINTER, I64 = ctypes.c_void_p, ctypes.c_int64
+F32 = 0
+"""GGML_TYPE_F32"""
+OVERHEAD = 1 << 20
+"""bytes for a graph and its tensors, without their data; ggml needs 400 for a tensor"""
+
+
+class _InitParams(ctypes.Structure):
+    """`struct ggml_init_params`: ggml/include/ggml.h."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+class _Plan(ctypes.Structure):
+    """`struct ggml_cplan`: ggml/include/ggml-cpu.h."""
+
+    _fields_ = (
+        ("work_size", ctypes.c_size_t),
+        ("work_data", ctypes.c_void_p),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", ctypes.c_void_p),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("use_ref", ctypes.c_bool),
+    )
+
+
+class Ggml:
+    """The functions of ggml that graphs need. Raises NativeError if the library lacks one."""
+
+    def __init__(self) -> None:
+        lib = load().lib
+        signatures: dict[str, tuple[Any, list[Any]]] = {
+            "ggml_init": (POINTER, [_InitParams]),
+            "ggml_free": (None, [POINTER]),
+            "ggml_new_tensor_2d": (POINTER, [POINTER, ctypes.c_int, I64, I64]),
+            "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
+            "ggml_add": (POINTER, [POINTER, POINTER, POINTER]),
+            "ggml_cpy": (POINTER, [POINTER, POINTER, POINTER]),
+            "ggml_get_data": (POINTER, [POINTER]),
+            "ggml_row_size": (ctypes.c_size_t, [ctypes.c_int, I64]),
+            "ggml_quantize_chunk": (
+                ctypes.c_size_t,
+                [ctypes.c_int, POINTER, POINTER, I64, I64, I64, POINTER],
+            ),
+            "ggml_new_graph_custom": (POINTER, [POINTER, ctypes.c_size_t, ctypes.c_bool]),
+            "ggml_build_forward_expand": (None, [POINTER, POINTER]),
+            "ggml_graph_plan": (_Plan, [POINTER, ctypes.c_int, POINTER]),
+            "ggml_graph_compute": (ctypes.c_int, [POINTER, ctypes.POINTER(_Plan)]),
+        }
+        for name, (result, arguments) in signatures.items():
+            try:
+                function = getattr(lib, name)
+            except AttributeError:
+                raise NativeError(f"the installed ggml has no {name}; run `instr build`") from None
+            function.restype, function.argtypes = result, arguments
+        self.lib = lib
+
+    def row_bytes(self, type_: int, n: int) -> int:
+        """Bytes of a row of `n` elements, whole blocks."""
+        return int(self.lib.ggml_row_size(type_, n))
+
+
+class Graph:
+    """A graph in memory of its own; `with` frees it. `bytes` is room for its tensors' data."""
+
+    def __init__(self, ggml: Ggml, n_bytes: int) -> None:
+        self._lib = ggml.lib
+        self._ggml = ggml
+        self._ctx = self._lib.ggml_init(_InitParams(n_bytes + 4 * OVERHEAD, None, False))
+        if not self._ctx:
+            raise NativeError(f"ggml gets no memory for {n_bytes:,} bytes")
+        self._graph = self._lib.ggml_new_graph_custom(self._ctx, 2048, False)
+        self._work = ctypes.create_string_buffer(1)
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lib.ggml_free(self._ctx)
+
+    def numbers(self, n: int, rows: int) -> int:
+        """A tensor of random numbers, `rows` rows of `n`, in F32."""
+        tensor: int = self._lib.ggml_new_tensor_2d(self._ctx, F32, n, rows)
+        values = np.random.default_rng(0).standard_normal((min(rows, 64), n), np.float32)
+        at = self._lib.ggml_get_data(tensor)
+        room = np.ctypeslib.as_array((ctypes.c_float * (n * rows)).from_address(at))
+        room.reshape(rows, n)[:] = np.resize(values, (rows, n))
+        return tensor
+
+    def weight(self, type_: int, n: int, rows: int) -> int:
+        """A weight of `rows` rows of `n` elements, quantized by ggml from random numbers."""
+        if type_ == F32:
+            return self.numbers(n, rows)
+        tensor: int = self._lib.ggml_new_tensor_2d(self._ctx, type_, n, rows)
+        values = np.random.default_rng(0).standard_normal((rows, n), np.float32)
+        source = values.ctypes.data
+        self._lib.ggml_quantize_chunk(
+            type_, source, self._lib.ggml_get_data(tensor), 0, rows, n, None
+        )
+        return tensor
+
+    def product(self, weight: int, activations: int) -> int:
+        """MUL_MAT, computed by the graph."""
+        return self._computed(self._lib.ggml_mul_mat(self._ctx, weight, activations))
+
+    def double(self, tensor: int) -> int:
+        """ADD of a tensor to itself, computed by the graph. ggml gives it to all threads."""
+        return self._computed(self._lib.ggml_add(self._ctx, tensor, tensor))
+
+    def copy(self, tensor: int, to: int) -> int:
+        """CPY to a tensor of the same shape, computed by the graph."""
+        return self._computed(self._lib.ggml_cpy(self._ctx, tensor, to))
+
+    def _computed(self, tensor: int) -> int:
+        self._lib.ggml_build_forward_expand(self._graph, tensor)
+        return tensor
+
+    def compute(self, n_threads: int) -> None:
+        """Computes the graph. Raises NativeError if ggml reports a failure."""
+        plan = self._lib.ggml_graph_plan(self._graph, n_threads, None)
+        if len(self._work) < plan.work_size:
+            self._work = ctypes.create_string_buffer(plan.work_size)
+        plan.work_data = ctypes.addressof(self._work)
+        if self._lib.ggml_graph_compute(self._graph, ctypes.byref(plan)) != 0:
+            raise NativeError("ggml could not compute a graph")
+
+
+def fastest_ns(run: Callable[[], object], seconds: float) -> float:
+    """The time of the fastest run, in ns, of five or more in about `seconds`. What the machine can
+    do is the fastest: whatever else runs there only takes time."""
+    run()
+    times: list[int] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        begin = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - begin)
+    return float(min(times))

@@ -1,0 +1,145 @@
+"""The machine is measured with ggml's own kernels, and ops are compared with what was measured."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from converters.analyses.roofline import roofline
+from converters.exports.tables import load_tables
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.probe import measure
+from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel, Probe, probe_json, read_probe
+from llamacpp_instr.probe.ggml import Ggml, Graph
+from tests.conftest import Instr
+
+LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+MIB = 1 << 20
+
+
+def probe_of(cpu: str = "", cores: int = 4) -> Probe:
+    return Probe(
+        probe=1,
+        time="2026-01-01T00:00:00+00:00",
+        cpu=cpu,
+        cores=cores,
+        load=0.0,
+        llama_cpp="1",
+        bandwidth=[Bandwidth(1, MIB, 9e10), Bandwidth(2, MIB, 15e10), Bandwidth(2, 64 * MIB, 2e10)],
+        kernels=[Kernel("F16", 1, 1, 5e10), Kernel("F16", 1, 2, 1e11), Kernel("F16", 8, 2, 3e11)],
+        barriers=[Barrier(2, 250.0)],
+    )
+
+
+def test_the_closest_measurement_is_taken() -> None:
+    probe = probe_of()
+    assert probe.bandwidth_of(2, 3 * MIB).bytes == 64 * MIB
+    assert probe.bandwidth_of(2, 65 * MIB).bytes == 64 * MIB
+    assert probe.bandwidth_of(2, MIB / 2).bytes_per_second == 15e10
+    assert probe.bandwidth_of(1, 64 * MIB).bytes_per_second == 9e10
+    assert probe.bandwidth_of(16, 1).threads == 2
+    kernels = [probe.kernel_of("f16", tokens, 3) for tokens in (1, 7, 8, 500)]
+    assert [of and of.tokens for of in kernels] == [1, 1, 8, 8]
+    assert probe.kernel_of("q4_K", 1, 1) is None
+
+
+def test_a_probe_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "probe.json").write_bytes(probe_json(probe_of("a")))
+    assert read_probe(tmp_path / "probe.json") == probe_of("a")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"probe": 2}', "\ud800", '{"probe": 1, "bandwidth": []}']
+)
+def test_another_file_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "probe.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UsageError, match="not a file of `instr probe`"):
+        read_probe(path)
+
+
+def test_an_op_reaches_the_lower_roof() -> None:
+    session = load_session(LOG)
+    reports, _ = roofline(session, probe_of(session.start.host.cpu))
+    rows = {
+        (report.title.rpartition(" ")[2], row["op"]): row
+        for report in reports
+        for row in report.to_json()["rows"]
+    }
+    ops = load_tables(LOG).ops
+    ops = ops[(ops.thread == 0) & (ops.phase == "decode")]
+    of_op = ops[(ops.op == "MUL_MAT") & ops.weight.astype(str).str.contains("ffn_down")]
+    row = rows["decode", "MUL_MAT ffn_down"]
+    assert row["time"] == of_op.dur.sum()
+    assert row["FLOP/s"] == pytest.approx(of_op.flops.sum() / of_op.dur.sum() * 1e9)
+    # one token needs 0.99 FLOPs for a byte: 2e10 bytes/s allow less than the kernel's 1e11 FLOP/s
+    assert row["FLOP/byte"] == pytest.approx(of_op.flops.sum() / of_op.bytes.sum())
+    assert row["attainable"] == pytest.approx(2e10 * row["FLOP/byte"])
+    assert row["reached"] == pytest.approx(row["FLOP/s"] / row["attainable"])
+    assert row["limit"] == "memory"
+    assert rows["decode", "ROPE Qcur"]["reached"] == pytest.approx(
+        rows["decode", "ROPE Qcur"]["bytes/s"] / 2e10
+    )
+
+
+def test_the_probe_of_another_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="run `instr probe` there"):
+        roofline(load_session(LOG), probe_of("another"))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", measure.TYPES_OF_WEIGHTS)
+def test_the_kernels_that_are_timed_multiply(name: str) -> None:
+    number = {type_.name: number for number, type_ in TYPES.items()}[name]
+    ggml = Ggml()
+    with Graph(ggml, 4 * MIB) as graph:
+        product = graph.product(graph.weight(number, 512, 16), graph.numbers(512, 3))
+        graph.compute(2)
+        found = np.ctypeslib.as_array(
+            (ctypes.c_float * 48).from_address(ggml.lib.ggml_get_data(product))
+        ).reshape(3, 16)
+        weight = np.random.default_rng(0).standard_normal((16, 512), np.float32)
+        tokens = np.random.default_rng(0).standard_normal((3, 512), np.float32)
+        error = np.abs(found - tokens @ weight.T).max() / np.abs(found).max()
+    assert error < (1e-4 if name == "F32" else 0.1)
+
+
+@pytest.mark.native
+def test_a_machine_is_measured_and_a_log_compared_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instr: Instr
+) -> None:
+    for name, value in (("SECONDS", 0.0), ("SIZES", (1,)), ("TYPES_OF_WEIGHTS", ("F16",))):
+        monkeypatch.setattr(measure, name, value)
+    done: list[tuple[int, int]] = []
+    probe = measure.measure(lambda *at: done.append(at))
+    assert done[-1][0] == done[-1][1] == len(done)
+    counts = measure.thread_counts()
+    assert [(of.bytes, of.threads) for of in probe.bandwidth] == [(MIB, n) for n in counts]
+    assert len(probe.kernels) == len(counts) * len(measure.TOKENS)
+    (tmp_path / "probe.json").write_bytes(probe_json(probe))
+
+    log = tmp_path / "a.log"
+    assert instr("run", "demo", "-p", "Once", "-n", 2, "--log", log).returncode == 0
+    page = tmp_path / "roof.html"
+    shown = instr("roofline", log, "--probe", tmp_path / "probe.json", "-o", page)
+    assert shown.returncode == 0, shown.stderr
+    assert "Ops under the roofs</h2>" in page.read_text(encoding="utf-8")
+    as_json = instr("roofline", log, "--probe", tmp_path / "probe.json", "--json")
+    titles = [report["title"] for report in json.loads(as_json.stdout)]
+    assert titles == ["Under the roofs: prefill", "Under the roofs: decode"]
+
+
+def test_without_a_probe_nothing_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(UsageError, match="run `instr probe`"):
+        read_probe()
+    with pytest.raises(UsageError, match=r"missing.json: no such file"):
+        read_probe(tmp_path / "missing.json")
