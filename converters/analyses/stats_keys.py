@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import weight_read
 from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.model.file import role_of
 
 OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
-OfStep = Literal["phase", "context", "mark"]
+OfStep = Literal["phase", "context", "sequence", "request", "mark"]
 By = Literal[OfKernel, OfStep, "thread"]
 Value: TypeAlias = "str | int"
 
 OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type")
-OF_STEP: tuple[OfStep, ...] = ("phase", "context", "mark")
+OF_STEP: tuple[OfStep, ...] = ("phase", "context", "sequence", "request", "mark")
 BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread")
 Key: TypeAlias = tuple[Value, ...]
 """of a group: the values of its keys"""
@@ -36,6 +37,8 @@ LEFT_OUT: Key = ()
 """the group of what a filter leaves out"""
 NO_WEIGHT = "(no weight)"
 NO_MARK = "(no mark)"
+NONE_KNOWN, SEVERAL = "(none known)", "(several)"
+"""sequence or request of a step: the log does not tell, or the step serves several"""
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,30 @@ def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]
 
 def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:
     """The value of each of `steps`. A mark is the innermost one that is open on the thread when
-    the step begins."""
+    the step begins. Requests have the numbers of `instr requests`."""
     if key == "phase":
         phases: list[Value] = steps["phase"].tolist()
         return phases
     if key == "context":
         contexts: list[Value] = steps["ctx"].tolist()
         return contexts
+    if key == "sequence":
+        columns = (session.sequences[name].tolist() for name in ("step", "seq"))
+        return _one_of(steps, zip(*columns, strict=True))
+    if key == "request":
+        by_time, requests = find_requests(session)
+        number = by_time["step"].tolist()
+        served = ((number[at], i) for i, of in enumerate(requests, start=1) for at in of.steps)
+        return _one_of(steps, served)
     return _marks_of(session.marks, steps)
+
+
+def _one_of(steps: Table, of_step: Iterable[tuple[int, int]]) -> list[Value]:
+    """The only number of each of `steps`; `of_step` has pairs of a step and one of its numbers."""
+    found: dict[int, Value] = {}
+    for step, number in of_step:
+        found[step] = SEVERAL if step in found else number
+    return [found.get(step, NONE_KNOWN) for step in steps["step"].tolist()]
 
 
 def _marks_of(marks: Table, steps: Table) -> list[Value]:

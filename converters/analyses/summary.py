@@ -6,6 +6,7 @@ Warm-up runs and failed steps are never counted, and a note tells that.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 
 from converters.analyses.clock import clock_report, clock_sentences, compute_clock
 from converters.analyses.findings import compute_findings
+from converters.analyses.marks import compute_marks
 from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
 from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
 
 TOP_OPS = 10
+OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
 ALL_LAYERS = 12
 """all layers are shown up to this number; with more, only the slowest"""
 
@@ -39,6 +42,7 @@ def compute_summary(session: Session) -> list[Report]:
         _time(session, steps, phase_of),
         _layers(session, steps, phase_of),
         _top_ops(session, phase_of),
+        _marks(session),
         _memory(session),
         _recorder(session),
     ]
@@ -260,6 +264,13 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
         Column("bytes/s", "bytes_per_second"),
     ]
     return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures)
+
+
+def _marks(session: Session) -> Report:
+    """The marks of the application, without those of `instr run`."""
+    report = compute_marks(session)
+    report.rows = [row for row in report.rows if not OWN_MARK.fullmatch(str(row[0]))]
+    return report if report.rows else Report("Marks", [], [])
 
 
 def _memory(session: Session) -> Report:

@@ -68,24 +68,17 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
 def _by_op(session: Session, phase_of: dict[int, str], by: Measure) -> dict[_Place, int]:
     """The amount of every op by its place, summed over computes."""
     of_plan: dict[tuple[str, int], Int64] = {}
-    n_computes: dict[tuple[str, int], int] = defaultdict(int)
     for ops in session.ops:
         phase = phase_of.get(ops.compute)
         if ops.thread == 0 and phase is not None:
-            n_computes[phase, ops.plan] += 1
-            if by == "time":
-                before = of_plan.get((phase, ops.plan))
-                of_plan[phase, ops.plan] = ops.dur if before is None else before + ops.dur
+            column = ops.dur if by == "time" else getattr(session.work(ops), by)
+            before = of_plan.get((phase, ops.plan))
+            of_plan[phase, ops.plan] = column if before is None else before + column
     amounts: dict[_Place, int] = defaultdict(int)
-    for (phase, plan), n in n_computes.items():
+    for (phase, plan), column in of_plan.items():
         kernels = session.kernels(plan)
-        if by == "time":
-            each = of_plan[phase, plan].tolist()
-        else:
-            column = kernels.bytes if by == "bytes" else kernels.flops
-            each = [n * amount for amount in column.tolist()]
         names = _op_names(session, plan)
-        places = zip(kernels.layer.tolist(), kernels.block, names, each, strict=True)
+        places = zip(kernels.layer.tolist(), kernels.block, names, column.tolist(), strict=True)
         for layer, block, label, amount in places:
             amounts[phase, layer, block, label] += amount
     return amounts

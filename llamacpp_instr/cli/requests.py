@@ -1,9 +1,10 @@
-"""`instr requests LOG`: prints how long each request waited, and for what."""
+"""`instr requests LOG...`: prints how long each request waited, and for what."""
 
 from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
@@ -11,7 +12,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "requests",
     epilog="\b\nExample:\n  instr requests server.log --top 5",
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--top",
     type=click.IntRange(1),
@@ -20,8 +21,9 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     metavar="N",
     help="Show the N slowest requests.",
 )
+@lenient_option
 @report_options
-def requests(log: str, top: int, output: ReportOutput) -> None:
+def requests(logs: tuple[str, ...], top: int, lenient: bool, output: ReportOutput) -> None:
     """Print how long the requests of a log took, and what they waited for.
 
     Prints the median, the 90th and the 99th percentile of the time in the queue, to the first
@@ -29,13 +31,16 @@ def requests(log: str, top: int, output: ReportOutput) -> None:
 
     A request is a prompt and its tokens in one sequence. Its arrival is known if the application
     marked it; otherwise it begins with its first step. LOG is a file, plain or compressed
-    (.gz, .zst), or - for standard input.
+    (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
+    shown one after the other.
     """
     from converters.analyses.requests import compute_requests
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
+    from converters.report.side_by_side import side_by_side
 
-    output.check(log)
-    with progress_bar(f"Reading {log}") as on_progress:
-        session = load_session(log, on_progress)
-    output.write(compute_requests(session, top))
+    output.check(*logs)
+    told = []
+    for session in load_sessions(logs, lenient):
+        reports = compute_requests(session, top)
+        told.append((session.path, reports, reports[-1]))
+    found, table = side_by_side(told)
+    output.write(found, table=table)

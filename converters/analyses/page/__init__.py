@@ -6,13 +6,14 @@ does not grow with the length of the session: charts are binned, lists have thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from converters.analyses.page.over_time import cells_over_time, memory_over_time, speed_over_time
 from converters.analyses.page.tokens import tokens_with_times
+from converters.analyses.requests import compute_requests
 from converters.analyses.settings import facts
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
@@ -20,7 +21,7 @@ from converters.analyses.tree import NO_LAYER, build_tree
 from converters.report.icicle import draw_icicle
 from converters.report.page import Section
 from converters.report.plain_charts import Heat, heat_map
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Report, Unit, shown
 from converters.report.text_figures import Tile, tiles
 from converters.report.tree import Tree
 from llamacpp_instr.errors import UsageError
@@ -35,9 +36,16 @@ LATER = ("Where the time went", "Layers", "Top ops")
 later, and all others first"""
 
 
-def compute_page(session: Session, requests: Sequence[Report] = ()) -> tuple[str, list[Section]]:
-    """Title and sections of the page; `requests` are shown below the tree. What somebody asks
-    first, as the summary has it in its order, is at the top."""
+_BY_THE_CLOCK: tuple[tuple[str, Unit, str], ...] = (
+    ("tokens/s", "per_second", "tokens/s by the clock"),
+    ("to the first token, median", "ns", "to the first token"),
+    ("between tokens, median", "ns", "between tokens"),
+)
+
+
+def compute_page(session: Session) -> tuple[str, list[Section]]:
+    """Title and sections of the page. What somebody asks first, as the summary has it in its order,
+    is at the top."""
     summary = {report.title: report for report in compute_summary(session)}
     later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
     sections: list[Section | None] = [
@@ -45,7 +53,7 @@ def compute_page(session: Session, requests: Sequence[Report] = ()) -> tuple[str
         *summary.values(),
         *speed_over_time(session),
         *_trees(session),
-        *requests,
+        *_requests(session),
         *(later[title] for title in LATER),
         later["Memory"],
         *memory_over_time(session),
@@ -66,6 +74,11 @@ def _title(session: Session) -> str:
 def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[Section]:
     """The speed of each phase, and what it took."""
     found = []
+    if (clock := summary.get("Time by the clock")) is not None:
+        for name, unit, what in _BY_THE_CLOCK:
+            value = clock.figures.get(name, (None,))[0]
+            if value is not None:
+                found.append(Tile(shown(value, unit), what))
     if (speed := summary.get("Speed")) is not None and speed.rows:
         at = {column.name: i for i, column in enumerate(speed.columns)}
         # decode first: most of what somebody waits for
@@ -80,6 +93,12 @@ def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterato
         found.append(Tile(shown(memory.figures["resident"][0], "bytes"), "resident, most"))
     if found:
         yield tiles("", found)
+
+
+def _requests(session: Session) -> list[Report]:
+    """The latencies and the slowest requests, if there are several."""
+    reports = compute_requests(session)
+    return reports if int(reports[0].figures.get("requests", (0,))[0] or 0) > 1 else []
 
 
 def _trees(session: Session) -> Iterator[Section]:
