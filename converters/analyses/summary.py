@@ -21,6 +21,7 @@ from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
+from llamacpp_instr.probe.file import Probe
 
 TOP_OPS = 10
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
@@ -28,15 +29,16 @@ ALL_LAYERS = 12
 """all layers are shown up to this number; with more, only the slowest"""
 
 
-def compute_summary(session: Session) -> list[Report]:
-    """The sections of the summary, without those that the log has no data for."""
+def compute_summary(session: Session, probe: Probe | None = None) -> list[Report]:
+    """The sections of the summary, without those that the log has no data for. `probe` is of the
+    machine that recorded it, if there is one."""
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
     requests = find_requests(session)[1]
     clock = clock_report(compute_clock(session, steps), requests)
     sections = [
         _overview(session, clock_sentences(clock, len(requests))),
-        compute_findings(session, steps),
+        compute_findings(session, steps, probe),
         clock,
         _speed(session, steps, notes),
         _time(session, steps, phase_of),

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from converters.report.label_places import cost, offsets
 from converters.report.report import shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.temporary import start_owner
@@ -346,9 +347,9 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
         extent = text.get_window_extent(renderer)
         places = [
             (x + dx, y + dy, x + dx + extent.width, y + dy + extent.height)
-            for dx, dy in _offsets(extent.width, extent.height)
+            for dx, dy in offsets(extent.width, extent.height)
         ]
-        best = min(range(len(places)), key=lambda i: (_cost(places[i], taken, room), i))
+        best = min(range(len(places)), key=lambda i: (cost(places[i], taken, room), i))
         place = places[best]
         text.set_position((place[0] - x, place[1] - y))
         if best < 8:
@@ -358,32 +359,6 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
 
 def _ink(axes: Any) -> Any:
     return axes.xaxis.label.get_color()
-
-
-def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
-    """Possible offsets of a name's lower left corner from its point, nearest first."""
-    for gap in (7, 18, 32, 50, 75):
-        for right, up in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
-            far = gap if right == 0 or up == 0 else 0.75 * gap
-            dx = {1: far, 0: -width / 2, -1: -width - far}[right]
-            dy = {1: far, 0: -height / 2, -1: -height - far}[up]
-            yield dx, dy
-
-
-Box: TypeAlias = "tuple[float, float, float, float]"
-
-
-def _cost(place: Box, taken: Sequence[Box], room: Sequence[float]) -> float:
-    """Pixels of a place that overlap others or are outside."""
-    cost = sum(_overlap(place, other) for other in taken)
-    inside = _overlap(place, (room[0], room[1], room[2], room[3]))
-    return cost + 2 * ((place[2] - place[0]) * (place[3] - place[1]) - inside)
-
-
-def _overlap(a: Box, b: Box) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
 
 
 def _inline(svg: str, title: str) -> str:

@@ -25,11 +25,13 @@ def summary(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
     """
     from converters.analyses.summary import compute_summary
     from converters.report.side_by_side import side_by_side
+    from llamacpp_instr.probe.file import default_path, read_probe
 
     output.check(*logs)
+    probe = read_probe() if default_path().is_file() else None
     told = []
     for session in load_sessions(logs, lenient):
-        sections = compute_summary(session)
+        sections = compute_summary(session, probe)
         speed = next((section for section in sections if section.title == "Speed"), None)
         told.append((session.path, sections, speed))
     reports, table = side_by_side(told)

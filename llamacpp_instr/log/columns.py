@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits
+from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits, StepBegin
 
 Int64 = NDArray[np.int64]
 
@@ -75,6 +75,15 @@ def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]
     """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
     gap = None if event.gap is None else np.array(event.gap, np.int64)
     return gap, np.array(event.dur, np.int64)
+
+
+def sequence_problems(event: StepBegin) -> Iterator[str]:
+    """Why the columns of a step's sequences are invalid, one message each."""
+    n = len(event.seq or ())
+    for name in ("seq_pos", "seq_tokens", "seq_outputs"):
+        column = getattr(event, name)
+        if len(column or ()) != n and (column is not None or name == "seq_pos"):
+            yield f"column `{name}` has {len(column or ())} entries, `seq` has {n}"
 
 
 def interval_problems(event: Layers | Ops | Splits, **columns: list[int] | None) -> Iterator[str]:

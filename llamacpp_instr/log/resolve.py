@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.kernels import graph_problems, plan_problems
-from llamacpp_instr.log.columns import interval_problems
+from llamacpp_instr.log.columns import interval_problems, sequence_problems
 from llamacpp_instr.log.ids import (
     KnownCompute,
     KnownContext,
@@ -55,6 +55,8 @@ from llamacpp_instr.schema import (
     Token,
     event_name,
 )
+
+Takers: TypeAlias = Mapping[type[Event], Callable[[Any], None]]
 
 
 class Resolver:
@@ -137,12 +139,7 @@ class Resolver:
         if self.left_out and reader.end is not None:
             reader.end = replace(reader.end, left_out=self.left_out)
 
-    def feed(
-        self,
-        reader: EventReader,
-        takers: Mapping[type[Event], Callable[[Any], None]],
-        lenient: bool,
-    ) -> int:
+    def feed(self, reader: EventReader, takers: Takers, lenient: bool) -> int:
         """Calls the taker of every whole event; returns how many events were left out (`lenient`).
 
         Raises as `follow`, also for an event for which its taker raises OverflowError.
@@ -282,11 +279,7 @@ class Resolver:
     def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
-        n = len(event.seq or ())
-        for name in ("seq_pos", "seq_tokens", "seq_outputs"):
-            column = getattr(event, name)
-            if len(column or ()) != n and (column is not None or name == "seq_pos"):
-                yield f"column `{name}` has {len(column or ())} entries, `seq` has {n}"
+        yield from sequence_problems(event)
         if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
             return

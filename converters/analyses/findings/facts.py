@@ -10,6 +10,7 @@ from converters.analyses.clock import Clock, compute_clock
 from converters.analyses.machine import Machine, compute_machine
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table, Timed
+from llamacpp_instr.probe.file import Probe
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Facts:
     requests: list[Request]
     computes: Table
     """those of `steps`, with the column `phase`"""
+    probe: Probe | None
+    """of the machine that recorded the session"""
     ops: list[Timed]
     """of thread 0, in `computes`"""
 
@@ -49,7 +52,7 @@ class Facts:
         return int(self.computes["n_threads"].max()) if len(self.computes) else 0
 
 
-def gather_facts(session: Session, steps: Table) -> Facts:
+def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
     """The facts of `steps`, of which there is at least one."""
     phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
     computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
@@ -66,5 +69,6 @@ def gather_facts(session: Session, steps: Table) -> Facts:
         machine=compute_machine(session, steps),
         requests=requests,
         computes=computes,
+        probe=probe if probe and probe.cpu == session.start.host.cpu else None,
         ops=[of for of in session.ops if of.thread == 0 and of.compute in counted],
     )

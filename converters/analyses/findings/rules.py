@@ -25,6 +25,8 @@ COLD = 0.05
 """share of the time of the steps"""
 SAMPLING = 0.1
 """share of the time by the clock"""
+BANDWIDTH = 0.7
+"""share of the measured bandwidth"""
 APPLICATION = 0.2
 """share of the time of the requests"""
 
@@ -269,6 +271,35 @@ def slow_application(facts: Facts) -> Finding | None:
     )
 
 
+def memory_bound(facts: Facts) -> Finding | None:
+    """Decodes read their weights nearly as fast as memory can give them (BANDWIDTH)."""
+    if facts.probe is None:
+        return None
+    decodes = facts.computes.rows(facts.computes["phase"] == "decode")
+    threads = dict(zip(decodes["compute"].tolist(), decodes["n_threads"].tolist(), strict=True))
+    spent = moved = 0
+    least = 0.0
+    """ns that the roof allows"""
+    for ops in facts.ops:
+        if ops.compute in threads:
+            n_bytes = int(facts.session.work(ops).bytes.sum())
+            roof = facts.probe.bandwidth_of(threads[ops.compute], n_bytes).bytes_per_second
+            spent += int(ops.dur.sum())
+            moved += n_bytes
+            least += n_bytes / roof * 1e9
+    if not spent or least / spent < BANDWIDTH:
+        return None
+    rate = shown(moved / spent * 1e9, "bytes_per_second")
+    return Finding(
+        "memory-bound",
+        f"Decoding is bound by memory: kernels move {rate} a second, {100 * least / spent:.0f} % of"
+        " what `instr probe` measured.",
+        spent / facts.step_time,
+        "the steps' time",
+        "Only fewer bytes help: a smaller type of weights, or several sequences in a batch.",
+    )
+
+
 Rule = Callable[[Facts], Finding | None]
 RULES: tuple[Rule, ...] = (
     disturbed_machine,
@@ -281,5 +312,6 @@ RULES: tuple[Rule, ...] = (
     cold_start,
     costly_sampling,
     slow_application,
+    memory_bound,
 )
 """Names of rules never change; add new ones at the end."""
