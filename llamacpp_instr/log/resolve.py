@@ -383,8 +383,7 @@ class Resolver:
         return context
 
     def _measured(self, number: int) -> KnownCompute | None:
-        compute = self.computes.get(number)
-        if compute is not None:
+        if (compute := self.computes.get(number)) is not None:
             self.compute = compute
         return compute
 
