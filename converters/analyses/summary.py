@@ -24,6 +24,10 @@ from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_co
 from llamacpp_instr.probe.file import Probe
 
 TOP_OPS = 10
+BESIDE = (
+    "compute", "between ops", "KV slots", "graph build", "the device", "the recorder", "the rest",
+)  # fmt: skip
+"""what a step does beside its blocks"""
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
 ALL_LAYERS = 12
 """all layers are shown up to this number; with more, only the slowest"""
@@ -170,11 +174,13 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
             spent[phase]["between ops"] -= in_ops.get(compute, 0)
     for label, recorder in zip(steps["phase"], steps["recorder"], strict=True):
         spent[label]["the recorder"] += int(recorder)
+    waits = (steps["end"] - steps["returned"]).tolist()
+    for label, wait in zip(steps["phase"], waits, strict=True):
+        spent[label]["the device"] += wait
     totals = _phase_totals(steps)
     for phase in phases:
         spent[phase]["the rest"] = totals[phase] - sum(spent[phase].values())
-    outside = ["compute", "between ops", "KV slots", "graph build", "the recorder", "the rest"]
-    order = [*knowledge.BLOCKS, *outside]
+    order = [*knowledge.BLOCKS, *BESIDE]
     by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
     rows = _phase_rows(
         [(what, by_block[what]) for what in order if any(by_block[what].values())], totals

@@ -146,6 +146,7 @@ def _beside(
         ),
         "KV slots": total(of_phase, "apply"),
         "graph build": total(of_phase, "build", "alloc"),
+        "the device": int((ours["end"] - ours["returned"]).sum()),
         "the recorder": int(ours["recorder"].sum()),
     }
     whole = int((ours["end"] - ours["begin"]).sum())

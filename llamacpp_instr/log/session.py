@@ -26,6 +26,7 @@ from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import Run
+from llamacpp_instr.log.waits import with_result_times
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     Compute,
@@ -103,7 +104,7 @@ class Session:
     """the keys of `machine`"""
     steps: Table
     """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
-    thread, begin, end, and the measurements of `step_end`"""
+    thread, begin, end (the result is there), returned, and the measurements of `step_end`"""
     sequences: Table
     """step, seq, pos, tokens, outputs: what the batch of each ended step has of each sequence;
     `pos` is its first position"""
@@ -301,7 +302,7 @@ class _Loader:
             graphs=self.graphs,
             plans=self.plans,
             machine=self.machine.table(),
-            steps=self.steps.table(),
+            steps=with_result_times(self.steps.table(), self.syncs.table()),
             sequences=self.sequences.table(),
             computes=self.computes.table(),
             ops=self.ops,

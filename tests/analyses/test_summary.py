@@ -240,3 +240,27 @@ def test_layers_take_time_by_their_number(tmp_path):
     found = {report.title: report for report in compute_summary(session)}
     assert time.process_time() - begin < 10
     assert len(found["Layers"].rows) == ALL_LAYERS
+
+
+def test_a_step_ends_when_its_result_is_there(tmp_path):
+    """Asynchronous backends return before that; llama.cpp then waits for them."""
+    waits: dict[int, int] = {}
+    events: list[s.Event] = []
+    for event in make_log(Random(2).randint, n_contexts=1, level="detailed"):
+        events.append(event)
+        if isinstance(event, s.StepEnd):
+            waits[event.step] = 10 if event.step % 2 else 30_001 + event.step
+            events.append(s.Sync(t=event.t, ctx=0, dur=waits[event.step]))
+    path = tmp_path / "waits.log"
+    path.write_bytes(encode(events))
+    session = load_session(path)
+    long = {step: wait for step, wait in waits.items() if wait > 30_000}
+    steps = session.steps
+    late = (steps["end"] - steps["returned"]).tolist()
+    assert dict(zip(steps["step"].tolist(), late, strict=True)) == {
+        step: long.get(step, 0) for step in waits
+    }
+    assert long
+    time = sections(tmp_path, events)["Where the time went"]
+    device = next(row for row in time.rows if row[0] == "the device")
+    assert sum(ns for ns in device[1::2] if isinstance(ns, int)) == sum(long.values())
