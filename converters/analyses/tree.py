@@ -49,7 +49,11 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
     by_layer = by == "time" and not session.ops
-    amounts = _by_layer(session, phase_of) if by_layer else _by_op(session, phase_of, by)
+    bounded = False
+    if by_layer:
+        amounts = _by_layer(session, phase_of)
+    else:
+        amounts, bounded = _by_op(session, phase_of, by)
     root = Node("session")
     for phase in PHASES:
         if (steps["phase"] == phase).any():
@@ -62,16 +66,26 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
         notes.append("No ops were recorded: blocks and ops need the level detailed.")
     if by != "time":
         notes.append("Computed from the shapes of the kernels, not measured.")
+    if bounded:
+        notes.append("Attention is an upper bound: the log does not tell what its mask hid.")
     return Tree(root, *MEASURES[by], levels=LEVELS, notes=notes)
 
 
-def _by_op(session: Session, phase_of: dict[int, str], by: Measure) -> dict[_Place, int]:
-    """The amount of every op by its place, summed over computes."""
+def _by_op(
+    session: Session, phase_of: dict[int, str], by: Measure
+) -> tuple[dict[_Place, int], bool]:
+    """The amount of every op by its place, summed over computes, and whether one of them is an
+    upper bound."""
+    bounded = False
     of_plan: dict[tuple[str, int], Int64] = {}
     for ops in session.ops:
         phase = phase_of.get(ops.compute)
         if ops.thread == 0 and phase is not None:
-            column = ops.dur if by == "time" else getattr(session.work(ops), by)
+            column = ops.dur
+            if by != "time":
+                work = session.work(ops)
+                column = work.bytes if by == "bytes" else work.flops
+                bounded |= bool(work.bound.any())
             before = of_plan.get((phase, ops.plan))
             of_plan[phase, ops.plan] = column if before is None else before + column
     amounts: dict[_Place, int] = defaultdict(int)
@@ -81,7 +95,7 @@ def _by_op(session: Session, phase_of: dict[int, str], by: Measure) -> dict[_Pla
         places = zip(kernels.layer.tolist(), kernels.block, names, column.tolist(), strict=True)
         for layer, block, label, amount in places:
             amounts[phase, layer, block, label] += amount
-    return amounts
+    return amounts, bounded
 
 
 def _op_names(session: Session, plan: int) -> list[str]:

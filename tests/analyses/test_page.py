@@ -19,9 +19,10 @@ from converters.analyses.tree import LEVELS, build_tree
 from converters.report.icicle import MOST, draw_icicle
 from converters.report.page import render_page
 from converters.report.plain_charts import BINS, binned
-from converters.report.report import Column, Report, shown
+from converters.report.report import shown
 from converters.report.tree import Node, Tree
 from llamacpp_instr import schema as s
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.fuzz.guard import Finding, check_figures
@@ -81,15 +82,14 @@ def test_it_has_every_figure_of_the_summary() -> None:
 
 def test_what_is_asked_first_is_at_the_top() -> None:
     session = load_session(RECORDED)
-    asked = [Report("Requests", [Column("what")], [["x"]])]
-    _, sections = compute_page(session, asked)
+    _, sections = compute_page(session)
     titles = [section.title for section in sections]
     summary = [section.title for section in compute_summary(session)]
     first = summary[: summary.index("Speed") + 1]
     assert titles[: len(first) + 1] == ["", *first]
     assert sorted(set(summary) - set(titles)) == []
     order = [
-        "Speed over time", "Time by layer and op", "Session, phase, layer, block, op", "Requests",
+        "Speed over time", "Time by layer and op", "Session, phase, layer, block, op",
         "Memory over time", "KV cache over time", "Tokens with their times",
         "The most expensive weights", "Identity, machine and settings",
     ]  # fmt: skip
@@ -228,3 +228,24 @@ def test_the_command(instr: Instr, tmp_path: Path) -> None:
     assert instr("page", log, "-o", "-").stdout == (tmp_path / "story.html").read_text()
     assert_refused(instr("page", log), "story.html exists", "--force")
     assert_refused(instr("page", "-"), "name the page with -o")
+
+
+def test_a_page_shows_one_session(instr: Instr, tmp_path: Path) -> None:
+    other = tmp_path / "other.log"
+    begin = load_session(RECORDED).start.id.encode()
+    other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
+    page = tmp_path / "two.html"
+    assert_refused(instr("page", RECORDED, other, "-o", page), "a page shows one session")
+    assert not page.exists()
+
+
+def test_a_passage_for_each_request(tmp_path: Path) -> None:
+    for seed in range(4):
+        log = tmp_path / f"{seed}.log"
+        log.write_bytes(encode(make_log(Random(seed).randint, 3, "minimal")))
+        session = load_session(log)
+        requests = [of for of in find_requests(session)[1] if of.token_times]
+        page = page_of(log)
+        headings = [text for text in Texts(page).of("h3") if text.startswith("Context ")]
+        assert len(headings) == len(requests)
+        assert page.count(' data-t="') == sum(len(of.token_times) for of in requests)

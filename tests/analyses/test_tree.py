@@ -178,3 +178,15 @@ def test_a_log_without_ops_has_times_only(instr: Instr, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "between layers" in done.stdout
     assert_refused(instr("tree", log, "--by", "flops"), "by flops needs ops", "--level detailed")
+
+
+def test_several_logs_follow_each_other_and_an_export_takes_one(
+    instr: Instr, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.log"
+    begin = load_session(RECORDED).start.id.encode()
+    other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
+    done = instr("tree", RECORDED, other)
+    assert done.stdout.count("Session by time") == 2
+    refused = instr("tree", RECORDED, other, "--folded")
+    assert_refused(refused, "--folded takes one session")

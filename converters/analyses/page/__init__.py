@@ -72,7 +72,7 @@ def _title(session: Session) -> str:
 
 
 def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[Section]:
-    """The speed of each phase, and what it took."""
+    """What somebody waited for by the clock, the speed of each phase, and the memory."""
     found = []
     if (clock := summary.get("Time by the clock")) is not None:
         for name, unit, what in _BY_THE_CLOCK:
@@ -86,9 +86,6 @@ def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterato
             if row[at["tokens/s median"]] is not None:
                 rate = shown(row[at["tokens/s median"]], "per_second")
                 found.append(Tile(rate, f"tokens/s, {row[0]}, median step"))
-        for row in speed.rows:
-            what = f"{row[0]}: {shown(row[at['tokens']], 'count')} tokens"
-            found.append(Tile(shown(row[at["time"]], "ns"), what))
     if memory is not None and "resident" in memory.figures:
         found.append(Tile(shown(memory.figures["resident"][0], "bytes"), "resident, most"))
     if found:

@@ -9,8 +9,8 @@ import numpy as np
 from converters.report.page import Section
 from converters.report.report import shown
 from converters.report.text_figures import Passage, timed_text
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import counted_steps
 
 MOST_TOKENS = 3000
 """tokens shown; of more, the first and the last half of this"""
@@ -19,16 +19,14 @@ MOST_TEXT = 100
 
 
 def tokens_with_times(session: Session) -> Iterator[Section]:
-    """Passages of the tokens of steps that count. A passage begins after a prefill. A token's time
-    is since the sampling of the one before it, that of the first since its step began."""
-    steps, _ = counted_steps(session)
-    begin = dict(zip(steps["step"].tolist(), steps["begin"].tolist(), strict=True))
-    phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
+    """A passage for each request, with the tokens of steps that count. A token's time is since the
+    one before it was there, that of the first since the request arrived, or began."""
+    steps, requests = find_requests(session)
     tokens = session.tokens.rows(np.isin(session.tokens["step"], steps["step"]))
     if not len(tokens):
         return
-    order = np.lexsort((tokens["t"], tokens["ctx"]))
-    tokens = tokens.rows(order)
+    begins = {(of.ctx, of.seq, of.token_times[0]): of for of in requests if of.token_times}
+    tokens = tokens.rows(np.lexsort((tokens["t"], tokens["seq"], tokens["ctx"])))
     notes = ["Milliseconds are below each token; the background marks slow ones."]
     n = len(tokens)
     if n > MOST_TOKENS:
@@ -37,16 +35,19 @@ def tokens_with_times(session: Session) -> Iterator[Section]:
         notes.append(f"The first and the last {half:,} of {n:,} tokens.")
     passages: list[Passage] = []
     pieces: list[tuple[str, int]] = []
-    before: tuple[int, int] | None = None
-    names = ("ctx", "step", "t", "dur", "text")
-    for ctx, step, t, dur, text in zip(*(tokens[name].tolist() for name in names), strict=True):
+    before: tuple[int, int, int] | None = None
+    names = ("ctx", "seq", "t", "dur", "text")
+    for ctx, seq, t, dur, text in zip(*(tokens[name].tolist() for name in names), strict=True):
         end = t + dur
-        first = before is None or before[0] != ctx or phase[step] == "prefill"
-        if first:
-            since = shown(begin[step] - session.start.t, "ns")
+        request = begins.get((ctx, max(seq, 0), end))
+        if request is not None or before is None or before[:2] != (ctx, seq):
+            began = t if request is None else request.first
+            where = f"Context {ctx}" + (f", sequence {seq}" if seq > 0 else "")
+            name = request.name if request is not None else ""
+            heading = f"{name or where}, from {shown(began - session.start.t, 'ns')}"
             pieces = []
-            passages.append(Passage(f"Context {ctx}, from {since}", pieces))
-        since_ns = begin[step] if first or before is None else before[1]
-        pieces.append((text[:MOST_TEXT], max(end - since_ns, 0)))
-        before = ctx, end
+            passages.append(Passage(heading, pieces))
+            before = ctx, seq, began
+        pieces.append((text[:MOST_TEXT], max(end - before[2], 0)))
+        before = ctx, seq, end
     yield timed_text("Tokens with their times", passages, notes)
