@@ -55,7 +55,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "values": (
             "llamacpp_instr.cli.values:values",
-            "Print or compare the values that --stats read.",
+            "Print the values that a log recorded, or compare two logs.",
         ),
     },
     "Models": {

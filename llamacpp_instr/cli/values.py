@@ -11,14 +11,13 @@ from llamacpp_instr.errors import UsageError
 
 @click.command(
     "values",
-    epilog="\b\nExamples:\n  instr values session.log\n"
-    "  instr values f16.log q4.log -o values.html",
+    epilog="\b\nExamples:\n  instr values f16.log\n  instr values f16.log q4.log -o values.html",
 )
 @click.argument("logs", metavar="LOG [OTHER]", nargs=-1, required=True)
 @lenient_option
 @report_options
 def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
-    """Print the values of tensors that a log recorded, or compare two logs.
+    """Print the values that a log recorded, or compare two logs.
 
     Prints each tensor that --stats read, by op and layer, over all computes: smallest, largest,
     mean, standard deviation, zeros, and whether there are NaN or infinite values. An HTML page has
