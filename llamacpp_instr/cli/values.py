@@ -35,5 +35,9 @@ def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
     report = compare_values(*sessions) if len(sessions) == 2 else compute_values(sessions[0])
-    charts = chart_values(sessions[0]) if output.form == "html" else []
+    charts = []
+    if output.form == "html":
+        names = ["A: ", "B: "] if len(sessions) == 2 else [""]
+        shown = zip(sessions, names, strict=True)
+        charts = [chart for session, name in shown for chart in chart_values(session, name)]
     output.write([report], charts=charts)
