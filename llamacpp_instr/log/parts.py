@@ -128,16 +128,12 @@ class _Contexts:
 
 
 def _position(pos: int, events: Sequence[Kv | StepBegin]) -> int:
-    """What the position `pos` became when the cache was cleared, cut off or shifted."""
+    """The position after `pos`, once the cache was cleared or cut off."""
     for event in events:
-        if not isinstance(event, Kv):
-            continue
-        if event.op == "clear":
+        if isinstance(event, Kv) and event.op == "clear":
             pos = 0
-        elif event.op == "seq_rm" and (event.p1 is None or not 0 <= event.p1 < pos):
+        elif isinstance(event, Kv) and event.op == "seq_rm":
             pos = min(pos, max(event.p0 or 0, 0))
-        elif event.op == "seq_add":
-            pos += event.arg or 0
     return pos
 
 

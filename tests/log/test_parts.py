@@ -16,7 +16,7 @@ from llamacpp_instr.log.check import missing_parts
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Event, Kv, StepBegin
+from llamacpp_instr.schema import Event
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import ROOT
 from tests.kit.split_log import split_log
@@ -77,34 +77,6 @@ def recorded(directory: Path) -> list[Path]:
     """Four parts of a session with a single context and four steps."""
     events = make_log(lambda _low, high: high, n_contexts=1, level="detailed")
     return write_parts(directory, split_log(events, 4, Random(7)))
-
-
-OPS = [
-    {"op": "clear"}, {"op": "seq_rm", "seq": 0, "p0": 3, "p1": -1},
-    {"op": "seq_add", "seq": 0, "p0": 4, "p1": -1, "arg": -4},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: str(op["op"]))
-def test_a_context_goes_on_in_any_thread_after_its_cache_was_changed(
-    tmp_path: Path, op: dict[str, object]
-) -> None:
-    for seed in range(6):
-        random = Random(seed)
-        events = make_log(lambda _low, high: high, n_contexts=1, level="minimal")
-        steps = [event for event in events if isinstance(event, StepBegin)]
-        at = random.choice(steps[1:])
-        moved = {"clear": at.pos, "seq_rm": at.pos - 3, "seq_add": 4}[str(op["op"])]
-        change = Kv(t=at.t, ctx=0, used=0, size=512, **op)  # type: ignore[arg-type]
-        for step in steps[steps.index(at) :]:
-            step.pos -= moved
-        for step in steps:
-            step.thread = random.randrange(10**6)
-        events.insert(events.index(at), change)
-        (run,) = find_runs(write_parts(tmp_path, split_log(events, 4, random)))
-        session = load_session(run)
-        assert list(session.contexts) == [0]
-        assert set(session.steps["ctx"].tolist()) == {0}
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
