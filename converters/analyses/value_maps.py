@@ -14,10 +14,10 @@ MOST_COMPUTES = 2000
 """columns of a map; later computes are not drawn"""
 
 
-def chart_values(session: Session) -> list[Chart]:
+def chart_values(session: Session, name: str = "") -> list[Chart]:
     """A map for each tensor that was read in several layers: a row for each layer, a column for
     each compute (a prompt, then each token), coloured by the standard deviation. At most MOST_MAPS.
-    Raises UsageError if no values were read."""
+    Titles begin with `name`. Raises UsageError if no values were read."""
     tensors: dict[tuple[str, str, int], list[Read]] = defaultdict(list)
     values = values_of(session)
     for read in values:
@@ -29,6 +29,6 @@ def chart_values(session: Session) -> list[Chart]:
             reads.sort(key=lambda read: read.layer)
             rows = [[event.std for event in values[read][:MOST_COMPUTES]] for read in reads]
             layers = [shown(read.layer, "layer") for read in reads]
-            title = f"{tensor} ({op}): standard deviation" if op else tensor
+            title = f"{name}{tensor}{f' ({op})' if op else ''}: standard deviation"
             charts.append(map_by_layer(title, "compute: the prompt, then each token", layers, rows))
     return charts

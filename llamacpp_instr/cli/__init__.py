@@ -45,7 +45,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "requests": (
             "llamacpp_instr.cli.requests:requests",
-            "Print how long the requests of a log took, and what they waited for.",
+            "Print how long the requests of a log took, and why.",
         ),
         "tree": (
             "llamacpp_instr.cli.tree:tree",
@@ -67,11 +67,11 @@ GROUPS: dict[str, _Commands] = {
         ),
         "values": (
             "llamacpp_instr.cli.values:values",
-            "Print or compare the values that --stats read.",
+            "Print the values that a log recorded, or compare two logs.",
         ),
         "probe": (
             "llamacpp_instr.cli.probe:probe",
-            "Measure the machine: memory, ggml's kernels, barriers.",
+            "Measure this machine, to judge the speeds in a log.",
         ),
         "roofline": (
             "llamacpp_instr.cli.roofline:roofline",

@@ -18,10 +18,10 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     """Check logs strictly, line by line.
 
     Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
-    .zst), or - for standard input. Of a rotated log, a part that is missing between two others is a
-    finding. Prints one line for each finding, with its line number, and
-    stops after 10,000. Exits with status 0 if there are no findings, 1 if there are some, 2 if a
-    file cannot be read as a log.
+    .zst), or - for standard input. A part of a rotated log that is missing between two others is a
+    finding, too. Prints one line for each finding, with its line number, and stops after 10,000.
+    Exits with status 0 if there are no findings, 1 if there are some, 2 if a file cannot be read as
+    a log.
     """
     from llamacpp_instr.log.check import check_log, missing_parts
     from llamacpp_instr.terminal import print_line, printable, render_json, shortened

@@ -17,7 +17,7 @@ import click
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def probe(output: str | None, force: bool) -> None:
-    """Measure the machine: memory, ggml's kernels, barriers.
+    """Measure this machine, to judge the speeds in a log.
 
     Measures how fast threads copy memory, by the amount that they copy, how fast ggml multiplies
     weights of each type, and what an op costs that computes nothing. It takes about a minute, and

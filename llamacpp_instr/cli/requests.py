@@ -24,7 +24,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 @lenient_option
 @report_options
 def requests(logs: tuple[str, ...], top: int, lenient: bool, output: ReportOutput) -> None:
-    """Print how long the requests of a log took, and what they waited for.
+    """Print how long the requests of a log took, and why.
 
     Prints the median, the 90th and the 99th percentile of the time in the queue, to the first
     token, between tokens and in total; then the slowest requests.

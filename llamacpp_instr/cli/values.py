@@ -11,14 +11,13 @@ from llamacpp_instr.errors import UsageError
 
 @click.command(
     "values",
-    epilog="\b\nExamples:\n  instr values session.log\n"
-    "  instr values f16.log q4.log -o values.html",
+    epilog="\b\nExamples:\n  instr values f16.log\n  instr values f16.log q4.log -o values.html",
 )
 @click.argument("logs", metavar="LOG [OTHER]", nargs=-1, required=True)
 @lenient_option
 @report_options
 def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
-    """Print the values of tensors that a log recorded, or compare two logs.
+    """Print the values that a log recorded, or compare two logs.
 
     Prints each tensor that --stats read, by op and layer, over all computes: smallest, largest,
     mean, standard deviation, zeros, and whether there are NaN or infinite values. An HTML page has
@@ -36,5 +35,9 @@ def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
     report = compare_values(*sessions) if len(sessions) == 2 else compute_values(sessions[0])
-    charts = chart_values(sessions[0]) if output.form == "html" else []
+    charts = []
+    if output.form == "html":
+        names = ["A: ", "B: "] if len(sessions) == 2 else [""]
+        shown = zip(sessions, names, strict=True)
+        charts = [chart for session, name in shown for chart in chart_values(session, name)]
     output.write([report], charts=charts)

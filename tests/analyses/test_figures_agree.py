@@ -119,7 +119,7 @@ def test_the_time_of_blocks_layers_tensors_and_types_is_that_of_the_ops(
     told: Told, summary: dict[str, list[Row]]
 ) -> None:
     total = sum(row["time"] for row in summary["Top ops"])
-    for by in ("op", "block", "layer", "tensor", "type"):
+    for by in ("op", "block", "layer", "tensor", "type", "role", "layer,op", "context,block"):
         (rows,) = told.tables("stats", told.log, "--by", by).values()
         assert sum(row["total"] for row in rows) == total, by
     for phase in ("prefill", "decode"):

@@ -113,7 +113,8 @@ def test_two_sessions_side_by_side(tmp_path: Path) -> None:
 
 def test_a_map_has_a_cell_for_each_layer_and_compute(tmp_path: Path) -> None:
     session = with_values(tmp_path / "a.log", 2.0)
-    (chart,) = chart_values(session)
+    (chart,) = chart_values(session, "A: ")
+    assert chart.title == "A: Qcur (MUL_MAT): standard deviation"
     with charts._settings("black"):
         figure = charts._figure()
         chart.draw(figure)

@@ -127,11 +127,13 @@ class Place:
             written = before in ("-o", "--output", "--perfetto", "--heat-map") or (
                 before == "--log" and "compare" not in command
             )
-            source = self._source(word)
-            target = self.directory / word
-            if not written and source is not None and not target.exists():
-                shutil.copyfile(source, target)
-                self.laid.append(word)
+            words = [path.name for path in self._stock.glob(word)] if "*" in word else [word]
+            for name in () if written else words:
+                source = self._source(name)
+                target = self.directory / name
+                if source is not None and not target.exists():
+                    shutil.copyfile(source, target)
+                    self.laid.append(name)
 
     def _source(self, word: str) -> Path | None:
         """The file that replaces a file of that name."""

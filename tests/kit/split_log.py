@@ -62,8 +62,8 @@ class _Given:
 
     def step_of(self, event: s.Event) -> int | None:
         compute = self.computes.get(getattr(event, "compute", -1))
-        step: int | None = compute.step if compute else getattr(event, "step", None)
-        return step
+        step: int = compute.step if compute else getattr(event, "step", -1)
+        return step if step >= 0 else None
 
     def ctx_of(self, event: s.Event) -> int:
         graph = self.graphs[event.graph] if isinstance(event, s.Plan) else event

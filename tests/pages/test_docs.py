@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -18,7 +19,9 @@ from llamacpp_instr.build.upstream import patches_dir, read_upstream
 from tests.image import engine_lines
 from tests.kit import tiny_models
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
+from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.split_log import split_log
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
 
@@ -63,9 +66,14 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         f"model = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, verbose=False)\n"
         "print(model('Once upon a time', max_tokens=4)['choices'][0]['text'])\n"
     )
+    parts = split_log(make_log(lambda _low, high: high, 1), 2, Random(1))
+    for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
+        (directory / name).write_bytes(encode(events))
     for words in (
         ["quantize", "model-F16.gguf", "--types", "Q8_0,Q4_K_M"],
         ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
+        ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "f16.log"],
+        ["run", "model-Q4_K_M.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "q4.log"],
     ):
         subprocess.run(
             [sys.executable, "-m", "llamacpp_instr", *words],
