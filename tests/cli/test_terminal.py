@@ -134,6 +134,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("check", "NAME.log"),
         ("summary", "NAME.log", "--json"),
         ("stats", "NAME"),
+        ("roofline", "NAME.log", "--probe", "NAME"),
         ("diff", "NAME.log", "NAME.log"),
         ("to-perfetto", "NAME.log", "--force"),
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),

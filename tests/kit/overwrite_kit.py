@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.exports.tables import NAMES
+from llamacpp_instr.probe.file import probe_json
 from tests.kit import tiny_models
+from tests.kit.made_probe import probe_of
 from tests.kit.quantize_kit import importances, write_imatrix
 
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -49,6 +51,9 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
     ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
     ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
+    ("roofline", "--output"): [
+        Case("roofline session.log --probe probe.json -o {}", reads=("session.log", "probe.json"))
+    ],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],
@@ -99,7 +104,10 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
+    ("roofline", "--probe"),
 }  # fmt: skip
+NO_INPUT = {("probe", "--output")}
+"""commands that read no file; this one takes a minute"""
 NO_FILE = {
     "A,B,...", "ARGS", "A[-B]", "A[:B]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
@@ -126,6 +134,7 @@ def write_stock(place: Path) -> None:
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
+    (place / "probe.json").write_bytes(probe_json(probe_of()))
     # outputs of an earlier call, which may be replaced
     for name in ("out", "out.svg", "new.log"):
         (place / name).write_text("old")
