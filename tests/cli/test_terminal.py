@@ -136,6 +136,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("stats", "NAME"),
         ("tree", "NAME.log", "--folded"),
         ("page", "NAME.log"),
+        ("roofline", "NAME.log", "--probe", "NAME"),
         ("diff", "NAME.log", "NAME.log"),
         ("to-perfetto", "NAME.log", "--force"),
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),

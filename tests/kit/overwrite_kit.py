@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.exports.tables import NAMES
+from llamacpp_instr.probe.file import probe_json
 from tests.kit import tiny_models
+from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
 
@@ -55,6 +57,9 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("values", "--output"): [Case("values values.log -o {}", reads=("values.log",))],
     ("tree", "--output"): [Case("tree session.log -o {}", reads=("session.log",))],
     ("page", "--output"): [Case("page session.log -o {}", reads=("session.log",))],
+    ("roofline", "--output"): [
+        Case("roofline session.log --probe probe.json -o {}", reads=("session.log", "probe.json"))
+    ],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],
@@ -105,7 +110,10 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
+    ("roofline", "--probe"),
 }  # fmt: skip
+NO_INPUT = {("probe", "--output")}
+"""commands that read no file; this one takes a minute"""
 NO_FILE = {
     "A,B,...", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
     "KEY[,KEY]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
@@ -134,6 +142,7 @@ def write_stock(place: Path) -> None:
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
+    (place / "probe.json").write_bytes(probe_json(probe_of()))
     # outputs of an earlier call, which may be replaced
     for name in ("out", "out.svg", "new.log"):
         (place / name).write_text("old")

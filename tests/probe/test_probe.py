@@ -15,26 +15,12 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.probe import measure
-from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel, Probe, probe_json, read_probe
+from llamacpp_instr.probe.file import probe_json, read_probe
 from llamacpp_instr.probe.ggml import Ggml, Graph
 from tests.conftest import Instr
+from tests.kit.made_probe import MIB, probe_of
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
-MIB = 1 << 20
-
-
-def probe_of(cpu: str = "", cores: int = 4) -> Probe:
-    return Probe(
-        probe=1,
-        time="2026-01-01T00:00:00+00:00",
-        cpu=cpu,
-        cores=cores,
-        load=0.0,
-        llama_cpp="1",
-        bandwidth=[Bandwidth(1, MIB, 9e10), Bandwidth(2, MIB, 15e10), Bandwidth(2, 64 * MIB, 2e10)],
-        kernels=[Kernel("F16", 1, 1, 5e10), Kernel("F16", 1, 2, 1e11), Kernel("F16", 8, 2, 3e11)],
-        barriers=[Barrier(2, 250.0)],
-    )
 
 
 def test_the_closest_measurement_is_taken() -> None:

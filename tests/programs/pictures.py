@@ -37,7 +37,7 @@ def main() -> None:
         visible, op = close_up(log)
         with served(trace) as address:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
-            look(closer, select=op, picture=IMAGES / "layer.png", size=(WIDTH, 900))
+            look(closer, select=op, picture=IMAGES / "layer.png", size=(1160, 880))
         take_page(Path(folder))
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
