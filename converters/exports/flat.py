@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.kernels import plan_kernels, weight_read
+from llamacpp_instr.graph.kernels import Kernels, plan_kernels, weight_read
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
@@ -158,12 +158,17 @@ class _Flat:
         where: FlatLine = {"step": step, "thread": event.thread}
         if (of := self._refs.open_steps.get(step)) is not None:
             where["phase"] = of.event.name
-        for kernel, begin, dur in zip(plan.kept, *_spans(event), strict=True):
-            yield {"event": "op", "t": begin, "dur": dur, **kernel, **where}
+        lines, kernels = plan.kept
+        work = kernels.work(self._refs.compute.ubatch)
+        amounts = zip(work.bytes.tolist(), work.flops.tolist(), work.bound.tolist(), strict=True)
+        times = _spans(event)
+        for line, begin, dur, (n_bytes, n_flops, bound) in zip(lines, *times, amounts, strict=True):
+            moved = {"bytes": n_bytes, "flops": n_flops} | ({"work_bound": True} if bound else {})
+            yield {"event": "op", "t": begin, "dur": dur, **line, **moved, **where}
 
 
-def _kernels(plan: KnownPlan) -> list[FlatLine]:
-    """What the lines of each kernel have in common."""
+def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
+    """What the lines of each kernel have in common, and the kernels."""
     nodes, node = plan.graph.event.nodes, plan.event.node
     assert nodes is not None
     counts = plan.event.n or [1] * len(node)
@@ -174,7 +179,7 @@ def _kernels(plan: KnownPlan) -> list[FlatLine]:
     kernels = plan_kernels(plan.graph.event, plan.event)
     weights = [weight_read(plan.graph.event, inside) for inside in insides]
     # named by its result, as in traces and tables
-    return [
+    lines: list[FlatLine] = [
         {
             "op": nodes.op[first],
             "name": nodes.name[inside[-1]],
@@ -183,12 +188,11 @@ def _kernels(plan: KnownPlan) -> list[FlatLine]:
             "ne": nodes.ne[inside[-1]],
             "block": kernels.block[i],
             **({"weight": weights[i][0], "weight_type": weights[i][1]} if weights[i][0] else {}),
-            "bytes": int(kernels.bytes[i]),
-            "flops": int(kernels.flops[i]),
             **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
         }
         for i, (first, inside) in enumerate(zip(node, insides, strict=True))
     ]
+    return lines, kernels
 
 
 def _spans(event: Layers | Ops) -> tuple[list[int], list[int]]:
