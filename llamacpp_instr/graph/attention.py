@@ -204,7 +204,7 @@ def _work(a: Attention, ubatch: Ubatch, seen: Seen, window: int) -> Work:
         or (0 < limit < last and not (seen.dense and ubatch.uniform and ubatch.causal))
         or (not ubatch.causal and a.mask == "cache")
         or (a.tiled and not (seen.in_order and a.streams == 1 and len(spans) == 1))
-        or a.rows * a.heads * a.streams > MOST_ROWS
+        or (a.tiled and _most_tiles(a, ubatch.n_threads) > MOST_TILES)
     )
     if unknown:
         return _most(a, min(a.n_kv, seen.used), ubatch)
@@ -247,20 +247,25 @@ def _most(a: Attention, cells: int, ubatch: Ubatch | None) -> Work:
     rows = a.rows * a.heads * a.streams
     if a.tiled:
         n_threads = ubatch.n_threads if ubatch else 1
-        if rows <= MOST_ROWS:
+        n = _most_tiles(a, n_threads)
+        if n <= MOST_TILES:
             n = tiles(a.rows, a.heads * a.streams, n_threads).total()
-        else:
-            n = a.heads * a.streams * -(-a.rows // TILE) + 4 * n_threads
         # used cells may lie anywhere
         return Work(2 * n * TILE * -(-a.n_kv // TILE) * TILE * a.width, a.n_kv, True)
     return Work(2 * rows * cells * a.width, min(a.n_kv, cells), True)
 
 
-MOST_ROWS = 1 << 20
-"""of all heads, beyond which tiles are not counted one by one; 8,192 tokens of 128 heads"""
+MOST_TILES = 1 << 15
+"""beyond which they are not counted one by one; 8,192 tokens of 128 heads have half as many"""
 
 
-@lru_cache(256)
+def _most_tiles(a: Attention, n_threads: int) -> int:
+    """Each end of a head or of a chunk adds at most one tile."""
+    rows = a.rows * a.heads * a.streams
+    return rows // TILE + a.heads * a.streams + min(rows, 4 * max(1, n_threads)) + 1
+
+
+@lru_cache(16)
 def tiles(rows: int, heads: int, n_threads: int) -> Counter[tuple[int, int]]:
     """How often each tile of rows (the first, and how many) occurs over all heads.
 

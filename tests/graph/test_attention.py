@@ -52,7 +52,12 @@ def told(log: Path) -> tuple[list[int], list[bool]]:
     "settings",
     [
         {"n_threads_batch": 3, "n_ubatch": 100},
-        {"type_k": 8, "type_v": 8},  # GGML_TYPE_Q8_0: no tiles
+        {
+            "type_k": 8,
+            "type_v": 8,
+            "n_threads": 1,
+            "n_threads_batch": 1,
+        },  # GGML_TYPE_Q8_0: no tiles
         {"type_k": 0, "type_v": 0, "n_threads": 1},  # GGML_TYPE_F32
         {"n_seq_max": 4, "n_ctx": 2048},
     ],
@@ -122,3 +127,11 @@ def test_a_model_without_a_cache_is_counted_exactly(tmp_path: Path, models: Path
     counted = counts(models / "bert.gguf", tmp_path / "a.log", SMALL, [[[0, 0, 9]], [[0, 0, 70]]])
     assert counted[0]
     assert told(tmp_path / "a.log") == (counted, [False, False])
+
+
+def test_impossible_sizes_take_no_time() -> None:
+    """A log may claim any shape; its kernel then has a bound."""
+    shape = Attention(2**40, 2**40, 1, 2**40, 2, 4, True, "cache", 2**40, 1)
+    seen = Seen(2**40, (Span(0, 2**40),), dense=True, in_order=True, size=2**40)
+    ubatch = Ubatch(2**40, 2**40, (), (seen,), causal=True, window=0, uniform=True)
+    assert attention_work(shape, ubatch).bound
