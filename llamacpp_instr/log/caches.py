@@ -1,11 +1,12 @@
 """Which cells the tokens of a compute find in the caches of their context.
 
-A log tells how many cells a ubatch leaves in use, and its first position. Once a cache was empty,
-that says where each position is, as long as one sequence is in it.
+A log tells how many cells a ubatch leaves in use, and the first positions of its sequences. Once a
+cache was empty, that says how many cells each token sees; with one sequence also where they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamacpp_instr.graph.attention import Seen, Span, Ubatch
@@ -19,8 +20,46 @@ class _Cache:
     """the position that follows, if one sequence has all positions before it; None if unknown"""
     in_order: bool = False
     """position i is in cell i"""
+    lengths: dict[int, int] | None = None
+    """the number of cells of each sequence, which has all positions before it; None if unknown"""
     applied: Kv | None = None
     """cells a ubatch were taken, its compute has not come yet"""
+
+    def remove(self, kv: Kv) -> None:
+        """Follows a change that is not the taking of cells in `lengths`."""
+        if not kv.used and kv.op in ("seq_rm", "seq_keep", "clear"):
+            self.lengths = {}
+        if self.lengths is None:
+            return
+        if kv.op == "seq_rm" and (kv.p1 is None or kv.p1 < 0):
+            left = max(kv.p0 or 0, 0)
+            everyone = kv.seq is None or kv.seq < 0
+            for seq, length in self.lengths.items():
+                if everyone or seq == kv.seq:
+                    self.lengths[seq] = min(length, left)
+        elif kv.op == "seq_keep":
+            self.lengths = {s: length for s, length in self.lengths.items() if s == kv.seq}
+        self._check(kv.used)
+
+    def add(self, parts: Sequence[tuple[int, int, int]], n: int, used: int) -> bool:
+        """Follows a ubatch of `n` tokens with `parts`: sequence, first position and number of
+        tokens of each. Returns whether each token sees as many cells as its position says."""
+        if used == n:
+            self.lengths = {}
+        if self.lengths is None:
+            return False
+        for seq, first, tokens in parts:
+            if self.lengths.get(seq, 0) != first:
+                self.lengths = None
+                return False
+            self.lengths[seq] = first + tokens
+        self._check(used)
+        return self.lengths is not None
+
+    def _check(self, used: int) -> None:
+        """Sequences may share cells, or others may have some."""
+        if self.lengths is not None and sum(self.lengths.values()) != used:
+            self.lengths = None
 
 
 class Caches:
@@ -45,6 +84,7 @@ class Caches:
         if kv.op == "apply":
             cache.applied = kv
             return
+        cache.remove(kv)
         removes = kv.op in ("seq_rm", "seq_keep", "clear")
         if cache.applied or not (removes and kv.used == cache.used):
             tail = kv.op == "seq_rm" and kv.p0 is not None and (kv.p1 is None or kv.p1 < 0)
@@ -63,8 +103,9 @@ class Caches:
         n, first = compute.n_tokens, None
         if step is not None and step.n_seqs == 1:
             first = step.pos + self._computed if step.pos >= 0 else -1
+        parts = [] if step is None else _parts(step, self._computed, n)
         self._computed += n
-        seen = [self._seen(cache, n, first) for _, cache in sorted(self._caches.items())]
+        seen = [self._seen(cache, n, first, parts) for _, cache in sorted(self._caches.items())]
         return Ubatch(
             n_threads=compute.n_threads,
             n_tokens=n,
@@ -75,12 +116,15 @@ class Caches:
             uniform=self._uniform,
         )
 
-    def _seen(self, cache: _Cache, n: int, first: int | None) -> Seen | None:
+    def _seen(
+        self, cache: _Cache, n: int, first: int | None, parts: Sequence[tuple[int, int, int]]
+    ) -> Seen | None:
         """What `n` tokens from position `first` on find; -1 if llama.cpp chose it, None if they are
-        of several sequences."""
+        of several sequences, which `parts` then has if they are known."""
         kv, cache.applied = cache.applied, None
         if kv is None:
             return None
+        known = cache.add(parts, n, kv.used)
         before, cache.used = cache.used, kv.used
         empty = kv.used == n
         if first == -1:
@@ -100,6 +144,21 @@ class Caches:
         elif self._context.n_seq_max == 1 and first is not None and kv.used >= n:
             # cells were removed or moved, but all that are left come before these tokens
             span = Span(kv.used - n, n)
+        elif known and parts:
+            spans = tuple(Span(pos, tokens) for _, pos, tokens in parts)
+            return Seen(kv.used, spans, size=kv.size)
         else:
             return Seen(kv.used, size=kv.size)
         return Seen(kv.used, (span,), cache.next is not None, cache.in_order, kv.size)
+
+
+def _parts(step: StepBegin, before: int, n: int) -> list[tuple[int, int, int]]:
+    """The sequence, first position and number of tokens of each sequence of a ubatch of `n` tokens
+    of a step, of which ubatches before had `before`; empty if the log does not tell."""
+    found = [(seq, pos, tokens) for seq, pos, tokens, _ in step.sequences]
+    if len(found) == 1 and before + n <= found[0][2]:
+        ((seq, pos, _),) = found
+        return [(seq, pos + before, n)] if pos >= 0 else []
+    # a token may be of several sequences
+    whole = n == step.n_tokens == sum(tokens for _, _, tokens in found)
+    return found if whole and all(pos >= 0 for _, pos, _ in found) else []
