@@ -125,7 +125,7 @@ def test_a_slice_has_the_time_of_the_wall(recorded) -> None:
 
 # from the session's own steps down to its counters
 TRACKS_IN_ORDER = [
-    "marks", "phases", "layers", "threads", "splits", "device waits", "sampler",
+    "marks", "requests", "phases", "layers", "threads", "splits", "device waits", "sampler",
     "tokens/s", "KV", "memory", "achieved GB/s", "achieved GFLOP/s", "page faults",
     "tensor statistics", "messages",
 ]  # fmt: skip

@@ -54,6 +54,7 @@ class OpenStep:
     """A step that has not ended."""
 
     begin: StepBegin
+    warm_up: bool = False
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
     computes: list[bytes] = field(default_factory=list)

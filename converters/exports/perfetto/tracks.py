@@ -15,6 +15,7 @@ HOME = "session"
 """the first context's track, which also has what belongs to no context"""
 ORDER = (
     "marks",
+    "requests",
     "phases",
     "layers",
     "threads",
@@ -32,6 +33,7 @@ ORDER = (
 )
 _NOTES = {
     "marks": "Spans and instants that the application named.",
+    "requests": "Prompts with the tokens that followed them, from arrival to end.",
     "phases": "The parts of a step: preparing, computing, reading back.",
     "layers": "Layers, blocks in them, ops in those, as the first thread ran them.",
     "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
