@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.schema import Machine
 
 DISTURBED = 0.05
 """share of the time of an interval that makes its steps disturbed ones"""
 
 Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 
 
 def disturbed_steps(session: Session, steps: Table) -> NDArray[np.bool_]:
@@ -46,7 +48,23 @@ def taken_times(session: Session, machine: Table) -> Float64:
     part that belongs to the CPUs that they used."""
     delay = machine["delay"].astype(np.float64)
     steal = np.array([s or 0 for s in machine["steal"]], np.float64)
-    capacity = np.maximum(machine["dur"], 1) * max(session.start.host.cores, 1)
-    used = np.minimum((machine["cpu"] + delay) / capacity, 1.0)
+    return _taken(delay, steal, machine["cpu"], machine["dur"], session.start.host.cores)
+
+
+def taken_share(event: Machine, cpus: int) -> float | None:
+    """The share of the process's time that was taken in one interval, None if the log does not
+    tell."""
+    if event.delay is None:
+        return None
+    columns = [event.delay], [event.steal or 0], [event.cpu], [event.dur]
+    delay, steal, cpu, dur = np.array(columns, np.float64)
+    taken = float(_taken(delay, steal, cpu, dur, cpus)[0])
+    return taken / max(taken + event.cpu, 1)
+
+
+def _taken(
+    delay: Float64, steal: Float64, cpu: Float64 | Int64, dur: Float64 | Int64, cpus: int
+) -> Float64:
+    used = np.minimum((cpu + delay) / (np.maximum(dur, 1) * max(cpus, 1)), 1.0)
     taken: Float64 = delay + steal * used
     return taken

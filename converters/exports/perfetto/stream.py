@@ -26,6 +26,7 @@ from llamacpp_instr.schema import (
     Event,
     Kv,
     Layers,
+    Machine,
     Mark,
     Memory,
     Message,
@@ -141,6 +142,7 @@ class _Writer:
             Kv: self._kv,
             Token: self._token,
             TensorStats: self._stats,
+            Machine: self._machine,
             Mark: self._mark,
             Note: self._note,
             Message: self._message,
@@ -227,6 +229,10 @@ class _Writer:
         home = self._tracks.context(memory.ctx)
         if self._whole:
             self._draw.memory(memory, home)
+
+    def _machine(self, machine: Machine) -> None:
+        if self._whole:
+            self._draw.machine(machine, self._refs.start.host.cores)
 
     def _mark(self, mark: Mark) -> None:
         if self._whole:

@@ -28,6 +28,7 @@ ORDER = (
     "achieved GB/s",
     "achieved GFLOP/s",
     "page faults",
+    "machine",
     "tensor statistics",
     "messages",
 )
@@ -41,6 +42,7 @@ _NOTES = {
     " ends with the submission, not with the computation.",
     "device waits": "Waiting for asynchronous backends.",
     "sampler": "Choosing the next token.",
+    "machine": "What other processes took.",
 }
 
 
