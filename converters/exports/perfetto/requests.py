@@ -6,6 +6,7 @@ Requests of one sequence overlap while one waits for the end of another. So each
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from converters.exports.perfetto.packets import BEGIN, Packets, Value, closing, event_packet
 from converters.exports.perfetto.tracks import Tracks
@@ -20,8 +21,8 @@ class RequestSlices:
         self._packets = packets
         self._tracks = tracks
         self._write = write
-        self._lanes: dict[tuple[int, int], dict[int, int]] = {}
-        """by context and sequence: each lane, and when its last request ended"""
+        self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """by context and sequence, a heap: when the last request of a lane ended, and the lane"""
         self._n_lanes = 0
 
     def draw(self, request: Request) -> None:
@@ -48,9 +49,11 @@ class RequestSlices:
         self._write(event_packet(request.first, event) + event_packet(end, closing(track)))
 
     def _lane(self, request: Request) -> int:
-        lanes = self._lanes.setdefault((request.ctx, request.seq), {})
-        free = (lane for lane, end in lanes.items() if end <= request.first)
-        lane = next(free, self._n_lanes)
-        self._n_lanes = max(self._n_lanes, lane + 1)
-        lanes[lane] = max(request.first, request.end)
+        lanes = self._lanes.setdefault((request.ctx, request.seq), [])
+        if lanes and lanes[0][0] <= request.first:
+            _, lane = heappop(lanes)
+        else:
+            self._n_lanes += 1
+            lane = self._n_lanes - 1
+        heappush(lanes, (max(request.first, request.end), lane))
         return lane
