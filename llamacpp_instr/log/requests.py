@@ -8,16 +8,24 @@ say where a request begins, so a new one begins with the first tokens of a seque
   prompt, or they are several of which not all have an output. Several that all have one are the
   draft of speculative decoding.
 
+A marked span belongs to the first request of its sequence that begins in it and has none.
+
 Its prompt ends with its first token. The position of its first prompt token is the number of tokens
 that it reused. If the application samples by itself, the log has no tokens: a token then counts
-when the step ends that computed its logits.
+when the step ends that computed its logits. That is so if none was sampled in the first UNDECIDED
+steps of a context.
+
+Invariant: a RequestFinder keeps at most the open request of each sequence, KEPT more of each that
+may yet turn out to be a mark's, SPANS spans, and UNDECIDED steps of each context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +34,13 @@ from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
 
 Int64 = NDArray[np.int64]
+
+UNDECIDED = 256
+"""steps of a context that wait for its first token"""
+KEPT = 64
+"""ended requests of a sequence that wait for the end of their mark"""
+SPANS = 1024
+"""ended marks that wait for the end of the step in which their request begins"""
 
 
 @dataclass
@@ -45,13 +60,15 @@ class Request:
     prompt: int = 0
     """prompt tokens that were computed"""
     steps: list[int] = field(default_factory=list)
-    """rows of the table of steps, in order"""
+    """rows of the table of steps, or what the RequestFinder was given, in order"""
     token_times: list[int] = field(default_factory=list)
     """when each output token was there"""
     begin: int = 0
     """of its first step"""
     prompt_end: int = 0
     """position after the last prompt token"""
+    marked_end: int = -1
+    """when the mark ended, -1 without one"""
 
     @property
     def first(self) -> int:
@@ -80,125 +97,217 @@ class Request:
         return self.end - self.first
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one step does for one sequence."""
+
+    seq: int
+    pos: int
+    tokens: int
+    outputs: int
+
+
+@dataclass
+class _Step:
+    number: int
+    begin: int
+    end: int
+    parts: Sequence[Part]
+
+
+@dataclass
+class _Span:
+    seq: int
+    begin: int
+    end: int
+    name: str
+    taken: set[int] = field(default_factory=set)
+    """contexts of which a request has it"""
+
+
+@dataclass
+class _Stream:
+    """The requests of one sequence of a context."""
+
+    current: Request | None = None
+    unnamed: deque[Request] = field(default_factory=deque)
+    """ended ones without a mark"""
+
+
+@dataclass
+class _Context:
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    samples: bool | None = None
+    """whether the log has its tokens; None if that is not known"""
+    waiting: list[_Step] = field(default_factory=list)
+    """until it is known"""
+
+
+class RequestFinder:
+    """Finds requests in steps, tokens and marks, given in the order in which they end, and calls
+    `found` with each request that has ended."""
+
+    def __init__(self, found: Callable[[Request], object]) -> None:
+        self._found = found
+        self._contexts: dict[int, _Context] = {}
+        self._spans: deque[_Span] = deque(maxlen=SPANS)
+
+    def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
+        """A step that counts has ended."""
+        context = self._contexts.setdefault(ctx, _Context())
+        step = _Step(number, begin, end, parts)
+        if context.samples is not None:
+            self._serve(ctx, context, step)
+            return
+        context.waiting.append(step)
+        if len(context.waiting) >= UNDECIDED:
+            self._decide(ctx, context, False)
+
+    def token(self, ctx: int, seq: int, step: int, t: int) -> None:
+        """A token of the step was there at `t`."""
+        context = self._contexts.setdefault(ctx, _Context())
+        self._decide(ctx, context, True)
+        stream = context.streams.get(max(seq, 0))
+        if stream and (request := stream.current) and request.steps[-1] == step:
+            request.token_times.append(t)
+            request.end = max(request.end, t)
+
+    def span(self, seq: int, begin: int, end: int, name: str) -> None:
+        """A mark of a sequence has ended."""
+        span = _Span(seq, begin, end, name)
+        self._spans.append(span)
+        for ctx, context in self._contexts.items():
+            stream = context.streams.get(seq, _Stream())
+            request = next((r for r in _requests(stream) if _fits(span, r)), None)
+            if request is not None:
+                _assign(span, request, ctx)
+                if request is not stream.current:
+                    stream.unnamed.remove(request)
+                    self._found(request)
+
+    def finish(self) -> None:
+        """The log has ended."""
+        for ctx, context in self._contexts.items():
+            if context.samples is None:
+                self._decide(ctx, context, False)
+            for stream in context.streams.values():
+                for request in _requests(stream):
+                    self._found(request)
+        self._contexts.clear()
+
+    def _decide(self, ctx: int, context: _Context, samples: bool) -> None:
+        context.samples = samples
+        waiting, context.waiting = context.waiting, []
+        for step in waiting:
+            self._serve(ctx, context, step)
+
+    def _serve(self, ctx: int, context: _Context, step: _Step) -> None:
+        for part in step.parts:
+            stream = context.streams.setdefault(part.seq, _Stream())
+            request = stream.current
+            if request is None or _is_over(request, step.begin) or _is_new_prompt(request, part):
+                request = self._begin(ctx, stream, part, step.begin)
+            request.steps.append(step.number)
+            if not request.token_times:
+                request.prompt += part.tokens
+                request.prompt_end = part.pos + part.tokens
+            request.end = max(request.end, step.end)
+            if not context.samples and part.outputs:
+                request.token_times.append(step.end)
+
+    def _begin(self, ctx: int, stream: _Stream, part: Part, t: int) -> Request:
+        if stream.current is not None:
+            if stream.current.arrival >= 0:
+                self._found(stream.current)
+            else:
+                stream.unnamed.append(stream.current)
+                if len(stream.unnamed) > KEPT:
+                    self._found(stream.unnamed.popleft())
+        request = stream.current = Request(ctx, part.seq, reused=max(part.pos, 0), begin=t)
+        for span in self._spans:
+            if span.seq == part.seq and ctx not in span.taken and _fits(span, request):
+                _assign(span, request, ctx)
+                break
+        return request
+
+
+def _requests(stream: _Stream) -> Iterator[Request]:
+    yield from stream.unnamed
+    if stream.current is not None:
+        yield stream.current
+
+
+def _fits(span: _Span, request: Request) -> bool:
+    return request.arrival < 0 and span.begin <= request.begin < span.end
+
+
+def _assign(span: _Span, request: Request, ctx: int) -> None:
+    span.taken.add(ctx)
+    request.name, request.arrival, request.marked_end = span.name, span.begin, span.end
+    request.end = max(request.end, span.end)
+
+
+def _is_over(request: Request, t: int) -> bool:
+    return request.arrival >= 0 and request.marked_end <= t
+
+
+def _is_new_prompt(request: Request, part: Part) -> bool:
+    if not request.token_times:
+        return False
+    return part.pos < request.prompt_end or part.tokens > max(part.outputs, 1)
+
+
 def find_requests(session: Session) -> tuple[Table, list[Request]]:
     """The steps that count in order of time, and the requests that they serve, in order of their
     first steps. A log without sequences has requests only of batches with one sequence."""
     steps, _ = counted_steps(session)
     steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
     found: list[Request] = []
-    entries = _entries(session, steps)
-    sampled = _sampled(session, steps)
-    samples = set(session.tokens["ctx"].tolist())
-    spans = _spans(session.marks)
-    for (ctx, seq), parts in entries.items():
-        times = sampled.get((ctx, seq), [])
-        found += _of_sequence(ctx, seq, parts, times, spans.get(seq, []), steps, ctx in samples)
-    found.sort(key=lambda request: request.begin)
+    finder = RequestFinder(found.append)
+    calls = [*_steps(finder, session, steps), *_tokens(finder, session, steps)]
+    calls += _marks(finder, session.marks)
+    calls.sort(key=lambda call: call[:2])
+    for _, _, call, arguments in calls:
+        call(*arguments)
+    finder.finish()
+    found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
     return steps, found
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one step does for one sequence."""
-
-    step: int
-    pos: int
-    tokens: int
-    outputs: int
+_Call = tuple[int, int, Callable[..., None], tuple[Any, ...]]
+"""of the finder: when, its rank among those of one time, and its arguments"""
 
 
-@dataclass(frozen=True)
-class _Span:
-    begin: int
-    end: int
-    name: str
-
-
-def _entries(session: Session, steps: Table) -> dict[tuple[int, int], list[_Part]]:
-    """The parts of each context and sequence, in order."""
-    row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    ctx = steps["ctx"].tolist()
-    found: dict[tuple[int, int], list[_Part]] = {}
+def _steps(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
     of = session.sequences
-    names = ("step", "seq", "pos", "tokens", "outputs")
-    parts: Iterable[tuple[int, ...]] = zip(*(of[n].tolist() for n in names), strict=True)
-    if not len(of):
-        columns = (steps[n].tolist() for n in ("step", "n_seqs", "pos", "n_tokens", "n_outputs"))
-        parts = ((s, 0, *rest) for s, n, *rest in zip(*columns, strict=True) if n == 1)
-    for step, seq, pos, tokens, outputs in sorted(parts, key=lambda part: row.get(part[0], -1)):
-        at = row.get(step)
-        if at is not None:
-            found.setdefault((ctx[at], seq), []).append(_Part(at, pos, tokens, outputs))
-    return found
+    parts: dict[int, list[Part]] = {}
+    columns = (of[name].tolist() for name in ("step", "seq", "pos", "tokens", "outputs"))
+    for step, *part in zip(*columns, strict=True):
+        parts.setdefault(step, []).append(Part(*part))
+    names = ("step", "ctx", "begin", "end", "n_seqs", "pos", "n_tokens", "n_outputs")
+    rows = zip(*(steps[name].tolist() for name in names), strict=True)
+    for row, (step, ctx, begin, end, n_seqs, *rest) in enumerate(rows):
+        of_step = parts.get(step) or parts_of([], n_seqs, *rest)
+        yield end, 0, finder.step, (row, ctx, begin, end, of_step)
 
 
-def _sampled(session: Session, steps: Table) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """For each context and sequence, the row of the step and the time of every sampled token."""
+def parts_of(
+    sequences: Iterable[tuple[int, int, int, int]], n_seqs: int, pos: int, tokens: int, outputs: int
+) -> list[Part]:
+    """The parts of a step: of its `sequences`, or, in a log without them, of its only one."""
+    return [Part(*each) for each in sequences] or [Part(0, pos, tokens, outputs)] * (n_seqs == 1)
+
+
+def _tokens(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     tokens = session.tokens
     columns = (tokens[name].tolist() for name in ("ctx", "seq", "step", "t", "dur"))
     for ctx, seq, step, t, dur in zip(*columns, strict=True):
-        if step in row:
-            found.setdefault((ctx, max(seq, 0)), []).append((row[step], t + dur))
-    return found
+        yield t + dur, 1, finder.token, (ctx, seq, row.get(step, -1), t + dur)
 
 
-def _spans(marks: Table) -> dict[int, list[_Span]]:
-    """The spans that the application marked for each sequence, in the order of their ends."""
-    found: dict[int, list[_Span]] = {}
-    columns = (marks[name].tolist() for name in ("end", "begin", "seq", "name"))
-    for end, begin, seq, name in sorted(zip(*columns, strict=True)):
+def _marks(finder: RequestFinder, marks: Table) -> Iterator[_Call]:
+    columns = (marks[name].tolist() for name in ("seq", "begin", "end", "name"))
+    for seq, begin, end, name in zip(*columns, strict=True):
         if seq >= 0 and end >= 0:
-            found.setdefault(seq, []).append(_Span(begin, end, name))
-    return found
-
-
-def _of_sequence(
-    ctx: int,
-    seq: int,
-    parts: list[_Part],
-    sampled: list[tuple[int, int]],
-    spans: list[_Span],
-    steps: Table,
-    has_tokens: bool,
-) -> list[Request]:
-    found: list[Request] = []
-    begins, ends = steps["begin"].tolist(), steps["end"].tolist()
-    next_token = next_span = 0
-    span: _Span | None = None
-    for part in parts:
-        t = begins[part.step]
-        over = span is not None and span.end <= t
-        if not found or over or _is_new_prompt(found[-1], part):
-            # those of a sequence are served one after the other
-            while next_span < len(spans) and spans[next_span].end <= t:
-                next_span += 1
-            span = spans[next_span] if next_span < len(spans) else None
-            span = span if span and span.begin <= t else None
-            found.append(Request(ctx, seq, reused=max(part.pos, 0), begin=t))
-            if span is not None:
-                found[-1].name, found[-1].arrival = span.name, span.begin
-                next_span += 1
-        request = found[-1]
-        request.steps.append(part.step)
-        if not request.token_times:
-            request.prompt += part.tokens
-            request.prompt_end = part.pos + part.tokens
-        request.end = ends[part.step]
-        if not has_tokens and part.outputs:
-            request.token_times.append(ends[part.step])
-        while next_token < len(sampled) and sampled[next_token][0] <= part.step:
-            if sampled[next_token][0] == part.step:
-                request.token_times.append(sampled[next_token][1])
-            next_token += 1
-        request.end = max([request.end, *request.token_times[-1:]])
-        if span is not None:
-            request.end = max(request.end, span.end)
-    return found
-
-
-def _is_new_prompt(request: Request, part: _Part) -> bool:
-    if not request.token_times:
-        return False
-    return part.pos < request.prompt_end or part.tokens > max(part.outputs, 1)
+            yield end, 2, finder.span, (seq, begin, end, name)

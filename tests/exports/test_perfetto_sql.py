@@ -34,7 +34,7 @@ HAS = {
     "application": ("marks", "said", "kv_changes", "loads", "memory", "args", "work"),
     "sampled": ("tokens", "texts", "rates", "kv_bytes"),
     "stats": ("stats", "tokens"),
-    "device": ("splits", "syncs", "major_faults"),
+    "device": ("splits", "syncs", "major_faults", "machine"),
 }
 """what some are there for"""
 
@@ -125,9 +125,9 @@ def test_a_slice_has_the_time_of_the_wall(recorded) -> None:
 
 # from the session's own steps down to its counters
 TRACKS_IN_ORDER = [
-    "marks", "phases", "layers", "threads", "splits", "device waits", "sampler",
+    "marks", "requests", "phases", "layers", "threads", "splits", "device waits", "sampler",
     "tokens/s", "KV", "memory", "achieved GB/s", "achieved GFLOP/s", "page faults",
-    "tensor statistics", "messages",
+    "machine", "tensor statistics", "messages",
 ]  # fmt: skip
 
 

@@ -118,7 +118,8 @@ def test_the_tracks_stand_in_their_order(seen: Seen) -> None:
     names = [track.name for track in seen.tracks]
     inside = names[names.index("session") :]
     wanted = [
-        "session", "marks", "phases", "layers", "threads", "thread 0", "thread 1", "sampler",
+        "session", "marks", "requests", "phases", "layers", "threads", "thread 0", "thread 1",
+        "sampler",
         "tokens/s", "KV", "KV cells", "KV bytes", "memory",
     ]  # fmt: skip
     assert inside[: len(wanted)] == wanted

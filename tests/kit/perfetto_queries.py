@@ -65,6 +65,7 @@ ROWS = {
     " join track g on g.id = t.parent_id where g.name glob 'tensor statistics*'",
     "memory": f"select c.ts, {TRACK}, cast(c.value as int) from counter c join track t"
     " on t.id = c.track_id join track g on g.id = t.parent_id where g.name glob 'memory*'",
+    "machine": counters(f"c.ts, {TRACK}, c.value", "t.name in ('waiting for a CPU', 'load')"),
     "faults": counters("c.ts, cast(c.value as int)", "t.name glob 'minor page faults*'"),
     "major_faults": counters("c.ts, cast(c.value as int)", "t.name glob 'major page faults*'"),
 }  # fmt: skip
@@ -120,7 +121,8 @@ WRONG = {
     " and a.id < b.id where a.ts < b.ts and b.ts < a.ts + a.dur",
     "a rate that stays when nothing runs": "select t.name from counter c join track t"
     " on t.id = c.track_id where t.name glob 'achieved*' or t.name glob 'tokens/s*'"
-    " or t.name glob '* page faults*' group by t.id having (select value from counter l"
+    " or t.name glob '* page faults*' or t.name in ('waiting for a CPU', 'load')"
+    " group by t.id having (select value from counter l"
     "  where l.track_id = t.id order by l.ts desc, l.id desc limit 1) <> 0",
     "two tracks of contexts with one name": "select t.name from track t join track g"
     " on g.id = t.parent_id where t.name not in ('marks', 'messages') and g.name <> 'marks'"

@@ -87,7 +87,8 @@ def random_model(name: str) -> Path:
 
 
 def device_log() -> list[s.Event]:
-    """A session on two backends: splits that a device only takes over, waits for it, a cold start.
+    """A session on two backends: splits that a device only takes over, waits for it, a cold start,
+    and a hypervisor that steals.
 
     This machine need not have a device; the numbers are as one would give them.
     """
@@ -107,6 +108,8 @@ def device_log() -> list[s.Event]:
             n_faults += 3
             event.majflt = n_faults
             events.append(s.Sync(t=event.t - 7, ctx=0, dur=5))
+        elif isinstance(event, s.Machine):
+            event.steal = event.dur // 3
         events.append(event)
         if isinstance(event, s.Layers):
             compute = computes[event.compute]

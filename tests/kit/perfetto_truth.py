@@ -49,6 +49,8 @@ class Truth:
     """time, counter, value"""
     stats: list[Row] = field(default_factory=list)
     """time, name of an argument, its value"""
+    machine: list[Row] = field(default_factory=list)
+    """time, counter, value"""
     args: list[Row] = field(default_factory=list)
     """begin of the op, name of an argument, its value"""
     work: list[Row] = field(default_factory=list)
@@ -71,7 +73,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     sampled: Counter[int] = Counter()
     for e in events:
         kind = e["event"]
-        add_facts(found, e, marked)
+        add_facts(found, e, marked, events[0]["host"]["cores"])
         if kind == "graph":
             graphs[e["graph"]] = e
         elif kind == "plan":
@@ -157,7 +159,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     return found
 
 
-def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any]) -> None:
+def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: int) -> None:
     """What an event says that no other one has to be known for; `marked` are the open marks."""
     t = e["t"]
     match e["event"]:
@@ -188,6 +190,16 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any]) -> None:
                 found.memory.append((t, "resident memory", e["rss"]))
         case "sync":
             found.syncs.append((t, e["dur"]))
+        case "machine":
+            values = {"load": e.get("load")}
+            if "delay" in e:
+                # of the stolen time of all CPUs, the part of those that the process used
+                used = (e["cpu"] + e["delay"]) / (max(e["dur"], 1) * max(cores, 1))
+                taken = e["delay"] + e.get("steal", 0) * min(used, 1)
+                values["waiting for a CPU"] = 100 * (taken / max(taken + e["cpu"], 1))
+            for name, value in values.items():
+                if value is not None:
+                    found.machine += [(max(t - e["dur"], 0), name, value), (t, name, 0)]
         case "tensor_stats":
             names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
             values = {"layer": -1, **e}

@@ -27,9 +27,11 @@ from converters.exports.perfetto.packets import (
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import Lanes, remember
+from llamacpp_instr.log.machine import taken_share
 from llamacpp_instr.schema import (
     Compute,
     Kv,
+    Machine,
     Mark,
     Memory,
     Model,
@@ -54,6 +56,7 @@ class OpenStep:
     """A step that has not ended."""
 
     begin: StepBegin
+    warm_up: bool = False
     flows: list[int] = field(default_factory=list)
     """of the tokens that it takes"""
     computes: list[bytes] = field(default_factory=list)
@@ -121,6 +124,16 @@ class StepSlices:
         if memory.rss:
             counter = self._tracks.child(home, "resident memory", "bytes", below="memory")
             self._write(sample(memory.t, counter, memory.rss))
+
+    def machine(self, machine: Machine, cpus: int) -> None:
+        """Draws what the machine did in the interval, and zero from its end on."""
+        share = taken_share(machine, cpus)
+        taken = None if share is None else 100 * share
+        for name, unit, value in (("waiting for a CPU", "%", taken), ("load", "", machine.load)):
+            if value is not None:
+                track = self._tracks.child(self._tracks.home, name, unit, below="machine")
+                begin = max(machine.t - machine.dur, 0)
+                self._write(sample(begin, track, value) + sample(machine.t, track, 0))
 
     def kv(self, kv: Kv, home: int) -> None:
         self._draw(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)

@@ -11,18 +11,22 @@ import msgspec
 
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
+from converters.exports.perfetto.requests import RequestSlices
 from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.requests import RequestFinder, parts_of
 from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.steps import WARM_UP
 from llamacpp_instr.schema import (
     Compute,
     Context,
     Event,
     Kv,
     Layers,
+    Machine,
     Mark,
     Memory,
     Message,
@@ -138,6 +142,7 @@ class _Writer:
             Kv: self._kv,
             Token: self._token,
             TensorStats: self._stats,
+            Machine: self._machine,
             Mark: self._mark,
             Note: self._note,
             Message: self._message,
@@ -170,6 +175,7 @@ class _Writer:
             note += " Converted from an earlier fork's log: it measured times differently."
         self._tracks = Tracks(self._emit, note, self._name, self.n_tracks)
         self._draw = StepSlices(self._packets, self._tracks, self._emit)
+        self._requests = RequestFinder(RequestSlices(self._packets, self._tracks, self._emit).draw)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
 
@@ -185,6 +191,7 @@ class _Writer:
             for token in tokens:
                 self._draw.token(token, self._tracks.context(ctx), None)
         self._draw.end_marks(latest)
+        self._requests.finish()
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
         self._kernels.flush()
@@ -223,9 +230,18 @@ class _Writer:
         if self._whole:
             self._draw.memory(memory, home)
 
+    def _machine(self, machine: Machine) -> None:
+        if self._whole:
+            self._draw.machine(machine, self._refs.start.host.cores)
+
     def _mark(self, mark: Mark) -> None:
         if self._whole:
             self._draw.mark(mark)
+        if self._whole and mark.phase == "end":
+            begin = self._refs.mark
+            seq = mark.seq if mark.seq >= 0 else begin.seq
+            if seq >= 0:
+                self._requests.span(seq, begin.t, mark.t, begin.name)
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -245,7 +261,8 @@ class _Writer:
         home = self._tracks.context(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
-        opened = OpenStep(step)
+        warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
+        opened = OpenStep(step, warm_up)
         for token in self._tokens.pop(step.ctx, ()):
             # a prompt takes no token of before; nor does what begins anew
             taken = step.name == "decode" and step.pos != 0 and len(opened.flows) < step.n_tokens
@@ -267,6 +284,11 @@ class _Writer:
         self._flush_layers(step.begin.ctx)
         home = self._tracks.context(step.begin.ctx)
         self._draw.step(step, end, max(end.t, step.begin.t), home)
+        if self._whole and end.status == 0 and not step.warm_up:
+            begin = step.begin
+            counts = begin.n_seqs, begin.pos, begin.n_tokens, begin.n_outputs
+            parts = parts_of(begin.sequences, *counts)
+            self._requests.step(begin.step, begin.ctx, begin.t, end.t, parts)
 
     def _compute(self, compute: Compute) -> None:
         home, step = self._tracks.context(compute.ctx), self._refs.step
@@ -322,6 +344,8 @@ class _Writer:
         home = self._tracks.context(token.ctx)
         if not self._selection.has_step(token.step):
             return
+        if self._whole:
+            self._requests.token(token.ctx, token.seq, token.step, token.t + token.dur)
         if self._options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)

@@ -15,6 +15,7 @@ HOME = "session"
 """the first context's track, which also has what belongs to no context"""
 ORDER = (
     "marks",
+    "requests",
     "phases",
     "layers",
     "threads",
@@ -27,11 +28,13 @@ ORDER = (
     "achieved GB/s",
     "achieved GFLOP/s",
     "page faults",
+    "machine",
     "tensor statistics",
     "messages",
 )
 _NOTES = {
     "marks": "Spans and instants that the application named.",
+    "requests": "Prompts with the tokens that followed them, from arrival to end.",
     "phases": "The parts of a step: preparing, computing, reading back.",
     "layers": "Layers, blocks in them, ops in those, as the first thread ran them.",
     "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
@@ -39,6 +42,7 @@ _NOTES = {
     " ends with the submission, not with the computation.",
     "device waits": "Waiting for asynchronous backends.",
     "sampler": "Choosing the next token.",
+    "machine": "What other processes took.",
 }
 
 

@@ -1,0 +1,59 @@
+"""The slices of requests, each written when its request has ended.
+
+Requests of one sequence overlap while one waits for the end of another. So each sequence has lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from converters.exports.perfetto.packets import BEGIN, Packets, Value, closing, event_packet
+from converters.exports.perfetto.tracks import Tracks
+from llamacpp_instr.log.requests import Request
+from llamacpp_instr.schema import MOST
+
+
+class RequestSlices:
+    """Draws requests on a track below their context's."""
+
+    def __init__(self, packets: Packets, tracks: Tracks, write: Callable[[bytes], object]) -> None:
+        self._packets = packets
+        self._tracks = tracks
+        self._write = write
+        self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """by context and sequence, a heap: when the last request of a lane ended, and the lane"""
+        self._n_lanes = 0
+
+    def draw(self, request: Request) -> None:
+        """Draws a request from its arrival, or its first step, to its end."""
+        args: dict[str, Value | None] = {
+            "context": request.ctx,
+            "sequence": request.seq,
+            "mark": request.name or None,
+            "prompt_tokens": min(request.prompt, MOST),
+            "reused_tokens": request.reused,
+            "output_tokens": len(request.token_times),
+            "to_first_token_ns": request.to_first_token,
+            "queued_ns": request.queued,
+            "first_step": request.steps[0],
+            "last_step": request.steps[-1],
+        }
+        shown = {name: value for name, value in args.items() if value is not None}
+        home = self._tracks.context(request.ctx)
+        track = self._tracks.child(home, "requests", lane=self._lane(request))
+        # the name is an application's, and may be another one for each request
+        name = request.name or "request"
+        event = self._packets.event(BEGIN, track, name, "request", shown, seldom=True)
+        end = max(request.first, request.end)
+        self._write(event_packet(request.first, event) + event_packet(end, closing(track)))
+
+    def _lane(self, request: Request) -> int:
+        lanes = self._lanes.setdefault((request.ctx, request.seq), [])
+        if lanes and lanes[0][0] <= request.first:
+            _, lane = heappop(lanes)
+        else:
+            self._n_lanes += 1
+            lane = self._n_lanes - 1
+        heappush(lanes, (max(request.first, request.end), lane))
+        return lane

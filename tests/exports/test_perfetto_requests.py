@@ -1,0 +1,130 @@
+"""The requests of a trace, read by Perfetto's trace_processor, are those of `instr requests`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr import schema as s
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.requests import UNDECIDED, find_requests
+from llamacpp_instr.log.session import load_session
+from tests.kit.made_log import encode, make_log
+from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.perfetto_queries import args, slices
+from tests.kit.trace_processor import ask, needs_node
+
+pytestmark = needs_node
+
+ARGS = (
+    "context", "sequence", "mark", "prompt_tokens", "reused_tokens", "output_tokens",
+    "to_first_token_ns", "queued_ns", "first_step", "last_step",
+)  # fmt: skip
+
+
+def _compared(log: Path, tmp_path: Path) -> tuple[list[Any], list[Any]]:
+    """The requests that the trace of a log has, and those that the log has."""
+    trace = tmp_path / "session.pftrace"
+    with trace.open("wb") as file:
+        write_perfetto(read_events(log), file, Options())
+    drawn, nested = ask(
+        trace,
+        slices(f"s.ts, s.dur, s.name, {args(*ARGS)}", "category = 'request'"),
+        slices("s.name", "category = 'request' and s.depth <> 0"),
+    )
+    assert nested == [], "requests that overlap have lanes"
+    steps, requests = find_requests(load_session(log))
+    of = steps["step"].tolist()
+    wanted = [
+        [
+            r.first, r.total, r.name or "request", r.ctx, r.seq, r.name or None, r.prompt, r.reused,
+            len(r.token_times), r.to_first_token, r.queued, of[r.steps[0]], of[r.steps[-1]],
+        ]
+        for r in requests
+    ]  # fmt: skip
+    return sorted(drawn, key=str), sorted(wanted, key=str)
+
+
+@pytest.mark.native
+def test_a_server_s_requests_are_drawn(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    command = [sys.executable, "-m", "tests.kit.batch_server", str(DEMO), str(log)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    drawn, wanted = _compared(log, tmp_path)
+    assert drawn == wanted
+    assert len(drawn) == 24
+    assert {row[2] for row in drawn} == {f"client {i}" for i in range(8)}
+
+
+def test_requests_with_and_without_marks_and_tokens_are_drawn(tmp_path: Path) -> None:
+    log = tmp_path / "made.log"
+    log.write_bytes(encode(_served(Random(5))))
+    drawn, wanted = _compared(log, tmp_path)
+    assert drawn == wanted
+    assert {row[3] for row in drawn} == {0, 1}
+    assert {bool(row[5]) for row in drawn} == {True, False}
+    assert len(drawn) > 50
+
+
+def _served(random: Random) -> list[s.Event]:
+    """Two contexts serve three sequences each. A log has the tokens of the first. Some requests
+    have marks, which may end during the next one's first step; some steps fail, some warm up."""
+    made = make_log(lambda low, _: low, n_contexts=2, level="minimal")
+    events = [e for e in made if isinstance(e, s.SessionStart | s.Model | s.Tensor | s.Context)]
+    now = max(event.t for event in events) + 1
+    marks: dict[tuple[int, int], int] = {}
+    late: list[tuple[int, int]] = []
+    cells = dict.fromkeys([(ctx, seq) for ctx in (0, 1) for seq in range(3)], 0)
+    for step in range(2 * UNDECIDED + 100):
+        ctx, warm_up = step % 2, step in (6, 7, 50)
+        parts = []
+        for seq in random.sample(range(3), random.randint(1, 3)):
+            tokens, pos = 1, cells[ctx, seq]
+            if pos == 0 or random.random() < 0.1:
+                tokens, pos = random.randint(2, 9), random.choice([0, pos // 2, pos])
+                if (ctx, seq) in marks:
+                    late.append((marks.pop((ctx, seq)), seq))
+                if random.random() < 0.6:
+                    now += 10
+                    marks[ctx, seq] = 1000 + step * 4 + seq
+                    events.append(
+                        s.Mark(t=now, mark=marks[ctx, seq], name=f"of {ctx}", phase="begin")
+                    )
+            parts.append((seq, pos, tokens, 1))
+            cells[ctx, seq] = pos + tokens
+        if warm_up:
+            events.append(s.Mark(t=now + 1, mark=step, name="warm-up", phase="begin"))
+        seqs, positions, counts, outputs = (list(column) for column in zip(*parts, strict=True))
+        now += 100
+        events.append(
+            s.StepBegin(
+                t=now, step=step, ctx=ctx, kind="decode", phase="decode", n_tokens=sum(counts),
+                n_outputs=len(parts), n_seqs=len(parts), pos=min(positions), seq=seqs,
+                seq_pos=positions, seq_tokens=counts, seq_outputs=outputs,
+            )
+        )  # fmt: skip
+        for mark, seq in late:
+            now += 5
+            events.append(s.Mark(t=now, mark=mark, name="", phase="end", seq=seq))
+        late.clear()
+        now += 200
+        events.append(
+            s.StepEnd(
+                t=now, step=step, status=int(random.random() < 0.05), n_ubatch=1, n_reused=0,
+                prepare=0, readback=0,
+            )
+        )  # fmt: skip
+        for i, seq in enumerate(seqs if ctx == 0 else []):
+            events.append(
+                s.Token(t=now + i, ctx=0, step=step, seq=seq, index=i, id=1, text="x", dur=1)
+            )
+        now += 10
+        if warm_up:
+            events.append(s.Mark(t=now, mark=step, name="warm-up", phase="end"))
+    return events
