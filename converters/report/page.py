@@ -117,9 +117,10 @@ p { margin: .4em 0; max-width: 60rem }
 
 _PART_STYLE = """
 .llamacpp-instr .scroll { overflow: auto }
-.llamacpp-instr :is(th, td) { text-align: left; vertical-align: top }
-.llamacpp-instr td.number { text-align: right }
+.llamacpp-instr :is(th, td) { padding: .2em .6em; text-align: left; vertical-align: top }
+.llamacpp-instr .number { text-align: right; white-space: nowrap }
 .llamacpp-instr .bar { white-space: nowrap }
+.llamacpp-instr .bar span { display: inline-block; min-width: 4em; text-align: right }
 .llamacpp-instr .bar i { display: inline-block; height: .8em; margin-left: .5em;
   background: #3d8fc7 }
 """

@@ -90,14 +90,15 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     sampled = _sampled(session, steps)
     samples = set(session.tokens["ctx"].tolist())
     spans = _spans(session.marks)
+    times = steps["begin"].tolist(), steps["end"].tolist()
     for (ctx, seq), parts in entries.items():
-        times = sampled.get((ctx, seq), [])
-        found += _of_sequence(ctx, seq, parts, times, spans.get(seq, []), steps, ctx in samples)
+        tokens = sampled.get((ctx, seq), [])
+        found += _of_sequence(ctx, seq, parts, tokens, spans.get(seq, []), times, ctx in samples)
     found.sort(key=lambda request: request.begin)
     return steps, found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What one step does for one sequence."""
 
@@ -160,11 +161,11 @@ def _of_sequence(
     parts: list[_Part],
     sampled: list[tuple[int, int]],
     spans: list[_Span],
-    steps: Table,
+    times: tuple[list[int], list[int]],
     has_tokens: bool,
 ) -> list[Request]:
     found: list[Request] = []
-    begins, ends = steps["begin"].tolist(), steps["end"].tolist()
+    begins, ends = times
     next_token = next_span = 0
     span: _Span | None = None
     for part in parts:

@@ -151,9 +151,10 @@ def stream_tables(
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
     once; its first piece may be empty. Categories grow from piece to piece. `steps` and `requests`
     (LATE) come whole, after the others: until then, memory holds the numbers of the log's steps,
-    sequences, tokens, marks and machine events, but none of its computes and ops. `on_end` is
-    called after the whole log was read, with how it ended. Raises LogError, with the line, if the
-    log cannot be read; `lenient` leaves damaged lines out.
+    sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more when requests
+    are found at the end), but none of its computes and ops. `on_end` is called after the whole log
+    was read, with how it ended. Raises LogError, with the line, if the log cannot be read;
+    `lenient` leaves damaged lines out.
     """
     builder, kept = _Builder(), Kept()
     named: set[str] = set()

@@ -34,8 +34,10 @@ class Kept:
         self._tables["tokens"].append(tokens)
 
     def session(self, last: Session) -> Session:
-        """The last part with these of all parts."""
-        whole: dict[str, Any] = {name: _joined(of) for name, of in self._tables.items()}
+        """The last part with these of all parts, which are then no longer kept."""
+        whole: dict[str, Any] = {
+            name: _joined(self._tables.pop(name)) for name in tuple(self._tables)
+        }
         return replace(last, **whole)
 
 
