@@ -73,10 +73,12 @@ class LoadedLog:
 
         return tables_of(self._session)
 
-    @property
+    @cached_property
     def requests(self) -> pd.DataFrame:
         """`tables.requests`: a row for each request."""
-        return self.tables.requests
+        from converters.exports.tables import requests_of
+
+        return requests_of(self._session)
 
     @cached_property
     def findings(self) -> list[Finding]:

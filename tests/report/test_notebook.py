@@ -10,6 +10,7 @@ from random import Random
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -52,7 +53,7 @@ def test_it_shows_the_summary():
         (r["Costs"], r["share"]) for r in findings
     ]
     check_requests(RECORDED, log.requests)
-    assert log.requests is log.tables.requests
+    pd.testing.assert_frame_equal(log.requests, log.tables.requests)
     assert repr(log) == f"<{RECORDED}: {len(log.tables.steps)} steps, 1 request>"
 
 
