@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from converters.notebook import load as load
     from llamacpp_instr.recording.session import record as record
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "record"]
+__all__ = ["__version__", "load", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    # imported lazily, because the command line imports this package for its version alone. The
-    # module must not be named `record`: importing such a submodule would replace the function
+    # imported lazily, because the command line imports this package for its version alone. No
+    # module may be named like one: importing such a submodule would replace the function
     if name == "record":
         from llamacpp_instr.recording.session import record
 
         globals()["record"] = record
         return record
+    if name == "load":
+        from converters.notebook import load
+
+        globals()["load"] = load
+        return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

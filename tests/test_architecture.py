@@ -33,11 +33,18 @@ BELOW: dict[str, set[str]] = {
         "converters.report", "graph", "log", "memory", "model", "probe", "quality", "quantize",
         "weights",
     },
+    "converters.notebook": {
+        "converters.analyses", "converters.exports", "converters.report", "log",
+    },
 }  # fmt: skip
 
 # the public API, the entry point, and the two that are beside the folders but not in the floor
 TOP: dict[str, set[str]] = {
-    "llamacpp_instr": {"llamacpp_instr.errors", "llamacpp_instr.recording.session"},
+    "llamacpp_instr": {
+        "llamacpp_instr.errors",
+        "llamacpp_instr.recording.session",
+        "converters.notebook",
+    },
     "llamacpp_instr.__main__": {"llamacpp_instr", "llamacpp_instr.cli"},
     "llamacpp_instr.view": {"llamacpp_instr.errors"},
     "converters": set(),
@@ -47,9 +54,9 @@ CLI_SHARED = {
 }
 
 # Libraries that are slow to import or may be missing, and the modules that may import them.
-LIBRARIES = {
+LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "llamacpp_instr.llama.",
-    "pandas": "converters.exports.table",
+    "pandas": ("converters.exports.table", "converters.notebook"),
     "perfetto": "converters.exports.perfetto.",
 }
 
@@ -162,7 +169,7 @@ def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> Non
             if not name.startswith(folder) and any(other.startswith(folder) for other in others)
         }
 
-    assert importers("converters.exports.table") == {"to_parquet"}
+    assert importers("converters.exports.table") == {"to_parquet", "converters.notebook"}
     assert importers("converters.exports.perfetto") == {"run", "to_perfetto", "view"}
 
 

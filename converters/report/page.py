@@ -73,6 +73,13 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
+def render_part(sections: Sequence[Section]) -> str:
+    """The sections as markup inside somebody else's page, such as a notebook: without scripts, and
+    with a style for these sections alone."""
+    body = "".join(map(_section, sections)).replace("<h2>", "<h4>").replace("</h2>", "</h4>")
+    return f'<div class="llamacpp-instr">\n<style>{_PART_STYLE}</style>\n{body}</div>\n'
+
+
 def _digest(script: str) -> str:
     """How a policy names a script that may run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
@@ -106,6 +113,16 @@ th button::after { content: "\\2195" / ""; display: inline-block; margin-left: .
 th[aria-sort=ascending] button::after { content: "\\2191" / ""; opacity: 1 }
 th[aria-sort=descending] button::after { content: "\\2193" / ""; opacity: 1 }
 p { margin: .4em 0; max-width: 60rem }
+"""
+
+_PART_STYLE = """
+.llamacpp-instr .scroll { overflow: auto }
+.llamacpp-instr :is(th, td) { padding: .2em .6em; text-align: left; vertical-align: top }
+.llamacpp-instr .number { text-align: right; white-space: nowrap }
+.llamacpp-instr .bar { white-space: nowrap }
+.llamacpp-instr .bar span { display: inline-block; min-width: 4em; text-align: right }
+.llamacpp-instr .bar i { display: inline-block; height: .8em; margin-left: .5em;
+  background: #3d8fc7 }
 """
 
 # numbers begin with the largest; the third click restores the order; empty cells come last

@@ -24,8 +24,8 @@ def to_parquet(
 ) -> None:
     """Convert a log to tables in Parquet or CSV files.
 
-    Writes one file for each table: steps, layers, ops, nodes, tensors, tokens, kv, memory, marks,
-    computes, messages, notes, tensor_stats. Times are ns, sizes bytes.
+    Writes one file for each table: steps, requests, layers, ops, nodes, tensors, tokens, kv,
+    memory, marks, machine, computes, messages, notes, tensor_stats. Times are ns, sizes bytes.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Several are the parts
     of a rotated log; another session needs a directory of its own. DIR appears when all its files
@@ -58,4 +58,4 @@ def to_parquet(
         n_rows = write(stream_tables(run, on_progress, ends.append, lenient), directory)
     if said := ends[0].sentence():
         notice(f"{run.name}: {said}")
-    notice(f"{output}: " + ", ".join(f"{n:,} {name}" for name, n in n_rows.items()))
+    notice(f"{output}: " + ", ".join(f"{n_rows[name]:,} {name}" for name in NAMES))

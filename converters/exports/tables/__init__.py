@@ -29,10 +29,12 @@ from converters.exports.tables.cells import (
 )
 from converters.exports.tables.events import (
     compute_columns,
+    machine_columns,
     message_columns,
     note_columns,
     statistics_columns,
 )
+from converters.exports.tables.late import LATE, Kept, request_columns
 from converters.exports.tables.static import (
     KERNEL_NUMBERS,
     KERNEL_WORDS,
@@ -41,7 +43,9 @@ from converters.exports.tables.static import (
     node_columns,
     shape_text,
 )
+from converters.exports.tables.timed import times_of, waits_of
 from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.machine import disturbed_steps
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
@@ -58,7 +62,14 @@ class Tables:
     """One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
     n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
     begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback,
-    recorder [ns], minflt, majflt, tokens_per_s."""
+    recorder [ns], minflt, majflt, tokens_per_s, disturbed (the step lies in an interval in which
+    the machine took more than 5 % of the process's time; false also if the log does not tell)."""
+    requests: pd.DataFrame
+    """One row for each request, as `instr requests` numbers them: request, ctx, sequence, name (of
+    its mark), arrival (missing without a mark), begin (of its first step), first_token (when it
+    was there; missing without tokens), end, queued (from its arrival to its begin) [ns], prompt
+    (tokens computed), reused (tokens from the cache), output (tokens). Failed steps and those of
+    warm-up runs serve no request."""
     layers: pd.DataFrame
     """One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer (-1:
     none), begin, dur [ns]."""
@@ -91,6 +102,11 @@ class Tables:
     marks: pd.DataFrame
     """One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
     and dur are missing if the span has no end], thread."""
+    machine: pd.DataFrame
+    """One row for each interval of about 100 ms: begin, end, dur, cpu (time of the process, all
+    threads), delay (its threads waited for a CPU; missing if the system does not tell) [ns],
+    nvcsw, nivcsw (voluntary and involuntary context switches), load (average of the machine),
+    running (threads on the machine), steal (CPU time that a hypervisor gave to others) [ns]."""
     computes: pd.DataFrame
     """One row for each graph compute: compute, graph, ctx, step (-1: none), phase, source (decode,
     encode, memory_update), reused (the graph was built before), n_tokens, n_threads, t (when its
@@ -121,8 +137,13 @@ def load_tables(
 
 
 def tables_of(session: Session) -> Tables:
-    """The tables of a loaded session."""
-    return Tables(**_Builder().frames(session))
+    """The tables of a loaded session. Raises LogError for numbers beyond 64 bits."""
+    return Tables(**_Builder().frames(session, NAMES))
+
+
+def requests_of(session: Session) -> pd.DataFrame:
+    """`Tables.requests` alone, which is quicker."""
+    return _Builder().frames(session, ("requests",))["requests"]
 
 
 def stream_tables(
@@ -134,21 +155,23 @@ def stream_tables(
     """Yields the tables in pieces, as (name, some rows), for logs larger than memory.
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
-    once; its first piece may be empty. Categories grow from piece to piece. `on_end` is called
-    after the whole log was read, with how it ended. Raises LogError, with the line, if the log
-    cannot be read; `lenient` leaves damaged lines out.
+    once; its first piece may be empty. Categories grow from piece to piece. `steps` and `requests`
+    (LATE) come whole, after the others: until then, memory holds the numbers of the log's steps,
+    sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more when requests
+    are found at the end), but none of its computes and ops. `on_end` is called after the whole log
+    was read, with how it ended. Raises LogError, with the line, if the log cannot be read;
+    `lenient` leaves damaged lines out.
     """
-    builder = _Builder()
+    builder, kept = _Builder(), Kept()
     named: set[str] = set()
+    early = tuple(name for name in NAMES if name not in LATE)
     for part in load_parts(path, on_progress, lenient=lenient):
-        try:
-            frames = builder.frames(part)
-        except OverflowError:
-            raise LogError("it has numbers beyond 64 bits", part.path) from None
-        for name, frame in frames.items():
+        for name, frame in builder.frames(part, early).items():
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
+        kept.add(part)
+    yield from builder.frames(kept.session(part), LATE).items()
     if on_end is not None:
         on_end(part.log_end)
 
@@ -162,7 +185,7 @@ class _Builder:
         self._phases = Words(PHASES)
         self._graphs: set[int] = set()
 
-    def frames(self, session: Session) -> dict[str, pd.DataFrame]:
+    def frames(self, session: Session, names: Sequence[str]) -> dict[str, pd.DataFrame]:
         self._session = session
         steps = session.steps
         self._phase_of = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True)) | {
@@ -173,7 +196,10 @@ class _Builder:
                 session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
             )
         )
-        return {name: pd.DataFrame(getattr(self, f"_{name}")()) for name in NAMES}
+        try:
+            return {name: pd.DataFrame(getattr(self, f"_{name}")()) for name in names}
+        except OverflowError:
+            raise LogError("it has numbers beyond 64 bits", session.path) from None
 
     # --- what was measured ---
 
@@ -190,7 +216,11 @@ class _Builder:
             "dur": dur,
             **{name: steps[name] for name in (*last, "minflt", "majflt")},
             "tokens_per_s": rate(steps["n_tokens"] * 1e9, dur),
+            "disturbed": disturbed_steps(self._session, steps),
         }
+
+    def _requests(self) -> dict[str, Any]:
+        return request_columns(self._session)
 
     def _layers(self) -> dict[str, Any]:
         timed = self._session.layers
@@ -198,7 +228,7 @@ class _Builder:
         return {
             **self._where(timed),
             "layer": joined(labels),
-            **_times(timed),
+            **times_of(timed),
         }
 
     def _ops(self) -> dict[str, Any]:
@@ -211,7 +241,7 @@ class _Builder:
             name: kernels.words[name].categorical(kernels.column(name)[rows])
             for name in KERNEL_WORDS
         }
-        times = _times(timed)
+        times = times_of(timed)
         works = [self._session.work(ops) for ops in timed]
         n_flops = joined([work.flops for work in works])
         n_bytes = joined([work.bytes for work in works])
@@ -226,7 +256,7 @@ class _Builder:
             "bytes": n_bytes,
             "work_bound": joined([work.bound for work in works]).astype(np.bool_),
             **times,
-            "wait": _waits(timed, len(rows)),
+            "wait": waits_of(timed, len(rows)),
             # bytes a nanosecond are 10^9 bytes a second
             "gb_per_s": rate(n_bytes * caller, times["dur"]),
             "gflop_per_s": rate(n_flops * caller, times["dur"]),
@@ -276,6 +306,9 @@ class _Builder:
             "dur": masked(marks["end"] - marks["begin"], open_ended),
             "thread": marks["thread"],
         }
+
+    def _machine(self) -> dict[str, Any]:
+        return machine_columns(self._session)
 
     def _computes(self) -> dict[str, Any]:
         return compute_columns(self._session, partial(self._category, "computes"), self._phase)
@@ -347,22 +380,3 @@ class _Builder:
     def _category(self, table: str, name: str, values: Iterable[str | None]) -> pd.Categorical:
         words = self._words[table, name]
         return words.categorical(words.codes(values))
-
-
-def _times(timed: Sequence[Timed]) -> dict[str, Int64]:
-    """When each interval begins and how long it is, as the schema defines gap and dur."""
-    lengths = int64([len(of.dur) for of in timed])
-    dur = joined([of.dur for of in timed])
-    gap = joined([np.zeros(len(of.dur), np.int64) if of.gap is None else of.gap for of in timed])
-    passed = np.cumsum(dur + gap)
-    before = np.concatenate([np.zeros(1, np.int64), passed])[np.cumsum(lengths) - lengths]
-    end = passed + np.repeat(int64([of.t for of in timed]) - before, lengths)
-    return {"begin": end - dur, "dur": dur}
-
-
-def _waits(timed: Sequence[Timed], n: int) -> Any:
-    if all(of.wait is None for of in timed):
-        return masked(np.zeros(n, np.int64), np.ones(n, np.bool_))
-    missing = joined([np.full(len(of.dur), of.wait is None) for of in timed]).astype(np.bool_)
-    waits = [np.zeros(len(of.dur), np.int64) if of.wait is None else of.wait for of in timed]
-    return masked(joined(waits), missing)

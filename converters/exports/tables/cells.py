@@ -52,7 +52,7 @@ def masked(values: Int64, missing: NDArray[np.bool_]) -> Any:
     return pd.arrays.IntegerArray(np.where(missing, 0, values), missing)
 
 
-def optional(values: NDArray[Any]) -> Any:
+def optional(values: Sequence[int | None] | NDArray[Any]) -> Any:
     """Integers; None becomes a missing value."""
     missing = np.array([value is None for value in values], np.bool_)
     return masked(int64([value or 0 for value in values]), missing)

@@ -1,4 +1,4 @@
-"""The tables whose rows are single events: computes, messages, notes, tensor statistics."""
+"""The tables whose rows are single events: computes, messages, notes, values, the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from converters.exports.tables.cells import Int64, int64, text
+from converters.exports.tables.cells import Int64, int64, optional, text
 from llamacpp_instr.log.session import Session
 
 Category = Callable[[str, Iterable[str | None]], Any]
@@ -29,6 +29,19 @@ def compute_columns(session: Session, category: Category, phases: Phases) -> dic
         "begin": computes["t"] + computes["start"],
         "dur": computes["dur"],
         "status": computes["status"],
+    }
+
+
+def machine_columns(session: Session) -> dict[str, Any]:
+    machine = session.machine
+    return {
+        "begin": machine["t"] - machine["dur"],
+        "end": machine["t"],
+        **{name: machine[name] for name in ("dur", "cpu")},
+        "delay": optional(machine["delay"]),
+        **{name: machine[name] for name in ("nvcsw", "nivcsw")},
+        "load": machine["load"].astype(np.float64),  # None becomes NaN
+        **{name: optional(machine[name]) for name in ("running", "steal")},
     }
 
 

@@ -1,0 +1,167 @@
+"""`llamacpp_instr.load`: a session that shows itself in a notebook.
+
+Invariant: every figure comes from the function that the command of the same name prints.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converters.analyses.findings import find_causes
+from converters.analyses.findings.facts import Finding
+from converters.analyses.page import compute_page
+from converters.analyses.summary import compute_summary
+from converters.report.charts import import_matplotlib, missing_note
+from converters.report.page import render_page, render_part
+from converters.report.report import Report
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.runs import find_runs
+from llamacpp_instr.log.session import Session, Table, load_session
+from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.output import check_not_input, open_output
+from llamacpp_instr.progress import progress_bar
+from llamacpp_instr.terminal import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from converters.exports.tables import Tables
+
+
+def load(path: str | Path, *parts: str | Path, lenient: bool = False) -> LoadedLog:
+    """The session of the log at `path`, plain or compressed (.gz, .zst), closed or not; of a
+    rotated log name all parts. `lenient` leaves damaged lines out.
+
+    Raises LogError, with the line, if the log cannot be read; UsageError if the logs are of
+    different sessions or one is named twice.
+    """
+    paths = (path, *parts)
+    run, *others = find_runs(paths)
+    if others:
+        raise UsageError(
+            f"{run.name} and {others[0].name} are different sessions; load each by itself"
+        )
+    with progress_bar(f"Reading {run.name}") as on_progress:
+        return LoadedLog(load_session(run, on_progress, lenient), paths)
+
+
+class LoadedLog:
+    """A session. A notebook shows what `instr summary` prints. Computes on first use.
+
+    Each `plot_` method draws into `axes`, by default into a new figure of pyplot, and returns the
+    axes. They raise UsageError if matplotlib is missing, or the log has nothing to draw.
+    """
+
+    def __init__(self, session: Session, paths: tuple[str | Path, ...]) -> None:
+        self._session = session
+        self._paths = paths
+
+    def __repr__(self) -> str:
+        counts = {"step": len(self._session.steps), "request": len(self.requests)}
+        said = ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in counts.items())
+        return f"<{printable(self._session.path)}: {said}>"
+
+    def _repr_html_(self) -> str:
+        return render_part(self._summary)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The DataFrames of the session; `help(log.tables.__class__)` describes their columns."""
+        from converters.exports.tables import tables_of
+
+        return tables_of(self._session)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """`tables.requests`: a row for each request."""
+        from converters.exports.tables import requests_of
+
+        return requests_of(self._session)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What made the session slow, the costliest first: the findings of the summary."""
+        return find_causes(self._session, self._counted)
+
+    def page(self, path: str | Path, force: bool = False) -> None:
+        """Write the page of `instr page` to a file. Raises UsageError if it exists and `force` is
+        not set, or if it cannot be created; InstrError if writing fails."""
+        check_not_input(path, *self._paths)
+        if not force and Path(path).exists():
+            raise UsageError(f"{path} exists; pass force=True to overwrite it")
+        text = render_page(*compute_page(self._session))
+        with open_output(path, force) as file:
+            file.write(text.encode())
+
+    def plot_speed(self, axes: Any = None) -> Any:
+        """Tokens per second of each step that counts, over the seconds since the session began."""
+        steps = self._counted
+        steps = steps.rows((steps["n_tokens"] > 0) & (steps["end"] > steps["begin"]))
+        axes = _axes(axes, len(steps), "no steps with tokens")
+        dur = steps["end"] - steps["begin"]
+        seconds = (steps["begin"] + dur // 2 - self._session.start.t) / 1e9
+        for phase in PHASES:
+            of = steps["phase"] == phase
+            if of.any():
+                rates = steps["n_tokens"][of] / dur[of] * 1e9
+                axes.plot(seconds[of], rates, ".", label=phase)
+        axes.set(xlabel="seconds", ylabel="tokens/s of each step", ylim=(0, None))
+        axes.legend()
+        return axes
+
+    def plot_requests(self, axes: Any = None) -> Any:
+        """Seconds from the arrival of each request (its first step, if unknown) to its first token
+        and to its end, over the seconds of its arrival since the session began."""
+        requests = self.requests
+        axes = _axes(axes, len(requests), "no requests")
+        first = requests.arrival.fillna(requests.begin)
+        for column, label in (("first_token", "to the first token"), ("end", "total")):
+            known = requests[column].notna()
+            waited = (requests[column] - first)[known] / 1e9
+            seconds = (first[known] - self._session.start.t) / 1e9
+            axes.plot(seconds.astype(float), waited.astype(float), ".", label=label)
+        axes.set(xlabel="seconds", ylabel="seconds of a request", ylim=(0, None))
+        axes.legend()
+        return axes
+
+    def plot_blocks(self, axes: Any = None) -> Any:
+        """Milliseconds of the steps by block and phase: "Where the time went" of the summary."""
+        where = next((of for of in self._summary if of.title == "Where the time went"), None)
+        rows = where.rows if where is not None else []
+        axes = _axes(axes, len(rows), "no computes")
+        assert where is not None
+        names = [str(row[0]) for row in rows]
+        before = [0.0] * len(rows)
+        for i, column in enumerate(where.columns):
+            if column.unit == "ns":
+                spent = [float(row[i] or 0) / 1e6 for row in rows]
+                axes.barh(names, spent, left=before, label=column.name)
+                before = [sum(both) for both in zip(before, spent, strict=True)]
+        axes.invert_yaxis()
+        axes.set(xlabel="ms")
+        axes.legend()
+        return axes
+
+    @cached_property
+    def _summary(self) -> list[Report]:
+        return compute_summary(self._session)
+
+    @cached_property
+    def _counted(self) -> Table:
+        return counted_steps(self._session)[0]
+
+
+def _axes(axes: Any, n: int, nothing: str) -> Any:
+    """Where to draw `n` things; `nothing` is what the log has if there are none."""
+    if not n:
+        raise UsageError(f"nothing to plot: the log has {nothing}")
+    if axes is not None:
+        return axes
+    if note := missing_note():
+        raise UsageError(note)
+    import_matplotlib()
+    from matplotlib import pyplot
+
+    return pyplot.subplots(layout="constrained")[1]

@@ -1,0 +1,158 @@
+"""`llamacpp_instr.load`: its figures are those of the commands, and it raises one clear error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+import llamacpp_instr
+from converters.analyses.page import compute_page
+from converters.report.page import render_page
+from converters.report.report import shown
+from llamacpp_instr import schema as s
+from llamacpp_instr.cli import main
+from llamacpp_instr.errors import InstrError
+from llamacpp_instr.log.session import load_session
+from tests.exports.test_late_tables import check_requests
+from tests.kit.made_log import encode, make_log
+from tests.kit.split_log import split_log
+
+mpl.use("agg")
+RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
+HOSTILE = "<script>alert(1)</script>\x1b[31m"
+
+
+def printed(command: str, log: Path) -> dict[str, dict]:
+    done = CliRunner().invoke(main, [command, str(log), "--json"])
+    assert done.exit_code == 0, done.output
+    return {report["title"]: report for report in json.loads(done.stdout)}
+
+
+def test_it_shows_the_summary():
+    log = llamacpp_instr.load(RECORDED)
+    markup = log._repr_html_()
+    summary = printed("summary", RECORDED)
+    for report in summary.values():
+        assert f"<h4>{report['title']}</h4>" in markup
+        for row in report["rows"]:
+            for name, cell in row.items():
+                if isinstance(cell, int | float) and report["units"].get(name) == "ns":
+                    assert f'data-value="{cell!r}">{shown(cell, "ns")}</td>' in markup
+    findings = summary.get("Findings", {"rows": []})["rows"]
+    assert [(of.of, of.share) for of in log.findings] == [
+        (r["Costs"], r["share"]) for r in findings
+    ]
+    check_requests(RECORDED, log.requests)
+    pd.testing.assert_frame_equal(log.requests, log.tables.requests)
+    assert repr(log) == f"<{RECORDED}: {len(log.tables.steps)} steps, 1 request>"
+
+
+def test_the_findings_are_those_of_the_summary(tmp_path):
+    path = tmp_path / "session.log"
+    path.write_bytes(encode(make_log(Random(0).randint, 2)))
+    (finding,) = llamacpp_instr.load(path).findings
+    (row,) = printed("summary", path)["Findings"]["rows"]
+    assert (finding.of, finding.share) == (row["Costs"], row["share"])
+    assert row["why, and what to try"] == f"{finding.what} {finding.advice}"
+
+
+def test_a_plot_has_the_numbers_of_the_commands():
+    log = llamacpp_instr.load(RECORDED)
+    summary = printed("summary", RECORDED)
+    medians = {row["Phase"]: row["tokens/s median"] for row in summary["Speed"]["rows"]}
+    drawn = {line.get_label(): line.get_ydata() for line in log.plot_speed().get_lines()}
+    assert {phase: float(np.median(y)) for phase, y in drawn.items()} == medians
+
+    lines = {line.get_label(): line.get_ydata() for line in log.plot_requests().get_lines()}
+    latency = printed("requests", RECORDED)["Latency of requests"]["rows"]
+    told = {row["Time"]: row["longest"] / 1e9 for row in latency if row["Time"] in lines}
+    assert {label: max(y) for label, y in lines.items()} == pytest.approx(told)
+
+    axes = log.plot_blocks()
+    where = summary["Where the time went"]["rows"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [r["Block"] for r in where]
+    for bars in axes.containers:
+        spent = [row[bars.get_label()] / 1e6 for row in where]
+        assert [bar.get_width() for bar in bars] == pytest.approx(spent)
+    assert log.plot_speed(axes) is axes
+
+
+def test_the_page_is_that_of_the_command(tmp_path):
+    path = tmp_path / "session.html"
+    log = llamacpp_instr.load(RECORDED)
+    log.page(path)
+    assert path.read_text() == render_page(*compute_page(load_session(RECORDED)))
+    with pytest.raises(InstrError, match=r"session\.html exists; pass force=True"):
+        log.page(path)
+    log.page(path, force=True)
+    with pytest.raises(InstrError, match="would overwrite the input"):
+        log.page(RECORDED, force=True)
+
+
+def test_hostile_names_stay_text(tmp_path):
+    made = make_log(Random(3).randint, 1, "minimal")
+    hostile = [replace(e, name=HOSTILE) if isinstance(e, s.Mark | s.Model) else e for e in made]
+    path = tmp_path / "\x1b[31m<b>.log"
+    path.write_bytes(encode(hostile))
+    log = llamacpp_instr.load(path)
+    assert (log.tables.marks.name == HOSTILE).any()
+    markup = log._repr_html_()
+    assert "&lt;script&gt;alert(1)" in markup
+    for wrong in ("<script", "<b>", "\x1b"):
+        assert wrong not in markup
+    assert "\x1b" not in repr(log)
+
+
+def test_parts_are_one_session(tmp_path):
+    random = Random(7)
+    events = make_log(random.randint, 2)
+    parts = []
+    for i, of in enumerate(split_log(events, 3, random)):
+        parts.append(tmp_path / f"{i}.log")
+        parts[-1].write_bytes(encode(of))
+    assert len(parts) == 3
+    steps = llamacpp_instr.load(*parts[::-1]).tables.steps
+    assert sorted(steps.step) == sorted(e.step for e in events if isinstance(e, s.StepEnd))
+    with pytest.raises(InstrError, match="are different sessions; load each by itself"):
+        llamacpp_instr.load(parts[0], RECORDED)
+
+
+def test_wrong_input_is_one_clear_error(tmp_path):
+    damaged = tmp_path / "damaged.log"
+    lines = RECORDED.read_text().splitlines()
+    damaged.write_text("\n".join([*lines[:100], "{", *lines[100:]]))
+    with pytest.raises(InstrError, match=r"damaged\.log:101: "):
+        llamacpp_instr.load(damaged)
+    assert len(llamacpp_instr.load(damaged, lenient=True).tables.steps) == 24
+    with pytest.raises(InstrError, match="no such file"):
+        llamacpp_instr.load(tmp_path / "none.log")
+    empty = tmp_path / "empty.log"
+    empty.write_bytes(encode(make_log(Random(3).randint, 1)[:1]))
+    log = llamacpp_instr.load(empty)
+    assert "<table" in log._repr_html_()
+    for plot in (log.plot_speed, log.plot_requests, log.plot_blocks):
+        with pytest.raises(InstrError, match="nothing to plot: the log has no "):
+            plot()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InstrError, match=r'pip install "llamacpp-instr\[report\]"'):
+        llamacpp_instr.load(RECORDED).plot_speed()
+
+
+@pytest.mark.native
+def test_it_is_imported_when_it_is_used():
+    code = "import llamacpp_instr, sys; print('converters' in sys.modules, llamacpp_instr.load)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False <function load"), done.stdout
