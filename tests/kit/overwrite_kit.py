@@ -110,7 +110,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
-    ("roofline", "--probe"),
+    ("roofline", "--probe"), ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

@@ -79,6 +79,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
             [sys.executable, "-m", "llamacpp_instr", *words],
             cwd=directory, env=environment, check=True, capture_output=True,
         )  # fmt: skip
+    for name in ("main-1", "main-2", "branch-1", "branch-2"):
+        shutil.copyfile(directory / "session.log", directory / f"{name}.log")
     return directory
 
 

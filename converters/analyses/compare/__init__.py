@@ -24,6 +24,7 @@ from converters.analyses.compare.rows import (
     more_or_fewer,
     sqnr_words,
 )
+from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.memory.breakdown import Kind
@@ -86,7 +87,8 @@ def answer(pair: Pair) -> str:
 
 def _step_words(pair: Pair) -> Iterator[str]:
     for phase in pair.phases:
-        yield f"{phase} {faster_or_slower(pair.step_ratio(phase))}"
+        ratio = pair.step_ratio(phase)
+        yield describe(ratio, phase, "").strip() or f"{phase} {faster_or_slower(ratio)}"
 
 
 def _models(candidates: Sequence[Candidate]) -> Report:
