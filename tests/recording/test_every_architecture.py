@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from converters.analyses.findings import find_causes
 from llamacpp_instr import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.steps import counted_steps
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
 
 pytestmark = pytest.mark.native
@@ -55,6 +58,16 @@ def test_there_are_about_as_many_as_upstream_knows(logs: Path) -> None:
 def test_every_log_checks_clean(logs: Path) -> None:
     findings = [str(finding) for log in sorted(logs.glob("*.log")) for finding in check_log(log)]
     assert findings == []
+
+
+def test_no_finding_fires_where_none_was_provoked(logs: Path) -> None:
+    """But for a machine that other tests really disturb."""
+    fired = set()
+    for log in logs.glob("*.log"):
+        session = load_session(log)
+        causes = find_causes(session, counted_steps(session)[0])
+        fired |= {(log.name, finding.rule) for finding in causes}
+    assert {(name, rule) for name, rule in fired if rule != "disturbed-machine"} == set()
 
 
 def test_the_kernels_in_the_log_are_the_nodes_that_ggml_ran(logs: Path) -> None:
