@@ -1,0 +1,93 @@
+"""What a log says of sequences and of the machine, against what the process itself knows."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp.llama_cpp as api
+import pytest
+
+import llamacpp_instr
+from llamacpp_instr.errors import UsageError
+from tests.conftest import read_events
+from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.provoke import Session
+
+pytestmark = pytest.mark.native
+
+
+def test_a_step_names_its_sequences_and_a_token_its_own(tmp_path: Path) -> None:
+    session = Session(str(DEMO), n_seq_max=3)
+    with llamacpp_instr.record(tmp_path / "a.log", level="minimal"):
+        session.decode([1, 7, 9], n_seqs=3)
+        for output in (8, 2, 5, -1, -3):
+            api.llama_sampler_sample(session.sampler, session.ctx, output)
+        session.decode([4], n_seqs=2)
+        session.decode([5, 6, 7])
+        api.llama_sampler_sample(session.sampler, session.ctx, 2)
+    api.llama_free(session.ctx)
+    keys = ("seq", "seq_pos", "seq_tokens", "seq_outputs")
+    steps = [
+        {key: step[key] for key in keys if key in step}
+        for step in read_events(tmp_path / "a.log", "step_begin")
+    ]
+    assert steps == [
+        {"seq": [0, 1, 2], "seq_pos": [0, 0, 0], "seq_tokens": [3, 3, 3]},
+        {"seq": [0, 1], "seq_pos": [3, 3]},
+        {"seq": [0], "seq_pos": [4], "seq_tokens": [3]},
+    ]
+    tokens = read_events(tmp_path / "a.log", "token")
+    assert [token["seq"] for token in tokens] == [2, 0, 1, 2, 0, 0]
+
+
+def test_a_mark_names_its_sequence_at_its_end(tmp_path: Path) -> None:
+    with llamacpp_instr.record(tmp_path / "a.log", level="minimal") as session:
+        with session.mark("GET /") as request:
+            request.seq = 7
+        with session.mark("other"):
+            pass
+        refused = pytest.raises(UsageError, match="256 is not in 0 to 255")
+        with refused, session.mark("wrong") as request:
+            request.seq = 256
+    marks = read_events(tmp_path / "a.log", "mark")
+    assert [mark.get("seq") for mark in marks] == [None, 7, None, None, None, None]
+
+
+USED = """
+import json, resource, sys, time
+from tests.kit.provoke import Session
+import llamacpp_instr
+
+session = Session(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF)
+with llamacpp_instr.record(sys.argv[2], level="minimal"):
+    for _ in range(6):
+        session.generate()
+        session.forget()
+    time.sleep(0.3)  # without a step: nothing to say
+after = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([b - a for a, b in zip(before, after)]))
+"""
+
+
+def test_the_machine_is_what_the_process_counts_itself(tmp_path: Path) -> None:
+    """Its parts lie inside what the process counts around them."""
+    log = tmp_path / "a.log"
+    done = subprocess.run(
+        [sys.executable, "-c", USED, str(DEMO), str(log)],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    used = resource.struct_rusage(json.loads(done.stdout))
+    machine = read_events(log, "machine")
+    assert 0 < sum(of["cpu"] for of in machine) <= (used.ru_utime + used.ru_stime) * 1e9 + 1000
+    assert sum(of["nvcsw"] for of in machine) <= used.ru_nvcsw
+    assert sum(of["nivcsw"] for of in machine) <= used.ru_nivcsw
+    ends = [of["t"] for of in machine]
+    begins = [of["t"] - of["dur"] for of in machine]
+    start = read_events(log, "session_start")[0]["t"]
+    assert begins[0] >= start
+    assert begins[1:] == ends[:-1], "each begins where the one before ended"
