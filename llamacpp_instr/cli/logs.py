@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.errors import UsageError
+
 if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
 
@@ -28,3 +30,15 @@ def load_sessions(logs: Sequence[str], lenient: bool = False) -> list[Session]:
         with progress_bar(f"Reading {run.name}") as on_progress:
             sessions.append(load_session(run, on_progress, lenient))
     return sessions
+
+
+def load_one_session(logs: Sequence[str], lenient: bool, what: str) -> Session:
+    """The only session of `logs`, which may be its parts. Raises UsageError if there are several;
+    `what` is what takes only one."""
+    session, *others = load_sessions(logs, lenient)
+    if others:
+        raise UsageError(
+            f"{what} takes one session, and {others[0].path} is another; instr summary takes"
+            " several"
+        )
+    return session

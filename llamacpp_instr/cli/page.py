@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.cli.logs import lenient_option, load_one_session
 
 
 @click.command(
@@ -36,12 +35,7 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     output = output or default_name(logs[0], "html", "page")
     to = ReportOutput("html", output, force)
     to.check(*logs)
-    session, *others = load_sessions(logs, lenient)
-    if others:
-        raise UsageError(
-            f"a page shows one session, and {others[0].path} is another;"
-            " instr summary takes several"
-        )
+    session = load_one_session(logs, lenient, "a page")
     to.write_text(render_page(*compute_page(session)))
     if output != "-":
         print_line(output)

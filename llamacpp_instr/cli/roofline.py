@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.logs import lenient_option, load_one_session
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
@@ -11,31 +12,31 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "roofline",
     epilog="\b\nExamples:\n  instr roofline session.log\n  instr roofline session.log -o roof.html",
 )
-@click.argument("log")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--probe",
     "probe_file",
     metavar="FILE",
     help="A file of `instr probe`.  [default: the one in the user's cache]",
 )
+@lenient_option
 @report_options
-def roofline(log: str, probe_file: str | None, output: ReportOutput) -> None:
+def roofline(
+    logs: tuple[str, ...], probe_file: str | None, lenient: bool, output: ReportOutput
+) -> None:
     """Compare the ops of a log with what the machine can do.
 
     Prints, by op and phase, the rates, the FLOPs per byte, what is attainable with so many, and
     what was reached of it: memory or the kernel is the limit. `instr probe` measures the machine.
 
     The HTML page draws the ops under the roofs. LOG is a file, plain or compressed (.gz, .zst), or
-    - for standard input.
+    - for standard input, or all parts of a rotated log.
     """
     from converters.analyses.roofline import roofline as compute_roofline
-    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.probe.file import read_probe
-    from llamacpp_instr.progress import progress_bar
 
-    output.check(log, probe_file)
+    output.check(*logs, probe_file)
     probe = read_probe(probe_file)
-    with progress_bar(f"Reading {log}") as on_progress:
-        session = load_session(log, on_progress)
+    session = load_one_session(logs, lenient, "a roofline")
     reports, chart = compute_roofline(session, probe)
     output.write(reports, charts=[chart], title="Roofline")

@@ -235,7 +235,7 @@ def test_a_page_shows_one_session(instr: Instr, tmp_path: Path) -> None:
     begin = load_session(RECORDED).start.id.encode()
     other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
     page = tmp_path / "two.html"
-    assert_refused(instr("page", RECORDED, other, "-o", page), "a page shows one session")
+    assert_refused(instr("page", RECORDED, other, "-o", page), "a page takes one session")
     assert not page.exists()
 
 
