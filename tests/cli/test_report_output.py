@@ -27,6 +27,7 @@ REPORTS = {
     "requests": f"requests {LOG}",
     "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
     "tree": f"tree {LOG}",
+    "roofline": f"roofline {LOG} --probe {TESTS / 'fixtures' / 'probe.json'}",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "inspect": "inspect demo",
