@@ -16,7 +16,7 @@ when the step ends that computed its logits. That is so if none was sampled in t
 steps of a context.
 
 Invariant: a RequestFinder keeps at most the open request of each sequence, KEPT more of each that
-may yet turn out to be a mark's, SPANS spans, and UNDECIDED steps of each context.
+may yet turn out to be a mark's, SPANS spans, and UNDECIDED steps of each of CONTEXTS_KEPT contexts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.schema import CONTEXTS_KEPT
 
 Int64 = NDArray[np.int64]
 
@@ -154,7 +155,7 @@ class RequestFinder:
 
     def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
         """A step that counts has ended."""
-        context = self._contexts.setdefault(ctx, _Context())
+        context = self._context(ctx)
         step = _Step(number, begin, end, parts)
         if context.samples is not None:
             self._serve(ctx, context, step)
@@ -165,7 +166,7 @@ class RequestFinder:
 
     def token(self, ctx: int, seq: int, step: int, t: int) -> None:
         """A token of the step was there at `t`."""
-        context = self._contexts.setdefault(ctx, _Context())
+        context = self._context(ctx)
         self._decide(ctx, context, True)
         stream = context.streams.get(max(seq, 0))
         if stream and (request := stream.current) and request.steps[-1] == step:
@@ -187,13 +188,25 @@ class RequestFinder:
 
     def finish(self) -> None:
         """The log has ended."""
-        for ctx, context in self._contexts.items():
-            if context.samples is None:
-                self._decide(ctx, context, False)
-            for stream in context.streams.values():
-                for request in _requests(stream):
-                    self._found(request)
-        self._contexts.clear()
+        for ctx in list(self._contexts):
+            self._end(ctx)
+
+    def _context(self, ctx: int) -> _Context:
+        """The context, which is now the one that was named last (`schema`, Lifetimes)."""
+        context = self._contexts.pop(ctx) if ctx in self._contexts else _Context()
+        self._contexts[ctx] = context
+        if len(self._contexts) > CONTEXTS_KEPT:
+            self._end(next(iter(self._contexts)))
+        return context
+
+    def _end(self, ctx: int) -> None:
+        context = self._contexts[ctx]
+        if context.samples is None:
+            self._decide(ctx, context, False)
+        for stream in context.streams.values():
+            for request in _requests(stream):
+                self._found(request)
+        del self._contexts[ctx]
 
     def _decide(self, ctx: int, context: _Context, samples: bool) -> None:
         context.samples = samples

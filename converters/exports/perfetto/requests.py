@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from converters.exports.perfetto.packets import BEGIN, Packets, Value, closing, event_packet
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.log.requests import Request
-from llamacpp_instr.schema import MOST
+from llamacpp_instr.schema import CONTEXTS_KEPT, MOST
 
 
 class RequestSlices:
@@ -50,6 +50,8 @@ class RequestSlices:
 
     def _lane(self, request: Request) -> int:
         lanes = self._lanes.setdefault((request.ctx, request.seq), [])
+        if len(self._lanes) > CONTEXTS_KEPT:
+            del self._lanes[next(iter(self._lanes))]
         if lanes and lanes[0][0] <= request.first:
             _, lane = heappop(lanes)
         else:
