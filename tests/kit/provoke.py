@@ -56,7 +56,8 @@ class Session:
             self.decode(prompt[first : first + self.n_batch])
         for _ in range(n):
             token = api.llama_sampler_sample(self.sampler, self.ctx, -1)
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
             self.decode([token])
 
     def forget(self) -> None:

@@ -27,7 +27,7 @@ SAMPLING = 0.1
 """share of the time by the clock"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
-APPLICATION = 0.2
+APPLICATION = 0.3
 """share of the time of the requests"""
 
 _REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
