@@ -185,10 +185,13 @@ class Machine(Event, kw_only=True):
     """involuntary context switches: another thread got the CPU"""
     load: float | None = None
     """load average of the machine over one minute. Absent if the system does not tell, like the
-    next two"""
+    next three"""
     running: Count | None = None
     """threads of the whole machine that run or are ready to run at `t`, without the one that reads
     this"""
+    busy: Ns | None = None
+    """CPU time of the whole machine, all processes and all CPUs. The system counts it in ticks,
+    often of 10 milliseconds"""
     steal: Ns | None = None
     """CPU time of this machine that its hypervisor gave to others, all CPUs"""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_shares, taken_times
+from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all, taken_shares
 from llamacpp_instr.log.session import Session, Table
 
 
@@ -72,7 +72,7 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
         Machine(
             cpus=session.start.host.cores,
             switches=int(machine["nivcsw"].sum()),
-            taken=int(taken_times(session, machine).sum()),
+            taken=taken_in_all(session, machine),
             cpu=int(machine["cpu"].sum()),
             load=max(loads, default=None),
             running=float(np.mean(running)) if running else None,

@@ -62,9 +62,11 @@ def _made(tmp_path: Path, **machine: int) -> Session:
         ({"cpu": 900, "delay": 100, "steal": 0}, 0.1),
         ({"cpu": 1000, "delay": 0, "steal": 0}, 0),
         ({"cpu": 960, "delay": 40, "steal": 0}, 0.04),
+        ({"cpu": 900, "delay": 100, "busy": 900}, 0),
+        ({"cpu": 900, "delay": 100, "busy": 20_000_000}, 0.1),
     ],
 )
-def test_the_share_that_was_taken_is_the_delay_of_ready_threads(
+def test_the_share_that_was_taken_is_the_delay_that_others_can_have_caused(
     machine: dict[str, int], share: float, tmp_path: Path
 ) -> None:
     session = _made(tmp_path, **machine)

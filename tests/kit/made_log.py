@@ -223,7 +223,9 @@ class _Context:
         if pick(0, 3) == 0:
             yield s.Machine(
                 t=self.t + 210, dur=self.t - begin, cpu=2 * (self.t - begin), delay=pick(0, 2000),
-                nvcsw=pick(0, 3), nivcsw=pick(0, 3), load=0.25 * pick(0, 8), running=pick(0, 4),
+                busy=2 * (self.t - begin) + 10_001_000 * (self.n_sampled % 3),
+                nvcsw=pick(0, 3), nivcsw=pick(0, 3),
+                load=0.25 * pick(0, 8), running=pick(0, 4),
                 steal=0,
             )  # fmt: skip
         self.n_sampled += 1

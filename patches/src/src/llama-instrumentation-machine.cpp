@@ -51,11 +51,13 @@ void read_load(machine_counts & counts) {
 }
 
 // /proc/stat: "cpu", then user, nice, system, idle, iowait, irq, softirq, steal, in ticks of the system
-void read_steal(machine_counts & counts) {
+void read_times(machine_counts & counts) {
     const std::string text = head_of("/proc/stat");
-    long long steal = 0;
-    if (sscanf(text.c_str(), "cpu %*d %*d %*d %*d %*d %*d %*d %lld", &steal) == 1) {
-        counts.steal = steal * (1000000000 / sysconf(_SC_CLK_TCK));
+    long long user = 0, nice = 0, system = 0, irq = 0, softirq = 0, steal = 0;
+    if (sscanf(text.c_str(), "cpu %lld %lld %lld %*d %*d %lld %lld %lld", &user, &nice, &system, &irq, &softirq, &steal) == 6) {
+        const long long tick = 1000000000 / sysconf(_SC_CLK_TCK);
+        counts.busy  = (user + nice + system + irq + softirq) * tick;
+        counts.steal = steal * tick;
     }
 }
 
@@ -96,7 +98,7 @@ machine_counts machine_counts::now() {
     counts.nivcsw = (uint64_t) usage.ru_nivcsw;
 #ifdef __linux__
     read_load(counts);
-    read_steal(counts);
+    read_times(counts);
     read_delays(counts);
 #endif
     return counts;
@@ -111,6 +113,7 @@ machine_record machine_counts::since(const machine_counts & before) const {
     record.nivcsw  = nivcsw - before.nivcsw;
     record.load    = load;
     record.running = running;
+    record.busy    = busy >= 0 && before.busy >= 0 ? std::max<int64_t>(busy - before.busy, 0) : -1;
     record.steal   = steal >= 0 && before.steal >= 0 ? std::max<int64_t>(steal - before.steal, 0) : -1;
     record.delay   = delays.empty() ? -1 : 0;
     auto old = before.delays.begin();

@@ -15,7 +15,7 @@ struct machine_counts {
     uint64_t t = 0, cpu = 0, nvcsw = 0, nivcsw = 0;   // t and cpu in nanoseconds
     double   load    = -1;                            // -1: the system does not tell
     int64_t  running = -1;
-    int64_t  steal   = -1;                            // in nanoseconds
+    int64_t  busy    = -1, steal = -1;                // in nanoseconds
     std::vector<std::pair<int, uint64_t>> delays;     // of every thread but the recorder's, by thread id; in nanoseconds
 
     static machine_counts now();

@@ -51,7 +51,7 @@ struct alignas(8) step_begin_record {
 // what else the machine did; the tail is empty
 struct alignas(8) machine_record {
     uint64_t t, dur, cpu, nvcsw, nivcsw;  // t and durations in nanoseconds
-    int64_t  delay, running, steal;
+    int64_t  delay, running, busy, steal;
     double   load;                        // -1: the system does not tell
 
     void format(std::string_view, log_lines & lines) const {
@@ -66,6 +66,9 @@ struct alignas(8) machine_record {
         }
         if (running >= 0) {
             line.kv(LLAMA_INSTR_K_RUNNING, running);
+        }
+        if (busy >= 0) {
+            line.kv(LLAMA_INSTR_K_BUSY, busy);
         }
         if (steal >= 0) {
             line.kv(LLAMA_INSTR_K_STEAL, steal);

@@ -44,6 +44,7 @@
 #define LLAMA_INSTR_K_BUFFER          "buffer"
 #define LLAMA_INSTR_K_BUFFERS         "buffers"
 #define LLAMA_INSTR_K_BUILD           "build"
+#define LLAMA_INSTR_K_BUSY            "busy"
 #define LLAMA_INSTR_K_BYTES           "bytes"
 #define LLAMA_INSTR_K_CACHE           "cache"
 #define LLAMA_INSTR_K_CAUSAL          "causal"
