@@ -27,8 +27,8 @@ SAMPLING = 0.1
 """share of the time by the clock"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
-APPLICATION = 0.3
-"""share of the time of the requests"""
+APPLICATION, APPLICATION_NS = 0.3, 500_000
+"""share of the time between tokens, and ns of each of them"""
 
 _REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
@@ -237,13 +237,14 @@ def costly_sampling(facts: Facts) -> Finding | None:
 
 
 def slow_application(facts: Facts) -> Finding | None:
-    """Between the tokens of requests, the application takes much of the time (APPLICATION)."""
+    """Between the tokens of requests, the application takes much of the time (APPLICATION, and
+    APPLICATION_NS on average)."""
     if facts.machine is not None and facts.machine.is_disturbed:
         return None  # the application had no CPU
     between = sum(int(request.between_tokens.sum()) for request in facts.requests)
     begins = np.sort(facts.steps["begin"])
     ends = np.sort(facts.steps["end"])
-    outside = 0
+    outside = n = 0
     tokens = facts.session.tokens
     samplers = dict(
         zip((tokens["t"] + tokens["dur"]).tolist(), tokens["dur"].tolist(), strict=True)
@@ -260,7 +261,8 @@ def slow_application(facts: Facts) -> Finding | None:
         sampling = sum(samplers.get(t, 0) for t in until.tolist())
         outside += int((begins[first] - times[:-1][whole]).sum()) + int((until - ends[last]).sum())
         outside -= sampling
-    if not between or outside / between < APPLICATION:
+        n += len(until)
+    if not n or outside / between < APPLICATION or outside / n < APPLICATION_NS:
         return None
     return Finding(
         "slow-application",
