@@ -27,8 +27,8 @@ SAMPLING = 0.1
 """share of the time by the clock"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
-APPLICATION, APPLICATION_NS = 0.3, 500_000
-"""share of the time between tokens, and ns of each of them"""
+APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
+"""share of the time between tokens, ns of each of them, and how many at least"""
 
 _REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
@@ -238,7 +238,7 @@ def costly_sampling(facts: Facts) -> Finding | None:
 
 def slow_application(facts: Facts) -> Finding | None:
     """Between the tokens of requests, the application takes much of the time (APPLICATION, and
-    APPLICATION_NS on average)."""
+    APPLICATION_NS on average of APPLICATION_TOKENS or more)."""
     if facts.machine is not None and facts.machine.is_disturbed:
         return None  # the application had no CPU
     between = sum(int(request.between_tokens.sum()) for request in facts.requests)
@@ -262,7 +262,7 @@ def slow_application(facts: Facts) -> Finding | None:
         outside += int((begins[first] - times[:-1][whole]).sum()) + int((until - ends[last]).sum())
         outside -= sampling
         n += len(until)
-    if not n or outside / between < APPLICATION or outside / n < APPLICATION_NS:
+    if n < APPLICATION_TOKENS or outside / between < APPLICATION or outside / n < APPLICATION_NS:
         return None
     return Finding(
         "slow-application",
