@@ -241,7 +241,9 @@ def test_what_the_demo_leaves_is_whole(image: Image, out: Path) -> None:
     assert made.returncode == 0, made.stderr
     for imported in trace_processor.check(trace):
         assert imported["problems"] == []
-    [[[kernels]]] = trace_processor.ask(trace, "select count(*) from slice where name = 'MUL_MAT'")
+    [[[kernels]]] = trace_processor.ask(
+        trace, "select count(*) from slice where name glob 'MUL_MAT*'"
+    )
     assert kernels > 0
 
 
