@@ -96,11 +96,11 @@ def rebuilt_graphs(model: str, log: str) -> None:
 
 
 def cold_start(model: str, log: str) -> None:
-    """A model that was just mapped from its file, and the same prompt six times."""
+    """A model that was just mapped from its file, and the same short prompt three times."""
     with llamacpp_instr.record(log, force=True):
         session = Session(model)
-        for _ in range(6):
-            session.generate(n_prompt=8, n=2)
+        for _ in range(3):
+            session.generate(n_prompt=2, n=0)
             session.forget()
 
 
