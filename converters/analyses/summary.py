@@ -13,12 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.clock import clock_report, clock_sentences, compute_clock
-from converters.analyses.findings import compute_findings
+from converters.analyses.clock import clock_report, clock_sentences
+from converters.analyses.findings import compute_findings, gather_facts
 from converters.analyses.marks import compute_marks
 from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
 from llamacpp_instr.graph import ops as knowledge
-from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
 from llamacpp_instr.probe.file import Probe
@@ -38,11 +37,11 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
     machine that recorded it, if there is one."""
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
-    requests = find_requests(session)[1]
-    clock = clock_report(compute_clock(session, steps), requests)
+    facts = gather_facts(session, steps, probe)
+    clock = clock_report(facts.clock, facts.requests)
     sections = [
-        _overview(session, clock_sentences(clock, len(requests))),
-        compute_findings(session, steps, probe),
+        _overview(session, clock_sentences(clock, len(facts.requests))),
+        compute_findings(facts),
         clock,
         _speed(session, steps, notes),
         _time(session, steps, phase_of),

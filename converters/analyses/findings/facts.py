@@ -53,7 +53,7 @@ class Facts:
 
 
 def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
-    """The facts of `steps`, of which there is at least one."""
+    """The facts of `steps`, which are those that count."""
     phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
     computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
     phases = np.array([phase[step] for step in computes["step"].tolist()], object)
