@@ -31,10 +31,11 @@ from tests.conftest import Instr, assert_refused
 
 pytestmark = pytest.mark.native
 
-# Two contexts decode at once, in two threads, and count their work; full caches are cleared. One
-# mark spans everything, another one only the end.
+# Two contexts decode at once, in two threads, and count their work; full caches are cleared. Each
+# then waits until the recorder, which writes ten times a second, has caught up: on a fast machine a
+# part would hold the whole log otherwise. One mark spans everything, another one only the end.
 APPLICATION = """
-import ctypes, json, sys, threading
+import ctypes, json, sys, threading, time
 import llama_cpp.llama_cpp as api
 from llamacpp_instr.llama import native
 
@@ -53,6 +54,7 @@ def tell(name, cleared, sampled):
         if step % 200 == 199:
             api.llama_memory_clear(api.llama_get_memory(context), False)
             cleared.append(step)
+            time.sleep(0.15)
         assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
         token[0] = api.llama_sampler_sample(sampler, context, -1)
         sampled.append(token[0])
@@ -112,8 +114,8 @@ def test_a_log_rotates_without_a_lost_event(
         assert start.part == number
         assert end.reason == ("exit" if path == parts[-1] else "rotated")
         assert end.dropped == end.dropped_ops == 0
-        # the line that was being written at the limit is added
-        assert 10**6 <= path.stat().st_size < 2 * 10**6 or path == parts[-1]
+        # what came since the recorder wrote last is added
+        assert path.stat().st_size >= 10**6 or path == parts[-1]
         kinds = Counter(type(event) for event in events)
         assert kinds[Model] == 1
         assert kinds[Graph] >= 1
@@ -167,7 +169,7 @@ def test_an_open_mark_goes_on_in_the_next_part(
 
 # Only one of two contexts decodes when the log rotates; then the other one's cache is cleared.
 IDLE_CONTEXT = """
-import ctypes, sys
+import ctypes, sys, time
 import llama_cpp.llama_cpp as api
 
 api.llama_backend_init()
@@ -179,6 +181,7 @@ token = (ctypes.c_int32 * 1)(7)
 for step in range(1500):
     if step % 200 == 0:
         api.llama_memory_clear(api.llama_get_memory(busy), False)
+        time.sleep(0.15)  # the recorder catches up
     context = idle if step < 3 else busy
     assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
 api.llama_memory_clear(api.llama_get_memory(idle), False)
