@@ -9,13 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <dirent.h>
 #include <fcntl.h>
 #include <string>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <vector>
 
 namespace llama_instr {
 
@@ -39,25 +39,39 @@ std::string head_of(const char * path) {
     return std::string(text, n > 0 ? (size_t) n : 0);
 }
 
-// /proc/loadavg: three averages, then running/all threads
+// the runs of digits in a text, whatever the locale: "cpu 12 3.5/7" has 12, 3, 5 and 7
+std::vector<uint64_t> numbers_of(const std::string & text) {
+    std::vector<uint64_t> numbers;
+    bool inside = false;
+    for (const char c : text) {
+        const bool digit = c >= '0' && c <= '9';
+        if (digit && !inside) {
+            numbers.push_back(0);
+        }
+        if (digit) {
+            numbers.back() = 10 * numbers.back() + (uint64_t) (c - '0');
+        }
+        inside = digit;
+    }
+    return numbers;
+}
+
+// /proc/loadavg: three averages with two decimals each, then running/all threads
 void read_load(machine_counts & counts) {
-    const std::string text = head_of("/proc/loadavg");
-    double load = 0;
-    long long running = 0;
-    if (sscanf(text.c_str(), "%lf %*f %*f %lld/", &load, &running) == 2) {
-        counts.load    = load;
-        counts.running = std::max(running - 1, 0ll);
+    const auto numbers = numbers_of(head_of("/proc/loadavg"));
+    if (numbers.size() > 6) {
+        counts.load    = (double) numbers[0] + (double) numbers[1] / 100;
+        counts.running = std::max((int64_t) numbers[6] - 1, (int64_t) 0);
     }
 }
 
 // /proc/stat: "cpu", then user, nice, system, idle, iowait, irq, softirq, steal, in ticks of the system
 void read_times(machine_counts & counts) {
-    const std::string text = head_of("/proc/stat");
-    long long user = 0, nice = 0, system = 0, irq = 0, softirq = 0, steal = 0;
-    if (sscanf(text.c_str(), "cpu %lld %lld %lld %*d %*d %lld %lld %lld", &user, &nice, &system, &irq, &softirq, &steal) == 6) {
-        const long long tick = 1000000000 / sysconf(_SC_CLK_TCK);
-        counts.busy  = (user + nice + system + irq + softirq) * tick;
-        counts.steal = steal * tick;
+    const auto numbers = numbers_of(head_of("/proc/stat"));
+    if (numbers.size() > 7) {
+        const auto tick = 1000000000 / (uint64_t) sysconf(_SC_CLK_TCK);
+        counts.busy  = (int64_t) ((numbers[0] + numbers[1] + numbers[2] + numbers[5] + numbers[6]) * tick);
+        counts.steal = (int64_t) (numbers[7] * tick);
     }
 }
 
@@ -68,14 +82,13 @@ void read_delays(machine_counts & counts) {
         return;
     }
     while (const dirent * entry = readdir(threads)) {
-        const int id = atoi(entry->d_name);
+        const int id = (int) strtol(entry->d_name, nullptr, 10);
         if (id <= 0 || id == recorder_thread) {
             continue;
         }
-        const std::string path = "/proc/self/task/" + std::to_string(id) + "/schedstat";
-        unsigned long long delay = 0;
-        if (sscanf(head_of(path.c_str()).c_str(), "%*u %llu", &delay) == 1) {
-            counts.delays.emplace_back(id, delay);
+        const auto numbers = numbers_of(head_of(("/proc/self/task/" + std::to_string(id) + "/schedstat").c_str()));
+        if (numbers.size() > 1) {
+            counts.delays.emplace_back(id, numbers[1]);
         }
     }
     closedir(threads);
