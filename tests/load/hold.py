@@ -27,8 +27,9 @@ from tests.load.mix import EMBEDDINGS, Request, requests_of
 from tests.load.server import Server
 
 SAMPLE_S = 0.5
-PENDING = 256 * 1024
-"""bytes by which a part may exceed the limit: data that waits to be written when a step begins"""
+PENDING = 4 * 1024 * 1024
+"""bytes by which a part may exceed the limit: what is recorded while the recorder's thread sleeps,
+a tenth of a second, or has no CPU"""
 SHOWN = 10
 """problems of one kind that are shown"""
 
