@@ -153,19 +153,15 @@ def disturb(median: Median, taken: float) -> Median:
     return replace(median, log_error=math.hypot(median.log_error, -math.log1p(-min(taken, 0.99))))
 
 
-def compare_groups(a: Sequence[float], b: Sequence[float], n_family: int) -> Ratio:
-    """The ratio of two groups of medians in ns, one of each process: the geometric means, and
-    Welch's interval of the difference of their logarithms. NaN means that a process lacks it. With
-    fewer than two processes on a side, the noise is unknown."""
-    logs = [np.log(np.maximum(np.array(side)[~np.isnan(side)], 1.0)) for side in (a, b)]
-    if not all(len(side) for side in logs):
-        return Ratio(math.nan, math.nan, None, None, None)
-    means = [float(np.exp(side.mean())) for side in logs]
-    sides = [
-        Median(mean, _error_of_mean(side), len(side), max(len(side) - 1, 1))
-        for mean, side in zip(means, logs, strict=True)
-    ]
-    return compare(sides[0], sides[1], n_family)
+def median_of_group(medians: Sequence[float]) -> Median:
+    """The geometric mean of a group of medians in ns, one of each process, with the error that
+    their spread shows. Each process is a block. NaN means that a process lacks it."""
+    logs = np.log(np.maximum(np.array(medians)[~np.isnan(medians)], 1.0))
+    if not len(logs):
+        return Median(math.nan, None, 0, 0)
+    return Median(
+        float(np.exp(logs.mean())), _error_of_mean(logs), len(logs), max(len(logs) - 1, 1)
+    )
 
 
 def _error_of_mean(logs: Float64) -> float | None:
@@ -175,14 +171,16 @@ def _error_of_mean(logs: Float64) -> float | None:
     return max(float(logs.std(ddof=1)), 1e-4) / math.sqrt(len(logs))
 
 
-def describe(ratio: Ratio, what: str, who: str = "B") -> str:
+def describe(ratio: Ratio, what: str, who: str = "B", other: str = "") -> str:
     """The ratio of times as a clause with its direction: "B decodes 2.84 times as fast (2.80 to
-    2.88)"; an empty text if it is unknown or noise. `what` is a phase."""
+    2.88)"; an empty text if it is unknown or noise. `what` is a phase, `other` the name of the
+    other side, if the clause must name it."""
     if ratio.value is None or ratio.low is None or ratio.high is None or not ratio.differs:
         return ""
     verb = {"prefill": "prefills", "decode": "decodes", "encode": "encodes"}.get(what, what)
     low, high = 1 / ratio.high, 1 / ratio.low
-    return f"{who} {verb} {1 / ratio.value:.3g} times as fast ({low:.3g} to {high:.3g})"
+    fast = f"as fast as {other}" if other else "as fast"
+    return f"{who} {verb} {1 / ratio.value:.3g} times {fast} ({low:.3g} to {high:.3g})"
 
 
 def compare(a: Median, b: Median, n_family: int) -> Ratio:

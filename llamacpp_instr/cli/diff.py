@@ -1,50 +1,41 @@
-"""`instr diff A B`: tells whether B is faster or slower than A, and where."""
+"""`instr diff A B`: tells whether B is faster or slower than A, and where; with more logs, where it
+changed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import (
+    GroupedCommand,
+    group_option,
+    lenient_option,
+    load_run,
+    load_sessions,
+)
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from llamacpp_instr.log.session import Session
-
-
-class _Groups(click.Command):
-    """Lets --before and --after take every value up to the next option, for A*.log in a shell."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        told: list[str] = []
-        group = ""
-        for arg in args:
-            if arg in ("--before", "--after"):
-                group = arg
-            elif group and (arg == "-" or not arg.startswith("-")):
-                told += [group, arg]
-            else:
-                group = ""
-                told.append(arg)
-        return super().parse_args(ctx, told)
+    from converters.analyses.diff.rows import Diff
 
 
 @click.command(
     "diff",
-    cls=_Groups,
+    cls=GroupedCommand,
     epilog="\b\nExamples:\n  instr diff before.log after.log\n"
     "  instr diff before.log after.log --by tensor --phase decode\n"
     "  instr diff main.log branch.log --fail-above 5%\n"
-    "  instr diff --before main-*.log --after branch-*.log",
+    "  instr diff --before main-*.log --after branch-*.log\n"
+    "  instr diff v1.log v2.log v3.log\n"
+    "  instr diff --before v1-*.log --after v2-*.log --after v3-*.log",
 )
-@click.argument("logs", nargs=-1, metavar="[A B]")
-@click.option(
-    "--before", multiple=True, metavar="A.log...", help="The logs of group A, two or more."
-)
-@click.option(
-    "--after", multiple=True, metavar="B.log...", help="The logs of group B, two or more."
+@click.argument("logs", nargs=-1, metavar="[A B...]")
+@group_option("--before", "A.log...", "The logs of group A, two or more.")
+@group_option(
+    "--after", "B.log...", "The logs of group B, two or more; again for each later group."
 )
 @click.option(
     "--by",
@@ -55,8 +46,8 @@ class _Groups(click.Command):
 @click.option(
     "--fail-above",
     metavar="PERCENT",
-    help="Exit with status 1 if the steps of a phase are slower in B by more than this, beyond the"
-    " noise: the lower end of the interval exceeds it.",
+    help="Exit with status 1 if the steps of a phase are slower in B, or in the last group, by more"
+    " than this, beyond the noise: the lower end of the interval exceeds it.",
 )
 @lenient_option
 @report_options
@@ -64,15 +55,15 @@ class _Groups(click.Command):
 def diff(
     ctx: click.Context,
     logs: tuple[str, ...],
-    before: tuple[str, ...],
-    after: tuple[str, ...],
+    before: list[tuple[str, ...]],
+    after: list[tuple[str, ...]],
     by: str | None,
     phase: str | None,
     fail_above: str | None,
     lenient: bool,
     output: ReportOutput,
 ) -> None:
-    """Compare the times of two logs.
+    """Compare the times of two or more logs.
 
     Compares B with A: first the differences in their settings, then the medians with their
     intervals. A step is called slower or faster only if its interval excludes 1.
@@ -82,36 +73,56 @@ def diff(
 
     With --before and --after, each side is a group of logs of several processes. The interval then
     has what really changes from process to process, instead of an assumed 2 %.
+
+    More than two logs or groups are a trend, in the order given: each is compared with the first
+    and with the one before it. Parts of a rotated log are one log, unless all logs are parts of it.
     """
-    from converters.analyses.diff import VIEWS, compute_diff
-    from converters.analyses.diff.groups import compute_group_diff
     from llamacpp_instr.terminal import notice
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None
-    sides = (before, after) if before or after else tuple((log,) for log in logs)
-    if (logs and (before or after)) or len(sides) != 2 or not all(sides):
-        raise UsageError("give two logs, or groups of logs with --before and --after")
-    if sum(log == "-" for side in sides for log in side) > 1:
+    if bool(logs) is bool(before or after) or len(before) > 1 or bool(before) is not bool(after):
+        raise UsageError("give two or more logs, or groups of them: --before once, then --after")
+    named = [*logs, *(log for group in (*before, *after) for log in group)]
+    if named.count("-") > 1:
         raise UsageError("only one of the logs can be standard input")
-    output.check(*before, *after, *logs)
-    of_a, of_b = ([_load(log, lenient) for log in side] for side in sides)
-    if before:
-        found = compute_group_diff(of_a, of_b, by, phase)
+    output.check(*named)
+    if logs:
+        found = _of_logs(logs, by, phase, lenient)
     else:
-        view = next((view for view in VIEWS if view == by), None)
-        found = compute_diff(of_a[0], of_b[0], view, phase)
-    output.write(found.reports, table=found.reports[1])
+        found = _of_groups((*before, *after), by, phase, lenient)
+    output.write(found.reports, table=found.reports[1], charts=found.charts)
     if threshold is not None and (slower := found.slower_by(threshold)):
         notice(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}")
         ctx.exit(1)
 
 
-def _load(log: str, lenient: bool) -> Session:
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
+def _of_logs(logs: Sequence[str], by: str | None, phase: str | None, lenient: bool) -> Diff:
+    from converters.analyses.diff import VIEWS, compute_diff
+    from converters.analyses.diff.trend import compute_trend
+    from llamacpp_instr.log.runs import Run, find_runs
 
-    with progress_bar(f"Reading {log}") as on_progress:
-        return load_session(log, on_progress, lenient)
+    runs = find_runs(logs, repeated=True)
+    if len(runs) == 1:
+        runs = [Run((log,)) for log in logs]
+    if len(runs) == 1:
+        raise UsageError("only one log is given; give two or more")
+    sessions = [load_run(run, lenient) for run in runs]
+    if len(sessions) > 2:
+        return compute_trend([[session] for session in sessions], by, phase)
+    view = next((view for view in VIEWS if view == by), None)
+    return compute_diff(sessions[0], sessions[1], view, phase)
+
+
+def _of_groups(
+    groups: Sequence[Sequence[str]], by: str | None, phase: str | None, lenient: bool
+) -> Diff:
+    from converters.analyses.diff.groups import compute_group_diff
+    from converters.analyses.diff.trend import compute_trend
+
+    loaded = [load_sessions(logs, lenient) for logs in groups]
+    if len(loaded) > 2:
+        return compute_trend(loaded, by, phase)
+    return compute_group_diff(loaded[0], loaded[1], by, phase)
 
 
 def _parse_percent(text: str) -> float:

@@ -1,15 +1,16 @@
-"""The logs that a command reads: several, and damaged ones."""
+"""The logs that a command reads: several, groups of them, and damaged ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
+    from llamacpp_instr.log.runs import Run
     from llamacpp_instr.log.session import Session
 
 lenient_option = click.option(
@@ -19,17 +20,53 @@ lenient_option = click.option(
 )
 
 
+def _split(_ctx: click.Context, _param: click.Parameter, groups: Any) -> list[tuple[str, ...]]:
+    return [tuple(group.split("\0")) for group in groups]
+
+
+def group_option(name: str, metavar: str, what: str) -> Callable[[Any], Any]:
+    """An option of a GroupedCommand that takes several logs: a list of tuples of names, one for
+    each time that it is given."""
+    return click.option(name, multiple=True, callback=_split, metavar=metavar, help=what)
+
+
+class GroupedCommand(click.Command):
+    """A command whose group options take every value up to the next option, as a shell expands
+    A*.log."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        grouping = {name for of in self.params if of.callback is _split for name in of.opts}
+        told: list[str] = []
+        n_taken = -1  # values of the option; no option if negative
+        for arg in args:
+            if n_taken < 0 or (arg != "-" and arg.startswith("-")) or (n_taken and self.ends(arg)):
+                n_taken = 0 if arg in grouping else -1
+                told.append(arg)
+            else:
+                # no name of a file has this character
+                told[-1:] = [f"{told[-1]}\0{arg}"] if n_taken else [told[-1], arg]
+                n_taken += 1
+        return super().parse_args(ctx, told)
+
+    def ends(self, _value: str) -> bool:
+        """Whether a value does not belong to the group before it."""
+        return False
+
+
 def load_sessions(logs: Sequence[str], lenient: bool = False) -> list[Session]:
     """The session of each run of `logs` (`log.runs`), with a progress bar for each."""
     from llamacpp_instr.log.runs import find_runs
+
+    return [load_run(run, lenient) for run in find_runs(logs)]
+
+
+def load_run(run: Run, lenient: bool = False) -> Session:
+    """The session of a run, with a progress bar."""
     from llamacpp_instr.log.session import load_session
     from llamacpp_instr.progress import progress_bar
 
-    sessions = []
-    for run in find_runs(logs):
-        with progress_bar(f"Reading {run.name}") as on_progress:
-            sessions.append(load_session(run, on_progress, lenient))
-    return sessions
+    with progress_bar(f"Reading {run.name}") as on_progress:
+        return load_session(run, on_progress, lenient)
 
 
 def load_one_session(logs: Sequence[str], lenient: bool, what: str) -> Session:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import msgspec
 import numpy as np
@@ -25,84 +24,9 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import encode
+from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 from tests.kit.strategies import logs
-
-KERNEL_NS = {"MUL_MAT": 40_000, "FLASH_ATTN_EXT": 20_000}
-N_RUNS, N_DECODES = 6, 20
-
-
-def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Event]:
-    """Runs of decodes of a small Llama on one graph, each kernel with its own time; `noise` is the
-    deviation of log(time) of a whole run and, independently, of each kernel."""
-    made = make_log(Random(3).randint, n_contexts=1, level="detailed")
-    by_type = {type(event): event for event in reversed(made)}
-    graph = copy.deepcopy(by_type[s.Graph])
-    assert isinstance(graph, s.Graph)
-    draw = np.random.default_rng(seed)
-    events = [e for e in made if isinstance(e, (s.SessionStart, s.Model, s.Tensor, s.Context))]
-    nodes = graph.nodes
-    assert nodes is not None
-    kernels = [i for i, one in enumerate(nodes.exec) if one]
-    counts = [1] * len(kernels)
-    if fused:
-        parts = [i for i in kernels if nodes.op[i] == "MUL" and nodes.op[i - 1] == "RMS_NORM"]
-        kernels = [i for i in kernels if i not in parts]
-        counts = [2 if i + 1 in parts else 1 for i in kernels]
-    t = graph.t
-    plan = s.Plan(t=t, plan=0, graph=graph.graph, node=kernels, n=counts)
-    events += [graph, plan]
-    for run in range(N_RUNS):
-        burst = draw.normal(0, noise)
-        events.append(s.Mark(t=t, mark=run, name=f"run {run + 1}", phase="begin"))
-        for i in range(N_DECODES):
-            step = run * N_DECODES + i
-            events.append(s.StepBegin(t=t, step=step, ctx=0, kind="decode", phase="decode",
-                n_tokens=1, n_outputs=1, n_seqs=1, pos=i))  # fmt: skip
-            ns = [
-                KERNEL_NS.get(nodes.op[k], 5000) * n for k, n in zip(kernels, counts, strict=True)
-            ]
-            factors = np.exp(burst + draw.normal(0, noise, len(ns)))
-            dur = [round(one * factor) * 100 for one, factor in zip(ns, factors, strict=True)]
-            events.append(s.Compute(t=t, compute=step, graph=graph.graph, ctx=0, step=step,
-                source="decode", reused=step > 0, n_threads=1, dur=sum(dur)))  # fmt: skip
-            events.append(s.Ops(t=t, compute=step, plan=0, dur=dur))
-            events.append(s.Layers(t=t, compute=step, layer=[0], dur=[sum(dur)]))
-            t += sum(dur)
-            events.append(s.StepEnd(t=t, step=step, status=0, n_ubatch=1, n_reused=1, prepare=0,
-                readback=0))  # fmt: skip
-        events.append(s.Mark(t=t, mark=run, name=f"run {run + 1}", phase="end"))
-    return events
-
-
-def scaled(events: list[s.Event], op: str, factor: float) -> list[s.Event]:
-    """The log with the durations of one op multiplied; steps and layers stay as they are."""
-    changed = copy.deepcopy(events)
-    plans = {e.plan: e for e in changed if isinstance(e, s.Plan)}
-    graphs = {e.graph: e for e in changed if isinstance(e, s.Graph)}
-    for event in changed:
-        if isinstance(event, s.Ops):
-            nodes = graphs[plans[event.plan].graph].nodes
-            assert nodes is not None
-            names = [nodes.op[i] for i in plans[event.plan].node]
-            event.dur = [round(d * factor) if n == op else d
-                         for d, n in zip(event.dur, names, strict=True)]  # fmt: skip
-    return changed
-
-
-def slowed(events: list[s.Event], factor: float) -> list[s.Event]:
-    """The log with every step longer by a factor."""
-    changed, late = copy.deepcopy(events), 0.0
-    begin = 0
-    for event in changed:
-        event.t += round(late)
-        if isinstance(event, s.StepBegin):
-            begin = event.t
-        elif isinstance(event, s.StepEnd):
-            more = (event.t - begin) * (factor - 1)
-            event.t += round(more)
-            late += more
-    return changed
 
 
 def diff(directory: Path, a: list[s.Event], b: list[s.Event], **chosen: object) -> Diff:
@@ -231,11 +155,6 @@ def test_differences_of_the_recordings_stand_before_the_figures(tmp_path):
     assert named["CPU"] == "Another CPU"
 
 
-def write(path: Path, events: list[s.Event]) -> Path:
-    path.write_bytes(encode(events))
-    return path
-
-
 def test_a_log_of_several_models_says_that_they_are_one_here(tmp_path):
     alone = steady_log(1)
     (model,) = [event for event in alone if isinstance(event, s.Model)]
@@ -304,16 +223,6 @@ def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
         compute_diff(session, session, "layer")
 
 
-def group(directory: Path, name: str, seeds: range, factor: float, spread: float) -> list[Path]:
-    """Logs of processes whose speeds differ by chance, and by `factor`."""
-    paths = []
-    for seed in seeds:
-        of_process = factor * (1 + spread * Random(seed).uniform(-1, 1))
-        log = slowed(steady_log(seed, noise=0.01), of_process)
-        paths.append(write(directory / f"{name}{seed}.log", log))
-    return paths
-
-
 def test_groups_show_how_much_processes_differ(tmp_path):
     """Welch's t of the logarithms, computed here by its formula."""
     before = group(tmp_path, "a", range(5), 1.0, 0.02)
@@ -348,9 +257,9 @@ def test_groups_on_the_command_line(tmp_path, instr: Instr):
     done = instr("diff", "--before", *before, "--after", *after, "--by", "op")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("B decodes 0.5")
-    assert_refused(instr("diff", "--before", *before), "--before and --after")
+    assert_refused(instr("diff", "--before", *before), "--before once, then --after")
     assert_refused(instr("diff", "--before", before[0], "--after", *after), "at least two logs")
     assert_refused(
         instr("diff", "--before", *before, "--after", *after, "--by", "tensor"), "--by tensor"
     )
-    assert_refused(instr("diff", before[0]), "two logs")
+    assert_refused(instr("diff", before[0]), "only one log")

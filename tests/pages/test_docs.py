@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -79,8 +80,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
             [sys.executable, "-m", "llamacpp_instr", *words],
             cwd=directory, env=environment, check=True, capture_output=True,
         )  # fmt: skip
-    for name in ("main-1", "main-2", "branch-1", "branch-2"):
-        shutil.copyfile(directory / "session.log", directory / f"{name}.log")
+    session = (directory / "session.log").read_text()
+    identity = json.loads(session.partition("\n")[0])["id"]
+    for side in ("main", "branch", "v1", "v2", "v3"):
+        for name in (f"{side}-1", f"{side}-2"):
+            # of another process
+            (directory / f"{name}.log").write_text(session.replace(identity, name, 1))
     return directory
 
 

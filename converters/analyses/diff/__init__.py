@@ -15,8 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.analyses.diff.align import Alignment, align
-from converters.analyses.diff.rows import Diff, answer, columns, machine_notes, row
-from converters.analyses.noise import MIN_BLOCKS, Ratio, compare, compute_medians, disturb
+from converters.analyses.diff.rows import (
+    EXCLUDED,
+    OF_ONE_LOG,
+    TOO_FEW,
+    Diff,
+    answer,
+    columns,
+    machine_notes,
+    row,
+)
+from converters.analyses.noise import Ratio, compare, compute_medians, disturb
 from converters.analyses.settings import compute_settings
 from converters.analyses.step_times import StepTimes
 from converters.report.report import Cell, Column, Figures, Report
@@ -106,13 +115,10 @@ def _phase_report(
             figures[f"{phase} steps of {side}"] = (count, "count")
             figures[f"{phase} blocks of {side}"] = (of.n_blocks, "count")
     if any(ratio.low is None for ratio in ratios.values()):
-        notes.append(
-            f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
-        )
-    notes.append("The steps exclude the time that the recorder itself took.")
+        notes.append(TOO_FEW)
+    notes.append(EXCLUDED)
     notes.append(
-        '"from" and "to" are the 95 % interval, for the whole table at once. It includes the noise'
-        " within each log, and 2 % for the difference between processes."
+        f'"from" and "to" are the 95 % interval, for the whole table at once. {OF_ONE_LOG}'
     )
     rows = [row(phase, ratio) for phase, ratio in ratios.items()]
     report = Report("Steps, median time", columns("Phase"), rows, notes, figures=figures)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from converters.analyses.machine import compute_machine
-from converters.analyses.noise import Ratio, describe
+from converters.analyses.noise import MIN_BLOCKS, Ratio, describe
 from converters.analyses.step_times import StepTimes
+from converters.report.page import Figure
 from converters.report.report import Cell, Column, Report
 
+EXCLUDED = "The steps exclude the time that the recorder itself took."
+OF_ONE_LOG = "It includes the noise within each log, and 2 % for the difference between processes."
+TOO_FEW = f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
 _OTHERWISE = (
     ("within noise", "no difference beyond the noise"),
     ("too few to tell", "too few steps to tell"),
@@ -19,15 +23,17 @@ _OTHERWISE = (
 
 @dataclass(frozen=True)
 class Diff:
-    """The differences of two sessions; the first report's title is the answer."""
+    """The differences of sessions, the last from the first; the first report's title is the
+    answer, the second has the times of whole steps."""
 
     reports: list[Report]
     steps: dict[str, Ratio]
     """ratio of whole steps as their caller saw them, by phase; compared with a threshold"""
+    charts: list[Figure] = field(default_factory=list)
 
     def slower_by(self, threshold: float) -> list[str]:
-        """The phases in which B's steps are slower than A's by more than `threshold` (0.05 is 5 %)
-        beyond the noise: the lower end of the interval exceeds 1 + threshold."""
+        """The phases in which the last steps are slower than the first by more than `threshold`
+        (0.05 is 5 %) beyond the noise: the lower end of the interval exceeds 1 + threshold."""
         return [
             phase
             for phase, ratio in self.steps.items()
@@ -35,15 +41,17 @@ class Diff:
         ]
 
 
-def columns(first: str, unit: Literal["text", "layer"] = "text") -> list[Column]:
+def columns(
+    first: str, unit: Literal["text", "layer"] = "text", a: str = "A", b: str = "B"
+) -> list[Column]:
     return [
         Column(first, unit),
-        Column("A", "ns"),
-        Column("B", "ns"),
-        Column("B / A", "ratio"),
+        Column(a, "ns"),
+        Column(b, "ns"),
+        Column(f"{b} / {a}", "ratio"),
         Column("from", "ratio"),
         Column("to", "ratio"),
-        Column("B is"),
+        Column(f"{b} is"),
     ]
 
 
@@ -71,14 +79,18 @@ def machine_notes(sides: Sequence[tuple[str, StepTimes]]) -> list[str]:
 
 def answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
     """The first line: which phases are faster or slower, with their ratios and intervals."""
-    clauses = [text for phase, ratio in steps.items() if (text := describe(ratio, phase))]
-    differ = bool(clauses)
-    for told, what in _OTHERWISE:
-        if phases := [phase for phase, ratio in steps.items() if word(ratio) == told]:
-            clauses.append(f"{what} in {' and '.join(phases)}")
-    text = "; ".join(clauses)
-    if not differ:
+    text = clauses(steps)
+    if not any(ratio.differs for ratio in steps.values()):
         seen = [row for part in parts for row in part.rows if row[-1] in ("slower", "faster")]
         if seen:
             text += f"; {len(seen)} of the parts below differ{'s' * (len(seen) == 1)}"
     return text[0].upper() + text[1:] + "."
+
+
+def clauses(steps: dict[str, Ratio], who: str = "B") -> str:
+    """What every phase of `who` is: faster or slower, within the noise, or unknown."""
+    said = [text for phase, ratio in steps.items() if (text := describe(ratio, phase, who))]
+    for told, what in _OTHERWISE:
+        if phases := [phase for phase, ratio in steps.items() if word(ratio) == told]:
+            said.append(f"{what} in {' and '.join(phases)}")
+    return "; ".join(said)

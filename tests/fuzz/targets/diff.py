@@ -1,4 +1,4 @@
-"""`instr diff` of a log with a valid one, both ways, and with itself."""
+"""`instr diff` of a log with a valid one, both ways, with itself, and in a trend."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from converters.analyses.diff import VIEWS, compute_diff
+from converters.analyses.diff.sides import KEYS
+from converters.analyses.diff.trend import compute_trend
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import Session, load_session
 from tests.fuzz.guard import check_message, check_reports
@@ -24,6 +26,12 @@ def attempt(path: Path) -> None:
                 found.slower_by(0.0)
             except InstrError as error:
                 check_message(error)
+    for view in (None, *KEYS):
+        try:
+            found = compute_trend([[_sound()], [session], [_sound()]], view)
+            check_reports(found.reports)
+        except InstrError as error:
+            check_message(error)
 
 
 @cache

@@ -1,0 +1,223 @@
+"""The trend of several sides, in order: where the steps changed, and how much in all.
+
+Every side is compared with the first and with the one before it. The intervals of a table hold
+simultaneously, by Bonferroni's correction (`converters.analyses.noise`): the error of 5 % is
+divided by the number of ratios in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count, islice, pairwise, product
+from string import ascii_uppercase
+
+from converters.analyses.diff.rows import (
+    EXCLUDED,
+    OF_ONE_LOG,
+    TOO_FEW,
+    Diff,
+    clauses,
+    columns,
+    machine_notes,
+    row,
+    word,
+)
+from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
+from converters.analyses.noise import Median, Ratio, compare, describe
+from converters.analyses.settings import ALIKE, facts
+from converters.report.page import Figure
+from converters.report.plain_charts import Group, bars
+from converters.report.report import Cell, Column, Figures, Report
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import Session
+
+STEPS = [
+    Column("Phase"),
+    Column("side"),
+    Column("median step", "ns"),
+    Column("/ first", "ratio"),
+    Column("first from", "ratio"),
+    Column("first to", "ratio"),
+    Column("than first"),
+    Column("/ previous", "ratio"),
+    Column("previous from", "ratio"),
+    Column("previous to", "ratio"),
+    Column("than previous"),
+]
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The medians of one thing, by side, and their ratios."""
+
+    medians: list[Median]
+    to_first: list[Ratio]
+    """of every side but the first"""
+    to_previous: list[Ratio]
+
+    @property
+    def whole(self) -> Ratio:
+        """The last side's ratio to the first."""
+        return self.to_first[-1]
+
+
+def compute_trend(
+    groups: Sequence[Sequence[Session]], by: str | None = None, phase: str | None = None
+) -> Diff:
+    """The changes along three or more groups of sessions: either one session in each, or two or
+    more, each of a process of its own. Its `steps` are the ratios of the last group to the first.
+
+    Raises UsageError for other groups, for a perturbed session, for another key than one of KEYS,
+    and if nothing can be compared.
+    """
+    if len(groups) < 3 or len({min(len(group), 2) for group in groups}) != 1 or not groups[0]:
+        raise UsageError(
+            "a trend has three or more groups: of one log each, or all of at least two, to show"
+            " how much processes differ"
+        )
+    found = prepare(groups, by, phase, "a trend has")
+    names = letters(len(groups))
+    # a side's ratio to the first is that to the previous one for the second side
+    n_ratios = len(found.phases) * (2 * len(groups) - 3)
+    trends = {
+        p: _trend([step_median(side, p) for side in found.sides], n_ratios) for p in found.phases
+    }
+    told = [p for p in found.phases if phase or trends[p].whole.low is not None]
+    parts = [_part_report(found, names, view, p) for p in told for view in found.views]
+    reports = [
+        _first_report(found, names, trends),
+        _step_report(found, names, trends),
+        *(part for part in parts if part.rows),
+    ]
+    chart = _chart(found, names, trends)
+    return Diff(reports, {p: trend.whole for p, trend in trends.items()}, [chart])
+
+
+def letters(n: int) -> list[str]:
+    """The names of n sides: A to Z, then AA, AB and so on."""
+    words = chain.from_iterable(product(ascii_uppercase, repeat=length) for length in count(1))
+    return ["".join(word) for word in islice(words, n)]
+
+
+def _trend(medians: list[Median], n_ratios: int) -> Trend:
+    return Trend(
+        medians,
+        [compare(medians[0], median, n_ratios) for median in medians[1:]],
+        [compare(a, b, n_ratios) for a, b in pairwise(medians)],
+    )
+
+
+# --- reports ---
+
+
+def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -> Report:
+    """The answer, and the logs with the settings that differ."""
+    of_side = [dict(facts(side[0].session, found.phases)) for side in found.sides]
+    differing = [what for what in of_side[0] if len({of[what] for of in of_side}) > 1]
+    rows: list[list[Cell]] = [
+        [name, _logs(side), *(of[what] for what in differing)]
+        for name, side, of in zip(names, found.sides, of_side, strict=True)
+    ]
+    several = any(len(side) > 1 for side in found.sides)
+    notes = machine_notes(
+        [
+            (times.session.path if several else name, times)
+            for name, side in zip(names, found.sides, strict=True)
+            for times in side
+        ]
+    )
+    if not differing:
+        notes.append(ALIKE)
+    notes += dict.fromkeys(note for times in found.every for note in times.notes)
+    headings = [Column("side"), Column("log"), *map(Column, differing)]
+    return Report(_answer(names, trends), headings, rows, notes)
+
+
+def _logs(side: Side) -> str:
+    others = len(side) - 1
+    return side[0].session.path + (f" and {others} more" if others else "")
+
+
+def _answer(names: Sequence[str], trends: dict[str, Trend]) -> str:
+    """Where it changed, and how much in all."""
+    changes = [
+        text
+        for phase, trend in trends.items()
+        for ratio, (before, name) in zip(trend.to_previous, pairwise(names), strict=True)
+        if (text := describe(ratio, phase, name, before))
+    ]
+    steady = [
+        phase
+        for phase, trend in trends.items()
+        if trend.whole.low is not None and not any(ratio.differs for ratio in trend.to_previous)
+    ]
+    if steady:
+        changes.append(
+            f"no change beyond the noise from one side to the next in {' and '.join(steady)}"
+        )
+    where = "; ".join(changes)
+    where = f"{where[0].upper()}{where[1:]}. " if where else ""
+    whole = clauses({phase: trend.whole for phase, trend in trends.items()}, names[-1])
+    return f"{where}From {names[0]} to {names[-1]}: {whole}."
+
+
+def _step_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -> Report:
+    """A row for each phase and side."""
+    rows: list[list[Cell]] = []
+    figures: Figures = {}
+    for phase, trend in trends.items():
+        ratios = zip([None, *trend.to_first], [None, *trend.to_previous], strict=True)
+        for name, median, (first, previous) in zip(names, trend.medians, ratios, strict=True):
+            rows.append([phase, name, median.value, *_cells(first), *_cells(previous)])
+            figures[f"{phase} blocks of {name}"] = (median.n_blocks, "count")
+    several = len(found.sides[0]) > 1
+    notes = ["The medians are geometric means of those of a side's logs."] * several
+    if any(trend.whole.low is None for trend in trends.values()):
+        notes.append(TOO_FEW)
+    notes.append(EXCLUDED)
+    n_ratios = len(trends) * (2 * len(names) - 3)
+    noise = "It is that of the difference between processes." if several else OF_ONE_LOG
+    notes.append(
+        '"from" and "to" are the 95 % interval, for the whole table at once: Bonferroni\'s'
+        f" correction for {n_ratios} ratios. {noise}"
+    )
+    return Report("Steps, median time", STEPS, rows, notes, figures=figures, labels=2)
+
+
+def _cells(ratio: Ratio | None) -> list[Cell]:
+    return [None] * 4 if ratio is None else [ratio.value, ratio.low, ratio.high, word(ratio)]
+
+
+def _part_report(found: Sides, names: Sequence[str], by: str, phase: str) -> Report:
+    """A row for each part that all sides have: the last side against the first, and the sides that
+    differ from the one before them."""
+    medians = [part_medians(side, by, phase) for side in found.sides]
+    keys = [key for key in medians[0] if all(key in of for of in medians)]
+    # the ratios of the rows: one to each previous side, and the last to the first
+    n_ratios = len(keys) * len(names)
+    trends = {key: _trend([of[key] for of in medians], n_ratios) for key in keys}
+    if by == "layer":
+        keys.sort(key=lambda key: int(key))
+    else:
+        keys.sort(key=lambda key: -max(median.value for median in trends[key].medians))
+    rows = []
+    for key in keys:
+        changes = [
+            f"{name} {word(ratio)}"
+            for name, ratio in zip(names[1:], trends[key].to_previous, strict=True)
+            if ratio.differs
+        ]
+        rows.append([*row(key, trends[key].whole), ", ".join(changes) or None])
+    headings = columns(by.capitalize(), "layer" if by == "layer" else "text", names[0], names[-1])
+    headings.append(Column("than previous"))
+    return Report(f"{phase.capitalize()} by {by}, median of a step", headings, rows)
+
+
+def _chart(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -> Figure:
+    logs = [f"{name}: {_logs(side)}" for name, side in zip(names, found.sides, strict=True)]
+    groups = [
+        Group(phase, [median.value for median in trend.medians], "ns")
+        for phase, trend in trends.items()
+    ]
+    return bars("Median step", logs, groups)

@@ -1,0 +1,276 @@
+"""The trend of several logs or groups: ratios and intervals by hand, and where it says that the
+speed changed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from scipy import stats
+
+from converters.analyses.diff.rows import Diff
+from converters.analyses.diff.trend import compute_trend, letters
+from llamacpp_instr import schema as s
+from llamacpp_instr.cli import main
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.session import load_session
+from tests.conftest import read_events
+from tests.kit.made_log import encode, make_log
+from tests.kit.split_log import split_log
+from tests.kit.steady_log import group, scaled, slowed, steady_log, write
+
+PROCESS = 0.02
+"""the deviation between processes that docs/accuracy.md names, for sides of one log"""
+
+
+def logs(directory: Path, factors: Sequence[float], noise: float = 0.0, seed: int = 0) -> Diff:
+    """The trend of one log for each factor on the time of its steps."""
+    paths = [
+        write(directory / f"v{i}.log", slowed(steady_log(seed + i, noise), factor))
+        for i, factor in enumerate(factors)
+    ]
+    return compute_trend([[load_session(path)] for path in paths], by="phase")
+
+
+def rows(found: Diff) -> list[dict]:
+    report = found.reports[1]
+    return [dict(zip([c.name for c in report.columns], row, strict=True)) for row in report.rows]
+
+
+def median_ns(path: Path) -> float:
+    """From the lines of the log."""
+    events = read_events(path)
+    begin = {e["step"]: e["t"] for e in events if e["event"] == "step_begin"}
+    return float(np.median([e["t"] - begin[e["step"]] for e in events if e["event"] == "step_end"]))
+
+
+def test_every_ratio_and_interval_of_single_logs_by_hand(tmp_path):
+    """Steps that are all equal have no noise of their own. The 6 runs of a log are 12 blocks in 2
+    strata, so a log has 10 degrees of freedom, and two with equal errors have 20 (or 19, if the
+    last bits of the errors differ)."""
+    factors = (1.0, 1.0, 1.3, 1.2)
+    reach = math.exp(stats.t.ppf(1 - 0.05 / 2 / 5, 20) * PROCESS * math.sqrt(2))
+    found = rows(logs(tmp_path, factors))
+    assert [row["side"] for row in found] == ["A", "B", "C", "D"]
+    for i, row in enumerate(found):
+        assert row["median step"] == median_ns(tmp_path / f"v{i}.log")
+        if i == 0:
+            assert set(list(row.values())[3:]) == {None}
+            continue
+        for name, ratio in (("first", factors[i]), ("previous", factors[i] / factors[i - 1])):
+            assert row[f"/ {name}"] == pytest.approx(ratio, rel=1e-6)
+            assert row[f"{name} from"] == pytest.approx(ratio / reach, rel=1e-3)
+            assert row[f"{name} to"] == pytest.approx(ratio * reach, rel=1e-3)
+    assert [row["than previous"] for row in found[1:]] == ["within noise", "slower", "within noise"]
+    assert [row["than first"] for row in found[1:]] == ["within noise", "slower", "slower"]
+
+
+def test_every_ratio_and_interval_of_groups_by_hand(tmp_path):
+    """Welch's interval of the logarithms, for 3 ratios at once."""
+    paths = [
+        group(tmp_path, f"v{i}-", range(10 * i, 10 * i + 4 + i), factor, 0.02)
+        for i, factor in enumerate((1.0, 1.3, 1.3))
+    ]
+    found = compute_trend([[load_session(path) for path in of] for of in paths], by="phase")
+    a, b, c = ([math.log(median_ns(path)) for path in of] for of in paths)
+    table = rows(found)
+    for row, name, before, after in (
+        (table[1], "first", a, b),
+        (table[1], "previous", a, b),
+        (table[2], "first", a, c),
+        (table[2], "previous", b, c),
+    ):
+        of = [np.var(side, ddof=1) / len(side) for side in (before, after)]
+        parts = [v**2 / (len(side) - 1) for v, side in zip(of, (before, after), strict=True)]
+        t = stats.t.ppf(1 - 0.05 / 2 / 3, int(sum(of) ** 2 / sum(parts)))
+        middle = np.mean(after) - np.mean(before)
+        bounds = [math.exp(middle + sign * t * math.sqrt(sum(of))) for sign in (0, -1, 1)]
+        told = [row[f"/ {name}"], row[f"{name} from"], row[f"{name} to"]]
+        assert told == pytest.approx(bounds, rel=1e-6), (row, name)
+    assert found.steps["decode"].value == table[2]["/ first"], "--fail-above judges the last"
+    assert [row["than previous"] for row in table[1:]] == ["slower", "within noise"]
+
+
+def test_the_first_line_says_where_it_changed_and_how_much_in_all(tmp_path):
+    title = logs(tmp_path, (1, 1, 1.3, 1.3, 0.65), noise=0.01).reports[0].title
+    where, _, whole = title.partition(". From A to E: ")
+    (slower, faster) = where.split("; ")
+    assert slower.startswith("C decodes 0.7")
+    assert " times as fast as B (0." in slower
+    assert faster.startswith(("E decodes 2 times", "E decodes 1.9", "E decodes 2.0"))
+    assert " times as fast as D (" in faster
+    assert whole.startswith("E decodes 1.5")
+
+
+def test_a_slow_drift_is_seen_from_the_first_to_the_last(tmp_path):
+    title = logs(tmp_path, [1.05**i for i in range(5)]).reports[0].title
+    assert title.startswith(
+        "No change beyond the noise from one side to the next in decode."
+        " From A to E: E decodes 0.823 times as fast ("
+    )
+
+
+def test_equal_logs_rarely_change(tmp_path):
+    """Whole runs are disturbed at once; 5 % of the tables may be wrong."""
+    wrong = 0
+    for seed in range(0, 24, 3):
+        found = rows(logs(tmp_path, (1, 1, 1), noise=0.03, seed=seed))
+        words = {row[name] for row in found for name in ("than first", "than previous")}
+        wrong += not words <= {None, "within noise"}
+    assert wrong <= 2, "more than 2 of 8 has a probability of 0.006 at 5 %"
+
+
+def test_a_part_that_changed_is_named_with_the_side(tmp_path):
+    log = steady_log(1, noise=0.01)
+    later = scaled(log, "FLASH_ATTN_EXT", 1.3)
+    paths = [write(tmp_path / f"{i}.log", of) for i, of in enumerate((log, log, later, later))]
+    found = compute_trend([[load_session(path)] for path in paths], by="op")
+    (report,) = found.reports[2:]
+    assert [column.name for column in report.columns[1:4]] == ["A", "D", "D / A"]
+    for op, a, d, ratio, *_, than_first, changes in report.rows:
+        changed = op == "FLASH_ATTN_EXT"
+        assert ratio == pytest.approx(1.3 if changed else 1, rel=1e-5)
+        assert d == pytest.approx(a * ratio)
+        assert (than_first, changes) == (
+            ("slower", "C slower") if changed else ("within noise", None)
+        )
+
+
+def test_the_settings_that_differ_stand_beside_the_logs(tmp_path):
+    paths = []
+    for i, threads in enumerate((1, 1, 7)):
+        events = steady_log(i)
+        for event in events:
+            if isinstance(event, s.Context):
+                event.n_threads = threads
+        paths.append(write(tmp_path / f"v{i}.log", events))
+    first = compute_trend([[load_session(path)] for path in paths]).reports[0]
+    assert [column.name for column in first.columns] == ["side", "log", "threads"]
+    assert [[row[0], Path(str(row[1])).name, row[2]] for row in first.rows] == [
+        ["A", "v0.log", "1"], ["B", "v1.log", "1"], ["C", "v2.log", "7"],
+    ]  # fmt: skip
+
+
+def test_names_of_many_sides():
+    named = letters(60)
+    assert (named[0], named[25:28], named[-1]) == ("A", ["Z", "AA", "AB"], "BH")
+    assert len(set(named)) == 60
+
+
+# --- the command ---
+
+
+def run(*words: object) -> Result:
+    done = CliRunner().invoke(main, ["diff", *map(str, words)])
+    assert not isinstance(done.exception, Exception), done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three versions, the second slower than the others: a log and a group of each."""
+    directory = tmp_path_factory.mktemp("versions")
+    for i, factor in enumerate((1, 1.3, 1.1)):
+        write(directory / f"v{i}.log", slowed(steady_log(i, 0.005), factor))
+        group(directory, f"v{i}-", range(3 * i, 3 * i + 3), factor, 0.005)
+    return directory
+
+
+@pytest.fixture
+def three(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(versions)
+
+
+def groups(*numbers: int) -> list[str]:
+    """Group 0 before, then the others."""
+    before, *later = ([f"v{i}-{n}.log" for n in range(3 * i, 3 * i + 3)] for i in numbers)
+    return ["--before", *before, *(word for after in later for word in ("--after", *after))]
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("several", [False, True])
+def test_three_versions_in_every_form(several: bool) -> None:
+    versions = groups(0, 1, 2) if several else ["v0.log", "v1.log", "v2.log"]
+    text = run(*versions).stdout
+    assert text.startswith("B decodes 0.7")
+    assert max(map(len, text.splitlines())) <= 80
+    told = json.loads(run(*versions, "--json").stdout)
+    assert " C decodes 0.9" in told[0]["title"]
+    factors = [row["/ first"] for row in told[1]["rows"]]
+    assert factors == [None, pytest.approx(1.3, rel=0.02), pytest.approx(1.1, rel=0.02)]
+    assert told[1]["units"]["median step"] == "ns"
+    (row, *_) = list(csv.DictReader(run(*versions, "--csv").stdout.splitlines()))[1:]
+    assert float(row["/ previous"]) == told[1]["rows"][1]["/ previous"]
+    page = run(*versions, "--html").stdout
+    assert page.count('class="bars"') == 1
+    assert "v0-0.log and 2 more" in page if several else "C: v2.log" in page
+
+
+@pytest.mark.usefixtures("three")
+def test_fail_above_judges_the_last_version_against_the_first() -> None:
+    for versions, status in (
+        (("v0.log", "v1.log", "v2.log"), 0),  # 1.1 with an interval that begins below 1.05
+        (("v0.log", "v2.log", "v1.log"), 1),
+        (groups(0, 1, 2), 1),
+        (groups(1, 2, 0), 0),
+    ):
+        assert run(*versions, "--fail-above", "5%").exit_code == status, versions
+
+
+def test_parts_of_a_session_are_one_log_unless_there_is_no_other(tmp_path: Path) -> None:
+    rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
+    paths = [tmp_path / f"server{part}.log" for part in ("", ".part2", ".part3")]
+    for path, events in zip(paths, split_log(rotated, 3, Random(3)), strict=True):
+        path.write_bytes(encode(events))
+    other = write(tmp_path / "other.log", make_log(Random(3).randint, 1, "detailed"))
+    pair = json.loads(run(*paths, other, "--json").stdout)
+    assert pair[0]["rows"][0]["B"] == str(other)
+    assert pair[1]["figures"]["decode steps of A"]["value"] == len(decodes(paths))
+    parts = json.loads(run(*paths, "--json").stdout)
+    assert [row["log"] for row in parts[0]["rows"]] == [str(path) for path in paths]
+
+
+def decodes(paths: Sequence[Path]) -> list[dict]:
+    events = [event for path in paths for event in read_events(path)]
+    return [e for e in events if e["event"] == "step_begin" and e["phase"] == "decode"]
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*groups(0, 1), "--after", "v2.log"], "all of at least two"),
+        ([*groups(0, 1, 2), "--by", "tensor"], "a trend has block, op, layer"),
+        (["--before", "v0.log", "v0.log", *groups(1, 2)[4:]], "v0.log and v0.log are the same"),
+        ([*groups(0, 1), "--before", "v2.log"], "--before once, then --after"),
+        (["v0.log", *groups(0, 1)], "two or more logs, or groups"),
+        (["v0.log"], "only one log"),
+        ([], "two or more logs, or groups"),
+        (["-", "v0.log", "-"], "only one of the logs can be standard input"),
+        (["v0.log", "v1.log", "none.log"], "none.log: no such file"),
+    ],
+)
+def test_wrong_input_is_one_line(words: list[str], told: str) -> None:
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert told in line
+
+
+def test_a_perturbed_log_is_refused(tmp_path: Path) -> None:
+    events = steady_log(1)
+    start = msgspec.structs.replace(events[0], perturbed=True)  # type: ignore[type-var]
+    sessions = [
+        load_session(write(tmp_path / f"{i}.log", of))
+        for i, of in enumerate((events, events, [start, *events[1:]]))
+    ]
+    with pytest.raises(UsageError, match=r"2.log: .*--stats"):
+        compute_trend([[session] for session in sessions])
