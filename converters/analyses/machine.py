@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,34 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
         )
         if len(shares)
         else None
+    )
+
+
+def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list[str]:
+    """A sentence for each side of a comparison that has sessions on a disturbed machine; a side is
+    its name, and what is known of each of its sessions."""
+    notes = []
+    for name, machines in sides:
+        disturbed = [machine for machine in machines if machine and machine.is_disturbed]
+        if disturbed:
+            of = f", {len(disturbed)} of {len(machines)} logs" if len(machines) > 1 else ""
+            said = _together(disturbed).sentence()
+            notes.append(f"{name}{of}: {said}. Its noise includes that; better record it again.")
+    return notes
+
+
+def _together(machines: Sequence[Machine]) -> Machine:
+    loads = [of.load for of in machines if of.load is not None]
+    running = [of.running for of in machines if of.running is not None]
+    return Machine(
+        cpus=max(of.cpus for of in machines),
+        switches=sum(of.switches for of in machines),
+        taken=sum(of.taken for of in machines),
+        cpu=sum(of.cpu for of in machines),
+        load=max(loads, default=None),
+        running=float(np.mean(running)) if running else None,
+        steal=sum(of.steal for of in machines),
+        disturbed=sum(of.disturbed for of in machines),
     )
 
 

@@ -37,7 +37,8 @@ class StepTimes:
         self.notes = [f"{session.path}: {note}" for note in [*notes, *[f"{ended}."] * bool(ended)]]
         self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
         self.run = _runs(session, self.steps)
-        machine = compute_machine(session, self.steps)
+        self.machine = machine = compute_machine(session, self.steps)
+        """what the machine did during these steps; None if the log does not tell"""
         self.taken = machine.share if machine and machine.is_disturbed else 0.0
         """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())

@@ -15,12 +15,13 @@ from converters.analyses.compare import compute_comparison
 from converters.analyses.compare.candidate import Candidate, short_names
 from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
 from converters.analyses.compare.rows import Pair, Row, faster_or_slower, more_or_fewer
+from converters.analyses.diff import compute_diff
 from converters.analyses.noise import Ratio
 from converters.analyses.step_times import StepTimes
 from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Report, render_text
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
@@ -162,6 +163,47 @@ def test_sessions_of_one_model_are_joined(logs: dict[str, Path]) -> None:
     alone, twice = PhaseUses([one], "decode"), PhaseUses([one, one], "decode")
     assert twice.time.shape[1] == 2 * alone.time.shape[1]
     assert len(set(twice.blocks.block.tolist())) >= len(set(alone.blocks.block.tolist()))
+
+
+def on_machine(log: Path, copy: Path, delay: int) -> Session:
+    """The session as if, of every microsecond, its threads had waited `delay` ns for a CPU."""
+    lines = []
+    for event in read_events(log):
+        if event["event"] != "machine":
+            lines.append(event)
+        if event["event"] == "step_end":
+            lines.append({"event": "machine", "t": event["t"], "dur": 1000, "cpu": 1000 - delay,
+                          "delay": delay, "nvcsw": 0, "nivcsw": 2})  # fmt: skip
+    copy.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return load_session(copy)
+
+
+def test_a_disturbed_machine_is_named_as_diff_names_it_and_is_noise(
+    logs: dict[str, Path], tmp_path: Path
+) -> None:
+    quiet = on_machine(logs["Q8_0"], tmp_path / "quiet.log", 0)
+    busy = on_machine(logs["Q8_0"], tmp_path / "busy.log", 300)
+    named = [note for note in compute_diff(quiet, busy).reports[0].notes if "descheduled" in note]
+    assert "lost 30 % of its CPU time to other work" in named[0]
+    plain = candidate("Q8_0")
+    intervals = []
+    for sessions, who in (
+        ([quiet], None),
+        ([busy], "Q8_0: "),
+        ([quiet, busy], "Q8_0, 1 of 2 logs: "),
+    ):
+        first, other = (replace(plain, sessions=of) for of in ([quiet], sessions))
+        notes = [
+            note for note in compute_comparison([first, other])[0].notes if "descheduled" in note
+        ]
+        assert notes == [note.replace("B: ", who) for note in named if who]
+        pair = Pair(first, other)
+        ratio, tensor = pair.step_ratio("decode"), pair.tensors()[5].times["decode"].ratio
+        intervals.append([math.log(of.high / of.value) for of in (ratio, tensor)])
+    # one of two sessions: half of the time
+    for one, none, half in zip(intervals[1], intervals[0], intervals[2], strict=True):
+        assert none < half < one
+        assert one > -math.log(1 - 0.3)
 
 
 @pytest.mark.parametrize(

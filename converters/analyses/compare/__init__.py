@@ -24,6 +24,7 @@ from converters.analyses.compare.rows import (
     more_or_fewer,
     sqnr_words,
 )
+from converters.analyses.machine import machine_notes
 from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts
 from converters.report.report import Cell, Column, Report
@@ -57,6 +58,7 @@ def compute_comparison(
         models.notes += answers
     if reference is not None:
         models.notes.append(f"SQNR is relative to {reference}.")
+    models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
     for session in (session for of in candidates for session in of.sessions):
         if ended := session.log_end.sentence():
             models.notes.append(f"{session.path}: {ended}.")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.noise import Ratio, compare, compute_medians, join_blocks
+from converters.analyses.noise import Ratio, compare, compute_medians, disturb, join_blocks
 from converters.analyses.step_times import StepTimes
 from llamacpp_instr.graph.kernels import weight_use
 
@@ -59,13 +59,12 @@ def compute_use_times(
         rows = [sums for i in present if (sums := of[i]) is not None]
         if not rows:
             return found
-        medians.append(
-            compute_medians(
-                np.array([row.time for row in rows]),
-                side.blocks,
-                [len(groups[i]) for i in present],
-            )
+        found_medians = compute_medians(
+            np.array([row.time for row in rows]),
+            side.blocks,
+            [len(groups[i]) for i in present],
         )
+        medians.append([disturb(median, side.taken) for median in found_medians])
     for at, i in enumerate(present):
         rates = [sums.rates() for of in measured if (sums := of[i]) is not None]
         ratio = compare(medians[0][at], medians[1][at], len(present))
@@ -99,6 +98,9 @@ class PhaseUses:
         self.row = {use: i for i, use in enumerate(found)}
         """in the order of execution"""
         self.blocks = join_blocks([times.runs(phase) for times in sessions])
+        n_steps = [len(times.runs(phase)) for times in sessions]
+        self.taken = float(np.average([times.taken for times in sessions], weights=n_steps))
+        """share of the time that a disturbed machine took, over all sessions"""
         columns = [self._of_session(times, phase) for times in sessions]
         self.time, self.bytes, self.flops = (
             np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
 from converters.analyses.compare.op_times import PhaseUses, Use, UseTimes, compute_use_times
-from converters.analyses.noise import Ratio, compare, compute_medians, join_blocks
+from converters.analyses.noise import Ratio, compare, compute_medians, disturb
 from converters.analyses.stored_weights import StoredTensor
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.steps import PHASES
@@ -100,10 +100,10 @@ class Pair:
     def step_ratio(self, phase: str) -> Ratio:
         """The ratio of whole steps, as their caller saw them."""
         medians = []
-        for sessions in (self.a.times, self.b.times):
+        for sessions, uses in zip((self.a.times, self.b.times), self.phases[phase], strict=True):
             whole = np.concatenate([of.whole_steps(phase) for of in sessions])
-            blocks = join_blocks([of.runs(phase) for of in sessions])
-            medians += compute_medians(whole[None], blocks, [1])
+            (median,) = compute_medians(whole[None], uses.blocks, [1])
+            medians.append(disturb(median, uses.taken))
         return compare(medians[0], medians[1], len(self.phases))
 
     def _uses(self, names: set[str]) -> list[Use]:

@@ -22,9 +22,9 @@ from converters.analyses.diff.rows import (
     Diff,
     answer,
     columns,
-    machine_notes,
     row,
 )
+from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Ratio, compare, compute_medians, disturb
 from converters.analyses.settings import compute_settings
 from converters.analyses.step_times import StepTimes
@@ -75,7 +75,10 @@ def compute_diff(a: Session, b: Session, by: By | None = None, phase: str | None
     ]
     first = compute_settings(a, b, phases)
     first.title = answer(steps, parts)
-    first.notes = machine_notes(list(zip("AB", sides, strict=True))) + first.notes
+    first.notes = [
+        *machine_notes([("A", [sides[0].machine]), ("B", [sides[1].machine])]),
+        *first.notes,
+    ]
     first.notes += dict.fromkeys(note for side in sides for note in side.notes)
     first.notes += dict.fromkeys(
         f"{session.path} recorded {n} models; their steps and kernels are counted together."

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from converters.analyses.diff.rows import Diff, answer, columns, machine_notes, row
+from converters.analyses.diff.rows import Diff, answer, columns, row
 from converters.analyses.diff.sides import Side, part_medians, prepare, step_median
+from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Ratio, compare
 from converters.analyses.settings import compute_settings
 from converters.report.report import Cell, Figures, Report
@@ -38,7 +39,7 @@ def compute_group_diff(
     parts = [_part(a, b, view, p) for p in found.phases for view in found.views]
     first = compute_settings(before[0], after[0], found.phases)
     first.title = answer(whole, parts)
-    notes = machine_notes([(t.session.path, t) for t in found.every])
+    notes = machine_notes([(t.session.path, [t.machine]) for t in found.every])
     first.notes = [*notes, *first.notes, *dict.fromkeys(n for t in found.every for n in t.notes)]
     steps = _whole(whole, (len(a), len(b)))
     return Diff([first, steps, *(part for part in parts if part.rows)], whole)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from converters.analyses.machine import compute_machine
 from converters.analyses.noise import MIN_BLOCKS, Ratio, describe
-from converters.analyses.step_times import StepTimes
 from converters.report.page import Figure
 from converters.report.report import Cell, Column, Report
 
@@ -65,16 +63,6 @@ def word(ratio: Ratio) -> str:
     if not ratio.differs:
         return "within noise"
     return "slower" if ratio.low > 1 else "faster"
-
-
-def machine_notes(sides: Sequence[tuple[str, StepTimes]]) -> list[str]:
-    """A sentence for each named side that was recorded on a disturbed machine."""
-    found = ((name, compute_machine(times.session, times.steps)) for name, times in sides)
-    return [
-        f"{name}: {machine.sentence()}. Its noise includes that; better record it again."
-        for name, machine in found
-        if machine is not None and machine.is_disturbed
-    ]
 
 
 def answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:

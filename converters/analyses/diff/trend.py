@@ -19,11 +19,11 @@ from converters.analyses.diff.rows import (
     Diff,
     clauses,
     columns,
-    machine_notes,
     row,
     word,
 )
 from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
+from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Median, Ratio, compare, describe
 from converters.analyses.settings import ALIKE, facts
 from converters.report.page import Figure
@@ -122,7 +122,7 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
     several = any(len(side) > 1 for side in found.sides)
     notes = machine_notes(
         [
-            (times.session.path if several else name, times)
+            (times.session.path if several else name, [times.machine])
             for name, side in zip(names, found.sides, strict=True)
             for times in side
         ]
