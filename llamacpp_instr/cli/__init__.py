@@ -60,7 +60,7 @@ GROUPS: dict[str, _Commands] = {
         "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     },
     "Explain": {
-        "diff": ("llamacpp_instr.cli.diff:diff", "Compare the times of two logs."),
+        "diff": ("llamacpp_instr.cli.diff:diff", "Compare the times of two or more logs."),
         "compare": (
             "llamacpp_instr.cli.compare:compare",
             "Compare models, or their logs: size, error, speed.",
