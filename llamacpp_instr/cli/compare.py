@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import (
+    GroupedCommand,
+    group_option,
+    lenient_option,
+    load_run,
+    load_sessions,
+)
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 if TYPE_CHECKING:
@@ -22,16 +28,25 @@ if TYPE_CHECKING:
     from llamacpp_instr.run.session import RunOptions
 
 
+class _Compare(GroupedCommand):
+    """Models may follow the logs of --log."""
+
+    def ends(self, value: str) -> bool:
+        return _is_model(value)
+
+
 @click.command(
     "compare",
+    cls=_Compare,
     epilog="\b\nExamples:\n"
     "  instr compare --types Q8_0,Q4_K_M model-F16.gguf\n"
     "  instr compare a.gguf b.gguf --log a.log --log b.log --reference f16.gguf\n"
+    "  instr compare v1.gguf v2.gguf --log v1-*.log --log v2-*.log\n"
     "  instr compare a.log b.log -o comparison.html",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="MODEL|LOG...")
-@click.option(
-    "--log", "logs", multiple=True, metavar="LOG", help="A session of each MODEL, in order."
+@group_option(
+    "--log", "LOG...", "The logs of a MODEL, one or more: once for each MODEL, in their order."
 )
 @lenient_option
 @click.option("--reference", metavar="MODEL", help="Base of the errors.  [default: the first]")
@@ -50,7 +65,7 @@ if TYPE_CHECKING:
 def compare(
     ctx: click.Context,
     inputs: tuple[str, ...],
-    logs: tuple[str, ...],
+    log: list[tuple[str, ...]],
     lenient: bool,
     reference: str | None,
     types: str | None,
@@ -68,7 +83,8 @@ def compare(
     every op.
 
     MODEL is a GGUF file, or demo. A LOG means the model that it recorded; the parts of a rotated
-    log are one LOG. Each model is compared with the first.
+    log are one LOG. Several logs of a MODEL are several runs of it, whose steps count together; the
+    noise is estimated from all of them. Each model is compared with the first.
     """
     from converters.analyses.compare import compute_comparison
     from converters.analyses.compare.pictures import draw_comparison
@@ -79,13 +95,13 @@ def compare(
 
     if types is None:
         _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
-    output.check(*inputs, *logs, reference)
+    output.check(*inputs, *(name for group in log for name in group), reference)
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
         if types is None:
-            candidates = list(_given(inputs, logs, lenient))
+            candidates = list(_given(inputs, log, lenient))
         else:
-            if len(inputs) != 1 or logs:
+            if len(inputs) != 1 or log:
                 raise UsageError("--types takes one MODEL and no LOG: it quantizes and records")
             source = load_model_file(inputs[0])
             against = against or source
@@ -123,7 +139,9 @@ def _check_no_effect(ctx: click.Context, *names: str) -> None:
             raise UsageError(f"{option} has no effect without --types; leave it out")
 
 
-def _given(inputs: Sequence[str], logs: Sequence[str], lenient: bool) -> Iterator[Candidate]:
+def _given(
+    inputs: Sequence[str], logs: Sequence[Sequence[str]], lenient: bool
+) -> Iterator[Candidate]:
     from converters.analyses.compare.candidate import (
         Candidate,
         check_recorded,
@@ -133,45 +151,44 @@ def _given(inputs: Sequence[str], logs: Sequence[str], lenient: bool) -> Iterato
     )
     from converters.analyses.stored_weights import stored_in_file, stored_in_log
     from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.log.runs import Run, find_runs
-    from llamacpp_instr.log.session import load_session
+    from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
 
     recorded = [of for of in inputs if not _is_model(of)]
     parts = {run.paths[0]: run for run in find_runs(recorded, repeated=True)}
     inputs = [of for of in inputs if of in parts or _is_model(of)]
     files = [load_model_file(of) if _is_model(of) else None for of in inputs]
-    runs = [parts.get(of) for of in inputs]
     if logs:
         if not all(files):
             raise UsageError("--log is for models; a LOG argument needs none")
         if len(logs) != len(inputs):
             raise UsageError(
-                f"{len(inputs)} models are given, but {len(logs)} --log; each model needs one"
+                f"{len(inputs)} models are given, but {len(logs)} --log; each model needs one, with"
+                " all its logs"
             )
-        runs = [Run((log,)) for log in logs]
-    sessions = []
-    for run in runs:
-        with progress_bar(f"Reading {run.name if run else ''}") as on_progress:
-            sessions.append(load_session(run, on_progress, lenient) if run else None)
+        if sum(name == "-" for group in logs for name in group) > 1:
+            raise UsageError("only one of the logs can be standard input")
+        recorded_by = [load_sessions(group, lenient) for group in logs]
+    else:
+        recorded_by = [[load_run(parts[of], lenient)] if of in parts else [] for of in inputs]
     names = short_names(
         [
-            Path(recorded_model(session).path) if session and not file else Path(name)
-            for name, file, session in zip(inputs, files, sessions, strict=True)
+            Path(recorded_model(sessions[0]).path) if sessions and not file else Path(name)
+            for name, file, sessions in zip(inputs, files, recorded_by, strict=True)
         ],
-        [Path(run.paths[0] if run else name) for name, run in zip(inputs, runs, strict=True)],
+        [Path(group[0]) for group in logs] or [Path(name) for name in inputs],
     )
-    for name, file, session in zip(names, files, sessions, strict=True):
-        if session is None:
+    for name, file, sessions in zip(names, files, recorded_by, strict=True):
+        if not sessions:
             assert file is not None
             yield Candidate(name, stored_in_file(file), file, memory=_planned(file))
             continue
         if file is not None:
-            check_recorded(session, stored_in_file(file))
-        file = file or _recorded_file(session)
-        stored = stored_in_log(session, recorded_model(session), file)
-        yield Candidate(name, stored, file, [session], recorded_memory(session))
+            for session in sessions:
+                check_recorded(session, stored_in_file(file))
+        file = file or _recorded_file(sessions[0])
+        stored = stored_in_log(sessions[0], recorded_model(sessions[0]), file)
+        yield Candidate(name, stored, file, sessions, recorded_memory(sessions[-1]))
 
 
 def _tried(

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,11 +22,14 @@ from converters.analyses.step_times import StepTimes
 from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Report, render_text
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.made_log import encode
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.split_log import split_log
 
 pytestmark = pytest.mark.native
 
@@ -285,6 +289,42 @@ def test_two_models_and_their_logs(instr: Instr, logs: dict[str, Path], tmp_path
     assert row["decode FLOP/s B"] == pytest.approx(2 * 256 * 768 / row["decode B"] * 1e9, rel=0.5)
 
 
+def test_several_logs_of_a_model(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+    """Runs count together: with a log and its copy of another process, the medians are the same.
+    The parts of a log are one log. The models may come last."""
+    models = [quantized_demo("Q8_0"), quantized_demo("Q4_K_M")]
+    q8, q4 = logs.values()
+    (tmp_path / "again.log").write_text(another_process(q8))
+    alone = instr("compare", *models, "--log", q8, "--log", q4, "--json")
+    several = instr("compare", "--log", q8, "again.log", "--log", q4, *models, "--json")
+    assert (alone.returncode, several.returncode) == (0, 0), several.stderr
+    one, two = (json.loads(done.stdout) for done in (alone, several))
+    for row, same in zip(one[-1]["rows"], two[-1]["rows"], strict=True):
+        assert row["tensor"] == same["tensor"]
+        assert row["decode A"] == same["decode A"]
+    assert one[0]["rows"] == two[0]["rows"]
+    assert "recorded differently" not in several.stdout
+
+    parts = [tmp_path / "q4.log", tmp_path / "q4.part2.log"]
+    split = split_log([event for _, event in typed_events(q4)], 2, Random(1))
+    for path, events in zip(parts, split, strict=True):
+        path.write_bytes(encode(events))
+    done = instr("compare", *models, "--log", q8, "--log", *reversed(parts), "--json")
+    assert done.returncode == 0, done.stderr
+    assert [of["rows"] for of in json.loads(done.stdout)] == [of["rows"] for of in one]
+
+    threads = another_process(q8).replace('"n_threads":1,', '"n_threads":2,')
+    (tmp_path / "again.log").write_text(threads)
+    done = instr("compare", *models, "--log", q8, "again.log", "--log", q4, "--json")
+    assert "Q8_0: its logs were recorded differently: threads." in done.stdout
+
+
+def another_process(log: Path) -> str:
+    first, _, others = log.read_text().partition("\n")
+    start = json.loads(first) | {"id": "another"}
+    return f"{json.dumps(start)}\n{others}"
+
+
 def test_two_logs_alone(instr: Instr, logs: dict[str, Path]) -> None:
     done = instr("compare", *logs.values())
     assert done.returncode == 0, done.stderr
@@ -324,6 +364,8 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", q8), "only one model")
     assert_refused(instr("compare", q8, q4, "--log", logs["Q8_0"]), "2 models are given, but 1")
     swapped = [arg for log in reversed(logs.values()) for arg in ("--log", log)]
+    twice = ["--log", logs["Q8_0"], logs["Q8_0"], "--log", logs["Q4_K_M"]]
+    assert_refused(instr("compare", q8, q4, *twice), "same part of one session; leave one out")
     assert_refused(instr("compare", q8, q4, *swapped), "recorded another model", "q4_k".upper())
     assert_refused(instr("compare", q8, models / "llama.gguf"), "not versions of the same model")
     assert_refused(instr("compare", "--types", "Q4_K_M,Q9", "demo"), "Q9")

@@ -59,6 +59,7 @@ def compute_comparison(
     if reference is not None:
         models.notes.append(f"SQNR is relative to {reference}.")
     models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
+    models.notes += _recorded_unlike(candidates)
     for session in (session for of in candidates for session in of.sessions):
         if ended := session.log_end.sentence():
             models.notes.append(f"{session.path}: {ended}.")
@@ -135,6 +136,14 @@ def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
             columns = [Column("setting"), Column(pair.a.name), Column(pair.b.name)]
             note = "These differences may explain differences in the times below."
             yield Report("Recorded differently", columns, rows, [note])
+
+
+def _recorded_unlike(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """A sentence for each model whose own logs differ in their settings."""
+    for of in candidates:
+        facts = (differing_facts(of.sessions[0], other, []) for other in of.sessions[1:])
+        if found := dict.fromkeys(fact for rows in facts for fact, _, _ in rows):
+            yield f"{of.name}: its logs were recorded differently: {', '.join(found)}."
 
 
 def _by_layer(candidates: Sequence[Candidate]) -> Report:
