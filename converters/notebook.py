@@ -21,6 +21,7 @@ from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
 from llamacpp_instr.log.steps import PHASES, counted_steps
 from llamacpp_instr.output import check_not_input, open_output
+from llamacpp_instr.probe.file import Probe, known_probe
 from llamacpp_instr.progress import progress_bar
 from llamacpp_instr.terminal import printable
 
@@ -83,7 +84,7 @@ class LoadedLog:
     @cached_property
     def findings(self) -> list[Finding]:
         """What made the session slow, the costliest first: the findings of the summary."""
-        return find_causes(self._session, self._counted)
+        return find_causes(self._session, self._counted, self._probe)
 
     def page(self, path: str | Path, force: bool = False) -> None:
         """Write the page of `instr page` to a file. Raises UsageError if it exists and `force` is
@@ -91,7 +92,7 @@ class LoadedLog:
         check_not_input(path, *self._paths)
         if not force and Path(path).exists():
             raise UsageError(f"{path} exists; pass force=True to overwrite it")
-        text = render_page(*compute_page(self._session))
+        text = render_page(*compute_page(self._session, self._probe))
         with open_output(path, force) as file:
             file.write(text.encode())
 
@@ -146,7 +147,11 @@ class LoadedLog:
 
     @cached_property
     def _summary(self) -> list[Report]:
-        return compute_summary(self._session)
+        return compute_summary(self._session, self._probe)
+
+    @cached_property
+    def _probe(self) -> Probe | None:
+        return known_probe()
 
     @cached_property
     def _counted(self) -> Table:

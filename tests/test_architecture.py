@@ -34,7 +34,7 @@ BELOW: dict[str, set[str]] = {
         "weights",
     },
     "converters.notebook": {
-        "converters.analyses", "converters.exports", "converters.report", "log",
+        "converters.analyses", "converters.exports", "converters.report", "log", "probe",
     },
 }  # fmt: skip
 

@@ -30,12 +30,13 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     from converters.analyses.page import compute_page
     from converters.report.page import render_page
     from llamacpp_instr.cli.report_output import ReportOutput, default_name
+    from llamacpp_instr.probe.file import known_probe
     from llamacpp_instr.terminal import print_line
 
     output = output or default_name(logs[0], "html", "page")
     to = ReportOutput("html", output, force)
     to.check(*logs)
     session = load_one_session(logs, lenient, "a page")
-    to.write_text(render_page(*compute_page(session)))
+    to.write_text(render_page(*compute_page(session, known_probe())))
     if output != "-":
         print_line(output)

@@ -25,10 +25,10 @@ def summary(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
     """
     from converters.analyses.summary import compute_summary
     from converters.report.side_by_side import side_by_side
-    from llamacpp_instr.probe.file import default_path, read_probe
+    from llamacpp_instr.probe.file import known_probe
 
     output.check(*logs)
-    probe = read_probe() if default_path().is_file() else None
+    probe = known_probe()
     told = []
     for session in load_sessions(logs, lenient):
         sections = compute_summary(session, probe)

@@ -121,6 +121,11 @@ def read_probe(path: str | Path | None = None) -> Probe:
         raise UsageError(f"{found}: not a file of `instr probe`: {error}") from None
 
 
+def known_probe() -> Probe | None:
+    """The probe in the user's cache; None if there is none. Raises UsageError if it is damaged."""
+    return read_probe() if default_path().is_file() else None
+
+
 def probe_json(probe: Probe) -> bytes:
     """The file of a probe, indented."""
     return msgspec.json.format(msgspec.json.encode(probe)) + b"\n"

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from msgspec.structs import replace
 
+import llamacpp_instr
 from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.tables import load_tables
+from converters.report.report import shown
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.probe.file import Bandwidth, probe_json
+from llamacpp_instr.schema import SessionStart
+from tests.kit.made_probe import probe_of
+from tests.kit.page_tables import PageTables, cells, check_page
 from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.trace_processor import ask, needs_node
 
@@ -30,16 +39,28 @@ class Told:
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.log = directory / "session.log"
-        self._environment = environment
+        self.environment = environment | {"LLAMACPP_INSTR_CACHE": str(directory / "cache")}
+
+    def measure_machine(self) -> None:
+        """As if `instr probe` had found memory so slow that every decode is bound by it."""
+        _, start = next(iter(read_events(self.log)))
+        assert isinstance(start, SessionStart)
+        slow = [Bandwidth(1, 1 << 30, 1e6)]
+        probe = replace(probe_of(start.host.cpu), bandwidth=slow)
+        (self.log.parent / "cache").mkdir(mode=0o700)
+        (self.log.parent / "cache" / "probe.json").write_bytes(probe_json(probe))
 
     def instr(self, *arguments: object) -> str:
         return subprocess.run(
             [sys.executable, "-m", "llamacpp_instr", *map(str, arguments)],
-            cwd=self.log.parent, env=self._environment, check=True, capture_output=True, text=True,
+            cwd=self.log.parent, env=self.environment, check=True, capture_output=True, text=True,
         ).stdout  # fmt: skip
 
+    def reports(self, *arguments: object) -> dict[str, Row]:
+        return {of["title"]: of for of in json.loads(self.instr(*arguments, "--json"))}
+
     def tables(self, *arguments: object) -> dict[str, list[Row]]:
-        return {of["title"]: of["rows"] for of in json.loads(self.instr(*arguments, "--json"))}
+        return {title: of["rows"] for title, of in self.reports(*arguments).items()}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +68,23 @@ def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) 
     told = Told(tmp_path_factory.mktemp("told"), environment)
     words = ["run", "demo", "-p", "Once upon a time", "-n", TOKENS, "--repeat", RUNS]
     told.instr(*words, "--level", "detailed", "--log", told.log)
+    told.measure_machine()
     return told
 
 
 @pytest.fixture(scope="module")
-def summary(told: Told) -> dict[str, list[Row]]:
-    return told.tables("summary", told.log)
+def summarized(told: Told) -> dict[str, Row]:
+    return told.reports("summary", told.log)
+
+
+@pytest.fixture(scope="module")
+def summary(summarized: dict[str, Row]) -> dict[str, list[Row]]:
+    return {title: report["rows"] for title, report in summarized.items()}
+
+
+@pytest.fixture(scope="module")
+def requests(told: Told) -> dict[str, Row]:
+    return told.reports("requests", told.log)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +227,101 @@ def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
     }
     types = next(rows for rows in inspected.values() if rows and "tensors" in rows[0])
     assert sum(row["bytes"] for row in types) == held["weights"]
+
+
+def test_requests(
+    told: Told, summarized: dict[str, Row], requests: dict[str, Row], counted: set[int]
+) -> None:
+    """A run of the log is a request. Its latencies follow from the steps and the tokens."""
+    tables = load_tables(told.log)
+    steps = tables.steps[tables.steps.step.isin(counted)]
+    tokens = tables.tokens[tables.tokens.step.isin(counted)]
+    there = (tokens.begin + tokens.dur).to_numpy().reshape(RUNS - 1, TOKENS)
+    begin = steps.begin[steps.phase == "prefill"].to_numpy()
+    first, between = there[:, 0] - begin, np.diff(there, axis=1)
+    latency, every = requests.values()
+    latencies = {row["Time"]: row for row in latency["rows"]}
+    for name, of in (("to the first token", first), ("between tokens", between)):
+        row = latencies[name]
+        assert (row["count"], row["longest"]) == (of.size, of.max())
+        assert row["p50"] == np.median(of)
+        assert row["p90"] == pytest.approx(np.quantile(of, 0.9))
+    rows = sorted(every["rows"], key=lambda row: row["Request"])
+    assert [row["first token"] for row in rows] == first.tolist()
+    assert [row["between"] for row in rows] == np.median(between, axis=1).tolist()
+    assert [row["total"] for row in rows] == (there[:, -1] - begin).tolist()
+
+    clock, speed = summarized["Time by the clock"]["figures"], summarized["Speed"]
+    for name in ("to the first token", "between tokens"):
+        assert clock[f"{name}, median"]["value"] == latencies[name]["p50"]
+    figures = {name: of["value"] for name, of in latency["figures"].items()}
+    assert figures["tokens/s by the clock"] == clock["tokens/s"]["value"]
+    assert figures["output tokens"] == clock["tokens"]["value"] == there.size
+    assert figures["output tokens"] == speed["figures"]["tokens sampled"]["value"]
+    assert figures["prompt tokens computed"] == speed["rows"][0]["tokens"]
+    spent = sum(row["its prompt"] + row["its tokens"] for row in rows)
+    assert spent == sum(row["time"] for row in speed["rows"])
+
+
+def test_the_page(told: Told, summarized: dict[str, Row], requests: dict[str, Row]) -> None:
+    page = PageTables(told.instr("page", told.log, "-o", "-"))
+    check_page(page, [*summarized.values(), *requests.values()])
+    assert "memory-bound" in summarized["Findings"]["figures"], "known by the probe alone"
+    (weights,) = told.tables("stats", told.log, "--by", "tensor").values()
+    of_weights = [row for row in weights if row["tensor"].endswith(".weight")]
+    most = page.tables["The most expensive weights"]
+    assert cells(most) == cells(row.values() for row in of_weights[: len(most)])
+
+    clock = summarized["Time by the clock"]["figures"]
+    prefill, decode = (row["tokens/s median"] for row in summarized["Speed"]["rows"])
+    assert page.tiles == {
+        "tokens/s by the clock": shown(clock["tokens/s"]["value"], "per_second"),
+        "to the first token": shown(clock["to the first token, median"]["value"], "ns"),
+        "between tokens": shown(clock["between tokens, median"]["value"], "ns"),
+        "tokens/s, decode, median step": shown(decode, "per_second"),
+        "tokens/s, prefill, median step": shown(prefill, "per_second"),
+        "resident, most": shown(summarized["Memory"]["figures"]["resident"]["value"], "bytes"),
+    }
+    # the times below the tokens of a request add up to it, as far as three digits tell
+    (_, every) = requests.values()
+    rows = sorted(every["rows"], key=lambda row: row["Request"])
+    for row, (first, *others) in zip(rows, filter(None, page.passages), strict=True):
+        assert first == pytest.approx(row["first token"] / 1e6, rel=0.01, abs=0.005)
+        assert sum(others) == pytest.approx(
+            (row["total"] - row["first token"]) / 1e6, rel=0.01, abs=0.005 * len(others)
+        )
+
+
+def test_the_notebook(
+    told: Told,
+    summarized: dict[str, Row],
+    requests: dict[str, Row],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", told.environment["LLAMACPP_INSTR_CACHE"])
+    log = llamacpp_instr.load(told.log)
+    check_page(PageTables(log._repr_html_()), summarized.values())
+    tables = load_tables(told.log)
+    for name in ("steps", "ops", "layers", "tokens", "requests"):
+        pd.testing.assert_frame_equal(getattr(log.tables, name), getattr(tables, name))
+    (_, every) = requests.values()
+    totals = {row["Request"]: row["total"] for row in every["rows"]}
+    mine = (log.requests.end - log.requests.begin).tolist()
+    assert dict(zip(log.requests.request, mine, strict=True)) == totals
+    causes = [(row["Costs"], row["share"]) for row in summarized["Findings"]["rows"]]
+    assert [(of.of, of.share) for of in log.findings] == causes
+
+    axes = Figure().subplots()
+    medians = {row["Phase"]: row["tokens/s median"] for row in summarized["Speed"]["rows"]}
+    lines = log.plot_speed(axes).get_lines()
+    assert {of.get_label(): float(np.median(of.get_ydata())) for of in lines} == medians
+    drawn = log.plot_blocks(Figure().subplots()).containers
+    for bars in drawn:
+        spent = [row[bars.get_label()] or 0 for row in summarized["Where the time went"]["rows"]]
+        assert [bar.get_width() * 1e6 for bar in bars] == pytest.approx(spent)
+    page = told.log.with_name("notebook.html")
+    log.page(page)
+    assert page.read_text() == told.instr("page", told.log, "-o", "-")
 
 
 @needs_node

@@ -16,13 +16,10 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 import llamacpp_instr
-from converters.analyses.page import compute_page
-from converters.report.page import render_page
 from converters.report.report import shown
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli import main
 from llamacpp_instr.errors import InstrError
-from llamacpp_instr.log.session import load_session
 from tests.exports.test_late_tables import check_requests
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
@@ -91,7 +88,8 @@ def test_the_page_is_that_of_the_command(tmp_path):
     path = tmp_path / "session.html"
     log = llamacpp_instr.load(RECORDED)
     log.page(path)
-    assert path.read_text() == render_page(*compute_page(load_session(RECORDED)))
+    done = CliRunner().invoke(main, ["page", str(RECORDED), "-o", "-"])
+    assert path.read_text() == done.stdout
     with pytest.raises(InstrError, match=r"session\.html exists; pass force=True"):
         log.page(path)
     log.page(path, force=True)

@@ -26,6 +26,7 @@ from converters.report.text_figures import Tile, tiles
 from converters.report.tree import Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.probe.file import Probe
 
 MOST_ROWS = 18
 """ops of the heat map, and weights of the table"""
@@ -43,10 +44,10 @@ _BY_THE_CLOCK: tuple[tuple[str, Unit, str], ...] = (
 )
 
 
-def compute_page(session: Session) -> tuple[str, list[Section]]:
+def compute_page(session: Session, probe: Probe | None = None) -> tuple[str, list[Section]]:
     """Title and sections of the page. What somebody asks first, as the summary has it in its order,
-    is at the top."""
-    summary = {report.title: report for report in compute_summary(session)}
+    is at the top. `probe` is that of `compute_summary`."""
+    summary = {report.title: report for report in compute_summary(session, probe)}
     later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
     sections: list[Section | None] = [
         *_first_figures(summary, later["Memory"]),
