@@ -3,7 +3,8 @@
 Records the demo model with the same settings and compares independent sides: one log with one, or
 with `--logs 5` groups of five, recorded in turns. Prints, for each table, the share of rows and of
 tables with a difference, and of --fail-above 0% and 5%. `--busy` lets as many processes as there
-are CPUs compute meanwhile; without it, run this on an idle machine.
+are CPUs compute meanwhile; without it, run this on an idle machine. Standard error has a line for
+each pair. A pair that could not be recorded or compared is left out, and is counted.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from converters.analyses.diff import DEFAULT_VIEWS, compute_diff
 from converters.analyses.diff.groups import compute_group_diff
+from converters.analyses.diff.rows import Diff
+from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import Session, load_session
 
 
@@ -32,20 +36,20 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true")
     chosen = parser.parse_args()
     rows, seen, tables, wrong, failed = Counter[str](), *(Counter[str]() for _ in range(4))
+    done = 0
     with tempfile.TemporaryDirectory() as name, neighbours(chosen.busy):
-        for _ in range(chosen.pairs):
-            sides: tuple[list[Session], list[Session]] = ([], [])
-            for i in range(chosen.logs):
-                for side in sides if i % 2 else reversed(sides):
-                    log = Path(name) / "session.log"
-                    record(log, chosen.repeat, chosen.threads)
-                    side.append(load_session(log))
-            if chosen.logs > 1:
-                found = compute_group_diff(*sides)
-            else:
-                found = compute_diff(sides[0][0], sides[1][0])
+        for i in range(chosen.pairs):
+            begin = time.monotonic()
+            try:
+                found = one_pair(Path(name) / "session.log", chosen)
+            except (InstrError, subprocess.CalledProcessError) as error:
+                said = getattr(error, "stderr", None) or error
+                tell(f"pair {i + 1} of {chosen.pairs}: left out: {said}")
+                continue
+            done += 1
             for threshold in (0.0, 0.05):
                 failed[f"{threshold:.0%}"] += bool(found.slower_by(threshold))
+            differ = []
             for report in found.reports[1:]:
                 words = [row[-1] for row in report.rows]
                 differing = sum(word in ("slower", "faster") for word in words)
@@ -53,15 +57,32 @@ def main() -> None:
                 seen[report.title] += differing
                 tables[report.title] += 1
                 wrong[report.title] += differing > 0
+                differ += [report.title] * (differing > 0)
+            took = f"{time.monotonic() - begin:.0f} s"
+            tell(f"pair {i + 1} of {chosen.pairs}, {took}: {'; '.join(differ) or 'no difference'}")
     print(
-        f"{chosen.pairs} pairs of {chosen.logs}, {'busy' if chosen.busy else 'idle'},"
+        f"{done} pairs of {chosen.logs}, {'busy' if chosen.busy else 'idle'},"
         f" --repeat {chosen.repeat} --threads {chosen.threads},"
         f" tables by {' and '.join(DEFAULT_VIEWS)}"
     )
     for title, n in tables.items():
         print(f"{title}: {seen[title]} of {rows[title]} rows, {wrong[title]} of {n} tables")
     for threshold, n in failed.items():
-        print(f"--fail-above {threshold}: {n} of {chosen.pairs}")
+        print(f"--fail-above {threshold}: {n} of {done}")
+
+
+def one_pair(log: Path, chosen: argparse.Namespace) -> Diff:
+    """The differences of two sides that were recorded in turns."""
+    sides: tuple[list[Session], list[Session]] = ([], [])
+    for i in range(chosen.logs):
+        for side in sides if i % 2 else reversed(sides):
+            record(log, chosen.repeat, chosen.threads)
+            side.append(load_session(log))
+    return compute_group_diff(*sides) if chosen.logs > 1 else compute_diff(sides[0][0], sides[1][0])
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -81,7 +102,7 @@ def record(log: Path, repeat: int, threads: int) -> None:
     command = [sys.executable, "-m", "llamacpp_instr", "run", "demo", "--force", "--log", str(log)]
     command += ["--prompt", "Once upon a time", "-n", "64"]
     command += ["--repeat", str(repeat), "--threads", str(threads)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":
