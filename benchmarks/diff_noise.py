@@ -43,7 +43,7 @@ def main() -> None:
             try:
                 found = one_pair(Path(name) / "session.log", chosen)
             except (InstrError, subprocess.CalledProcessError) as error:
-                said = getattr(error, "stderr", None) or error
+                said = (getattr(error, "stderr", None) or str(error)).strip()
                 tell(f"pair {i + 1} of {chosen.pairs}: left out: {said}")
                 continue
             done += 1

@@ -153,6 +153,7 @@ def test_the_settings_that_differ_stand_beside_the_logs(tmp_path):
                 event.n_threads = threads
         paths.append(write(tmp_path / f"v{i}.log", events))
     first = compute_trend([[load_session(path)] for path in paths]).reports[0]
+    assert first.notes == ["Each log: the log was not closed."]
     assert [column.name for column in first.columns] == ["side", "log", "threads"]
     assert [[row[0], Path(str(row[1])).name, row[2]] for row in first.rows] == [
         ["A", "v0.log", "1"], ["B", "v1.log", "1"], ["C", "v2.log", "7"],

@@ -40,7 +40,7 @@ def compute_group_diff(
     first = compute_settings(before[0], after[0], found.phases)
     first.title = answer(whole, parts)
     notes = machine_notes([(t.session.path, [t.machine]) for t in found.every])
-    first.notes = [*notes, *first.notes, *dict.fromkeys(n for t in found.every for n in t.notes)]
+    first.notes = [*notes, *first.notes, *found.notes]
     steps = _whole(whole, (len(a), len(b)))
     return Diff([first, steps, *(part for part in parts if part.rows)], whole)
 

@@ -42,6 +42,21 @@ class Sides:
     def every(self) -> Side:
         return [times for side in self.sides for times in side]
 
+    @property
+    def notes(self) -> list[str]:
+        """What the sessions' steps leave out, and how their logs ended; once if it is the same for
+        every log."""
+        logs_of: dict[str, list[str]] = {}
+        for times in self.every:
+            for note in times.notes:
+                path = times.session.path
+                logs_of.setdefault(note.removeprefix(f"{path}: "), []).append(path)
+        return [
+            f"{log}: {note}"
+            for note, logs in logs_of.items()
+            for log in (["Each log"] if len(logs) == len(self.every) else dict.fromkeys(logs))
+        ]
+
 
 def prepare(
     groups: Sequence[Sequence[Session]], by: str | None, phase: str | None, who: str

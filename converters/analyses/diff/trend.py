@@ -129,7 +129,7 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
     )
     if not differing:
         notes.append(ALIKE)
-    notes += dict.fromkeys(note for times in found.every for note in times.notes)
+    notes += found.notes
     headings = [Column("side"), Column("log"), *map(Column, differing)]
     return Report(_answer(names, trends), headings, rows, notes)
 
