@@ -56,6 +56,16 @@ def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[
     return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
 
 
+def unlike_notes(sides: Sequence[tuple[str, Sequence[Session]]]) -> list[str]:
+    """A sentence for each side of a comparison, by its name, whose own logs differ in settings."""
+    notes = []
+    for name, sessions in sides:
+        rows = (differing_facts(sessions[0], other, []) for other in sessions[1:])
+        if found := dict.fromkeys(fact for of in rows for fact, _, _ in of):
+            notes.append(f"{name}: its logs were recorded differently: {', '.join(found)}.")
+    return notes
+
+
 def facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
     """[fact, value] of everything that affects a measurement, and the ranges of `phases`."""
     start = session.start

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
+from converters.analyses.diff.groups import compute_group_diff
 from converters.analyses.diff.rows import Diff
 from converters.analyses.diff.trend import compute_trend, letters
 from llamacpp_instr import schema as s
@@ -158,6 +159,21 @@ def test_the_settings_that_differ_stand_beside_the_logs(tmp_path):
     assert [[row[0], Path(str(row[1])).name, row[2]] for row in first.rows] == [
         ["A", "v0.log", "1"], ["B", "v1.log", "1"], ["C", "v2.log", "7"],
     ]  # fmt: skip
+
+
+def test_logs_of_a_group_that_were_recorded_differently_are_named(tmp_path):
+    sides = []
+    for side in range(3):
+        events = [steady_log(2 * side), steady_log(2 * side + 1)]
+        for event in events[1]:
+            if isinstance(event, s.Context):
+                event.n_threads += side == 1
+        paths = [write(tmp_path / f"{side}-{i}.log", of) for i, of in enumerate(events)]
+        sides.append([load_session(path) for path in paths])
+    told = "B: its logs were recorded differently: threads."
+    for found in (compute_trend(sides), compute_group_diff(sides[0], sides[1])):
+        assert told in found.reports[0].notes
+        assert not any("Recorded alike" in note for note in found.reports[0].notes)
 
 
 def test_names_of_many_sides():

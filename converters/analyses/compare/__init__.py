@@ -26,7 +26,7 @@ from converters.analyses.compare.rows import (
 )
 from converters.analyses.machine import machine_notes
 from converters.analyses.noise import describe
-from converters.analyses.settings import MODEL_FACTS, differing_facts
+from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.memory.breakdown import Kind
 
@@ -59,7 +59,7 @@ def compute_comparison(
     if reference is not None:
         models.notes.append(f"SQNR is relative to {reference}.")
     models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
-    models.notes += _recorded_unlike(candidates)
+    models.notes += unlike_notes([(of.name, of.sessions) for of in candidates])
     for session in (session for of in candidates for session in of.sessions):
         if ended := session.log_end.sentence():
             models.notes.append(f"{session.path}: {ended}.")
@@ -136,14 +136,6 @@ def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
             columns = [Column("setting"), Column(pair.a.name), Column(pair.b.name)]
             note = "These differences may explain differences in the times below."
             yield Report("Recorded differently", columns, rows, [note])
-
-
-def _recorded_unlike(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """A sentence for each model whose own logs differ in their settings."""
-    for of in candidates:
-        facts = (differing_facts(of.sessions[0], other, []) for other in of.sessions[1:])
-        if found := dict.fromkeys(fact for rows in facts for fact, _, _ in rows):
-            yield f"{of.name}: its logs were recorded differently: {', '.join(found)}."
 
 
 def _by_layer(candidates: Sequence[Candidate]) -> Report:

@@ -12,7 +12,7 @@ from converters.analyses.diff.rows import Diff, answer, columns, row
 from converters.analyses.diff.sides import Side, part_medians, prepare, step_median
 from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Ratio, compare
-from converters.analyses.settings import compute_settings
+from converters.analyses.settings import ALIKE, compute_settings, unlike_notes
 from converters.report.report import Cell, Figures, Report
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
@@ -40,7 +40,9 @@ def compute_group_diff(
     first = compute_settings(before[0], after[0], found.phases)
     first.title = answer(whole, parts)
     notes = machine_notes([(t.session.path, [t.machine]) for t in found.every])
-    first.notes = [*notes, *first.notes, *found.notes]
+    unlike = unlike_notes([("A", before), ("B", after)])
+    alike = [note for note in first.notes if not (unlike and note == ALIKE)]
+    first.notes = [*notes, *unlike, *alike, *found.notes]
     steps = _whole(whole, (len(a), len(b)))
     return Diff([first, steps, *(part for part in parts if part.rows)], whole)
 

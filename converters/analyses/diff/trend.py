@@ -25,7 +25,7 @@ from converters.analyses.diff.rows import (
 from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
 from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Median, Ratio, compare, describe
-from converters.analyses.settings import ALIKE, facts
+from converters.analyses.settings import ALIKE, facts, unlike_notes
 from converters.report.page import Figure
 from converters.report.plain_charts import Group, bars
 from converters.report.report import Cell, Column, Figures, Report
@@ -127,8 +127,15 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
             for times in side
         ]
     )
-    if not differing:
+    unlike = unlike_notes(
+        [
+            (name, [times.session for times in side])
+            for name, side in zip(names, found.sides, strict=True)
+        ]
+    )
+    if not differing and not unlike:
         notes.append(ALIKE)
+    notes += unlike
     notes += found.notes
     headings = [Column("side"), Column("log"), *map(Column, differing)]
     return Report(_answer(names, trends), headings, rows, notes)
