@@ -211,6 +211,14 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
     medians = {row["Block"]: row["A"] for row in found["Decode by block, median of a step"]}
     assert medians == {row["block"]: row["p50"] for row in blocks}
 
+    trend = told.tables("diff", told.log, told.log, told.log)
+    for row in trend["Steps, median time"]:
+        assert row["median step"] == seen[row["Phase"]]
+        assert (row["/ first"], row["/ previous"]) in ((None, None), (1, 1))
+    of_blocks = trend["Decode by block, median of a step"]
+    assert {row["Block"]: row["A"] for row in of_blocks} == medians
+    assert {row["Block"]: row["C"] for row in of_blocks} == medians
+
 
 def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
     tables = load_tables(told.log)
