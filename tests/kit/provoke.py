@@ -2,7 +2,8 @@
 
     python -m tests.kit.provoke WHAT MODEL LOG
 
-WHAT is a key of KINDS, the name of the finding that it provokes.
+WHAT is a key of KINDS, the name of the finding that it provokes. Some write a model beside the log,
+because the demo model has not what they need.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import llama_cpp.llama_cpp as api
 
 import llamacpp_instr
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.probe.file import probe_json
+from llamacpp_instr.quantize.plan import QuantizeOptions
+from tests.kit.quantize_kit import quantize_model
+from tests.kit.short_probe import short_probe
+from tests.kit.sparse_models import write_sparse_llama
+from tests.kit.tiny_models import write_llama
 
 
 class Session:
@@ -126,6 +137,73 @@ def slow_application(model: str, log: str) -> None:
         session.generate(pause=0.002)
 
 
+def waiting_threads(_: str, log: str) -> None:
+    """Hundreds of kernels of less than a microsecond, so that barriers cost more than they do."""
+    model = write_llama(_beside(log), tokenizer="none", layers=20)
+    _keep_the_cpu()
+    session = Session(str(model), threads=2)
+    session.generate(n_prompt=2, n=2)
+    session.forget()
+    with llamacpp_instr.record(log, level="verbose", force=True):
+        session.generate(n_prompt=2, n=20)
+
+
+def held_twice(model: str, log: str) -> None:
+    """Weights of a type that ggml repacks. Prints how many bytes of the file are mapped then."""
+    options = QuantizeOptions(pure=True)
+    path = _beside(log)
+    quantize_model(load_model_file(Path(model)), "Q4_0", path, options)
+    with llamacpp_instr.record(log, force=True):
+        session = Session(str(path))
+        session.generate(n=5)
+        print(_mapped_bytes(path))
+
+
+def no_interleaved_kernel(model: str, log: str) -> None:
+    """One small weight of each layer has a type that ggml repacks."""
+    options = QuantizeOptions(pure=True, tensor_types=[("attn_output", BY_NAME["Q4_0"])])
+    path = _beside(log)
+    quantize_model(load_model_file(Path(model)), "Q5_0", path, options)
+    with llamacpp_instr.record(log, force=True):
+        session = Session(str(path))
+        session.generate(n=20)
+
+
+def memory_bound(_: str, log: str) -> None:
+    """Weights of 99 MB, all of which each token reads. Writes what the memory gave right after."""
+    model = write_sparse_llama(_beside(log), layers=1, width=1024, feed_forward=4096)
+    _keep_the_cpu()
+    session = Session(str(model))
+    session.generate(n_prompt=2, n=2)
+    session.forget()
+    with llamacpp_instr.record(log, force=True):
+        session.generate(n_prompt=2, n=8)
+    Path(log).with_suffix(".probe").write_bytes(probe_json(short_probe(64, 256)))
+
+
+def _beside(log: str) -> Path:
+    return Path(log).with_suffix(".gguf")
+
+
+def _keep_the_cpu() -> None:
+    """Let no other test interrupt this process, where the system allows that."""
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def _mapped_bytes(path: Path) -> int:
+    """How much of a file is in the memory of this process, as Linux counts it."""
+    total = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, *rest = line.split()
+        if not key.endswith(":"):
+            inside = rest[-1] == str(path)
+        elif inside and key == "Rss:":
+            total += int(rest[0]) * 1024
+    return total
+
+
 KINDS: dict[str, Callable[[str, str], None]] = {
     "nothing": nothing,
     "too-many-threads": too_many_threads,
@@ -134,6 +212,10 @@ KINDS: dict[str, Callable[[str, str], None]] = {
     "cold-start": cold_start,
     "costly-sampling": costly_sampling,
     "slow-application": slow_application,
+    "waiting-threads": waiting_threads,
+    "held-twice": held_twice,
+    "no-interleaved-kernel": no_interleaved_kernel,
+    "memory-bound": memory_bound,
 }
 
 

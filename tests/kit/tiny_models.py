@@ -24,13 +24,14 @@ def write_llama(
     nan_in: str = "",
     part: int = 0,
     dtypes: Mapping[str, type] | None = None,
+    layers: int = LAYERS,
 ) -> Path:
     """A decoder. The values of the tensor `nan_in` are NaN. `dtypes` has numpy's types of tensors
     that are not stored as float32. With `part` the model is split into files of so many tensors,
     `NAME-00001-of-….gguf`."""
-    writer = _writer(path, "llama", tokenizer, part=part)
+    writer = _writer(path, "llama", tokenizer, part=part, layers=layers)
     writer.add_layer_norm_rms_eps(1e-5)
-    return _finish(writer, path, _llama_tensors(VOCABULARY), nan_in, dtypes)
+    return _finish(writer, path, _llama_tensors(VOCABULARY, layers), nan_in, dtypes)
 
 
 def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
@@ -45,12 +46,12 @@ def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
     return _finish(writer, path, _llama_tensors(len(tokens)))
 
 
-def _llama_tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
+def _llama_tensors(vocabulary: int, layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
     tensors: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocabulary, WIDTH),
         "output_norm.weight": (WIDTH,),
     }
-    for i in range(LAYERS):
+    for i in range(layers):
         tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
         tensors |= {
             f"blk.{i}.attn_norm.weight": (WIDTH,),
@@ -161,12 +162,13 @@ def _writer(
     tokenizer: str = "test",
     tokens: Sequence[str] = TOKENS,
     part: int = 0,
+    layers: int = LAYERS,
 ) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part)
     writer.add_context_length(POSITIONS)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_head_count(HEADS)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model(tokenizer)

@@ -142,7 +142,8 @@ def rebuilt_graphs(facts: Facts) -> Finding | None:
 
 
 def weights_held_twice(facts: Facts) -> Finding | None:
-    """Weights were repacked from a mapped file, whose pages stay in memory too (HELD_TWICE)."""
+    """Weights were repacked from a mapped file, whose pages stay in memory too (HELD_TWICE).
+    llama.cpp unmaps only what lies before and after the weights that it uses in place."""
     tensors = facts.session.tensors
     total = sum(tensor.bytes for tensor in tensors)
     repacked = sum(t.bytes for t in tensors if t.buffer.startswith(_REPACKED))
@@ -151,7 +152,8 @@ def weights_held_twice(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "held-twice",
-        f"{shown(repacked, 'bytes')} of weights were repacked and are also mapped from the file.",
+        f"Up to {shown(repacked, 'bytes')} of weights are in memory twice: repacked, and mapped"
+        " from the file.",
         repacked / total,
         "the weights' bytes",
         "If memory is short: load without mmap, or without repacking.",
