@@ -193,11 +193,12 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: in
         case "machine":
             values = {"load": e.get("load")}
             if "delay" in e:
-                # of the stolen time of all CPUs, the part of those that the process used
-                used = (e["cpu"] + e["delay"]) / (max(e["dur"], 1) * max(cores, 1))
-                # and of the delay at most the time of other processes, beyond one tick
+                # of the delay at most the time of other processes, beyond one tick
                 others = e["busy"] - e["cpu"] - 10_000_000 if "busy" in e else e["delay"]
-                taken = min(e["delay"], max(others, 0)) + e.get("steal", 0) * min(used, 1)
+                taken = min(e["delay"], max(others, 0))
+                # and of the stolen time of all CPUs, the part of those that the process used
+                used = (e["cpu"] + taken) / (max(e["dur"], 1) * max(cores, 1))
+                taken += e.get("steal", 0) * min(used, 1)
                 values["waiting for a CPU"] = 100 * (taken / max(taken + e["cpu"], 1))
             for name, value in values.items():
                 if value is not None:
