@@ -146,10 +146,16 @@ class _Context:
 
 class RequestFinder:
     """Finds requests in steps, tokens and marks, given in the order in which they end, and calls
-    `found` with each request that has ended."""
+    `found` with each request that has ended, and `served` with the number of each step and the
+    requests that it served, as soon as they are known."""
 
-    def __init__(self, found: Callable[[Request], object]) -> None:
+    def __init__(
+        self,
+        found: Callable[[Request], object],
+        served: Callable[[int, list[Request]], object] = lambda _, __: None,
+    ) -> None:
         self._found = found
+        self._served = served
         self._contexts: dict[int, _Context] = {}
         self._spans: deque[_Span] = deque(maxlen=SPANS)
 
@@ -215,18 +221,21 @@ class RequestFinder:
             self._serve(ctx, context, step)
 
     def _serve(self, ctx: int, context: _Context, step: _Step) -> None:
+        served: list[Request] = []
         for part in step.parts:
             stream = context.streams.setdefault(part.seq, _Stream())
             request = stream.current
             if request is None or _is_over(request, step.begin) or _is_new_prompt(request, part):
                 request = self._begin(ctx, stream, part, step.begin)
             request.steps.append(step.number)
+            served.append(request)
             if not request.token_times:
                 request.prompt += part.tokens
                 request.prompt_end = part.pos + part.tokens
             request.end = max(request.end, step.end)
             if not context.samples and part.outputs:
                 request.token_times.append(step.end)
+        self._served(step.number, served)
 
     def _begin(self, ctx: int, stream: _Stream, part: Part, t: int) -> Request:
         if stream.current is not None:

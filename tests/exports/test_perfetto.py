@@ -200,7 +200,7 @@ def test_any_log_reads_back_to_the_same_numbers(events, tmp_path_factory) -> Non
     assert cells == sorted(expected.kv)
     samples = [(r[0], r[1], *r[3:]) for r in back.rows("sampler", "text", "id", "p")]
     assert sorted(samples, key=key) == expected.tokens
-    n_flows = expected.n_edges + expected.n_taken
+    n_flows = expected.n_edges + expected.n_taken + expected.n_served
     assert len(back.flows_out) == n_flows, "each with a beginning"
     assert back.flows_out == back.flows_in, "and an end"
     assert set(back.flows_out.values()) <= {1}

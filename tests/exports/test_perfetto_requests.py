@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from llamacpp_instr.log.requests import UNDECIDED, find_requests
 from llamacpp_instr.log.session import load_session
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.perfetto_queries import args, slices
+from tests.kit.perfetto_queries import arg, args, slices
+from tests.kit.perfetto_truth import truth
 from tests.kit.trace_processor import ask, needs_node
 
 pytestmark = needs_node
@@ -33,18 +35,28 @@ def _compared(log: Path, tmp_path: Path) -> tuple[list[Any], list[Any]]:
     trace = tmp_path / "session.pftrace"
     with trace.open("wb") as file:
         write_perfetto(read_events(log), file, Options())
-    drawn, nested = ask(
+    drawn, nested, flows = ask(
         trace,
         slices(f"s.ts, s.dur, s.name, {args(*ARGS)}", "category = 'request'"),
         slices("s.name", "category = 'request' and s.depth <> 0"),
+        f"select s.ts, {args('context', 'sequence')}, s.category, {arg('step', 'b')}, b.category"
+        " from flow f join slice s on s.id = f.slice_out join slice b on b.id = f.slice_in",
     )
     assert nested == [], "requests that overlap have lanes"
     steps, requests = find_requests(load_session(log))
     of = steps["step"].tolist()
+    # without an arrival it begins before its first step, so that its flows lead forward
+    begin = {id(r): min(r.first, r.begin - 1) for r in requests}
+    served = [
+        [begin[id(r)], r.ctx, r.seq, "request", of[i], "step"] for r in requests for i in r.steps
+    ]
+    assert sorted(flows) == sorted(served), "a flow from each request to each of its steps"
+    assert len(flows) == truth([json.loads(line) for line in log.open()]).n_served
     wanted = [
         [
-            r.first, r.total, r.name or "request", r.ctx, r.seq, r.name or None, r.prompt, r.reused,
-            len(r.token_times), r.to_first_token, r.queued, of[r.steps[0]], of[r.steps[-1]],
+            begin[id(r)], r.end - begin[id(r)], r.name or "request", r.ctx, r.seq, r.name or None,
+            r.prompt, r.reused, len(r.token_times), r.to_first_token, r.queued, of[r.steps[0]],
+            of[r.steps[-1]],
         ]
         for r in requests
     ]  # fmt: skip

@@ -112,7 +112,7 @@ def test_slices_nest_exactly(recorded, what) -> None:
 
 def test_flows_lead_from_ops_to_their_readers(recorded) -> None:
     expected, answers = recorded.expected, recorded.answers
-    assert answers["n_flows"] == [(expected.n_edges + expected.n_taken,)]
+    assert answers["n_flows"] == [(expected.n_edges + expected.n_taken + expected.n_served,)]
     assert answers["token_flows"] == [(expected.n_taken,)]
 
 

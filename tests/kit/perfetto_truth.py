@@ -59,6 +59,8 @@ class Truth:
     """reads of another kernel's result, all computes together"""
     n_taken: int = 0
     """tokens that a decode took"""
+    n_served: int = 0
+    """sequences of steps that count: each belongs to one request"""
 
 
 def truth(events: list[dict[str, Any]]) -> Truth:
@@ -71,6 +73,8 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     ended: dict[int, int] = {}
     marked: dict[int, Any] = {}
     sampled: Counter[int] = Counter()
+    results = result_times(events)
+    warm_ups: set[int] = set()
     for e in events:
         kind = e["event"]
         add_facts(found, e, marked, events[0]["host"]["cores"])
@@ -80,20 +84,25 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             plans[e["plan"]] = e
         elif kind == "step_begin":
             begun[e["step"]] = e
+            if any(mark["name"] == "warm-up" for mark in marked.values()):
+                warm_ups.add(e["step"])
             if e["phase"] == "decode" and e.get("pos", -1) != 0:
                 found.n_taken += min(sampled[e["ctx"]], e["n_tokens"])
             sampled[e["ctx"]] = 0
         elif kind == "step_end":
             b = begun[e["step"]]
             name = "encode" if b["kind"] == "encode" else b["phase"]
-            dur = e["t"] - b["t"]
+            end = results[e["step"]]
+            dur = end - b["t"]
+            if e["status"] == 0 and e["step"] not in warm_ups:
+                found.n_served += len(b.get("seq") or [0] * (b["n_seqs"] == 1))
             found.steps.append((b["t"], dur, name, b["step"], b["n_tokens"], e["status"]))
             found.faults.append((b["t"], e.get("minflt", 0)))
             found.major_faults.append((b["t"], e.get("majflt", 0)))
-            found.faults.append((e["t"], 0))
-            found.major_faults.append((e["t"], 0))
+            found.faults.append((end, 0))
+            found.major_faults.append((end, 0))
             found.phases += step_phases(b, e, [c for c in computed.values() if in_step(c, b)])
-            ended[b["step"]] = e["t"]
+            ended[b["step"]] = end
             if dur:
                 found.rates.append((b["t"], b["n_tokens"] / (dur / 1e9)))
         elif kind == "token":
@@ -156,6 +165,22 @@ def truth(events: list[dict[str, Any]]) -> Truth:
         rows = getattr(found, column.name)
         if isinstance(rows, list):
             rows.sort(key=lambda row: tuple(map(str, row)))
+    return found
+
+
+def result_times(events: list[dict[str, Any]]) -> dict[int, int]:
+    """When the result of each step was there: at its end, or after the longest wait for a device
+    before the next step of its context."""
+    found: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    for e in events:
+        if e["event"] == "step_begin":
+            latest[e["ctx"]] = e["step"]
+        elif e["event"] == "step_end":
+            found[e["step"]] = max(found.get(e["step"], 0), e["t"])
+        elif e["event"] == "sync" and e["dur"] >= 20_000 and e["ctx"] in latest:
+            step = latest[e["ctx"]]
+            found[step] = max(found.get(step, 0), e["t"] + e["dur"])
     return found
 
 

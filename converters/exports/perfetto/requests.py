@@ -1,4 +1,4 @@
-"""The slices of requests, each written when its request has ended.
+"""The slices of requests, with a flow to each of their steps; written when a request has ended.
 
 Requests of one sequence overlap while one waits for the end of another. So each sequence has lanes.
 """
@@ -17,16 +17,33 @@ from llamacpp_instr.schema import CONTEXTS_KEPT, MOST
 class RequestSlices:
     """Draws requests on a track below their context's."""
 
-    def __init__(self, packets: Packets, tracks: Tracks, write: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        packets: Packets,
+        tracks: Tracks,
+        write: Callable[[bytes], object],
+        new_flows: Callable[[int], int],
+    ) -> None:
         self._packets = packets
         self._tracks = tracks
         self._write = write
+        self._new_flows = new_flows
+        self._flows: dict[int, list[int]] = {}
+        """to the steps of each request that has not ended, by `id`"""
         self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """by context and sequence, a heap: when the last request of a lane ended, and the lane"""
         self._n_lanes = 0
 
+    def flow(self, request: Request) -> int:
+        """The number of a new flow from the request, for a step that served it."""
+        flow = self._new_flows(1)
+        self._flows.setdefault(id(request), []).append(flow)
+        return flow
+
     def draw(self, request: Request) -> None:
-        """Draws a request from its arrival, or its first step, to its end."""
+        """Draws a request from its arrival to its end. If the arrival is unknown, it begins 1 ns
+        before its first step: of what begins together, trace_processor takes that first which comes
+        first in the file, and a flow has to leave before it arrives."""
         args: dict[str, Value | None] = {
             "context": request.ctx,
             "sequence": request.seq,
@@ -41,21 +58,24 @@ class RequestSlices:
         }
         shown = {name: value for name, value in args.items() if value is not None}
         home = self._tracks.context(request.ctx)
-        track = self._tracks.child(home, "requests", lane=self._lane(request))
+        begin = max(min(request.first, request.begin - 1), 0)
+        end = max(begin, request.end)
+        lane = self._lane(request.ctx, request.seq, begin, end)
+        track = self._tracks.child(home, "requests", lane=lane)
         # the name is an application's, and may be another one for each request
         name = request.name or "request"
         event = self._packets.event(BEGIN, track, name, "request", shown, seldom=True)
-        end = max(request.first, request.end)
-        self._write(event_packet(request.first, event) + event_packet(end, closing(track)))
+        event.flow_ids.extend(self._flows.pop(id(request), ()))
+        self._write(event_packet(begin, event) + event_packet(end, closing(track)))
 
-    def _lane(self, request: Request) -> int:
-        lanes = self._lanes.setdefault((request.ctx, request.seq), [])
+    def _lane(self, ctx: int, seq: int, begin: int, end: int) -> int:
+        lanes = self._lanes.setdefault((ctx, seq), [])
         if len(self._lanes) > CONTEXTS_KEPT:
             del self._lanes[next(iter(self._lanes))]
-        if lanes and lanes[0][0] <= request.first:
+        if lanes and lanes[0][0] <= begin:
             _, lane = heappop(lanes)
         else:
             self._n_lanes += 1
             lane = self._n_lanes - 1
-        heappush(lanes, (max(request.first, request.end), lane))
+        heappush(lanes, (end, lane))
         return lane

@@ -58,7 +58,7 @@ class OpenStep:
     begin: StepBegin
     warm_up: bool = False
     flows: list[int] = field(default_factory=list)
-    """of the tokens that it takes"""
+    """of the tokens that it takes and of the requests that it serves"""
     computes: list[bytes] = field(default_factory=list)
     """packets of computes that wait, because `prepare` comes before them and is known at the end"""
     first: int | None = None

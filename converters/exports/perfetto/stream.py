@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from converters.exports.perfetto.ended import EndedSteps
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
 from converters.exports.perfetto.requests import RequestSlices
@@ -17,7 +18,6 @@ from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.requests import RequestFinder, parts_of
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.steps import WARM_UP
 from llamacpp_instr.schema import (
@@ -175,7 +175,8 @@ class _Writer:
             note += " Converted from an earlier fork's log: it measured times differently."
         self._tracks = Tracks(self._emit, note, self._name, self.n_tracks)
         self._draw = StepSlices(self._packets, self._tracks, self._emit)
-        self._requests = RequestFinder(RequestSlices(self._packets, self._tracks, self._emit).draw)
+        slices = RequestSlices(self._packets, self._tracks, self._emit, self._new_flows)
+        self._ended = EndedSteps(self._draw_step, slices)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
 
@@ -183,15 +184,16 @@ class _Writer:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
         latest = max(self._refs.latest, self._computed)
+        self._ended.settle_all()
         for known in self._refs.open_steps.values():
             if step := known.kept:
                 end = max(latest, step.last, step.begin.t)
                 self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
+        self._ended.requests.finish()
         for ctx, tokens in self._tokens.items():
             for token in tokens:
                 self._draw.token(token, self._tracks.context(ctx), None)
         self._draw.end_marks(latest)
-        self._requests.finish()
         for model in self._unloaded.values() if self._whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
         self._kernels.flush()
@@ -238,10 +240,11 @@ class _Writer:
         if self._whole:
             self._draw.mark(mark)
         if self._whole and mark.phase == "end":
+            self._ended.settle_all()
             begin = self._refs.mark
             seq = mark.seq if mark.seq >= 0 else begin.seq
             if seq >= 0:
-                self._requests.span(seq, begin.t, mark.t, begin.name)
+                self._ended.requests.span(seq, begin.t, mark.t, begin.name)
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -259,6 +262,7 @@ class _Writer:
 
     def _step_begin(self, step: StepBegin) -> None:
         home = self._tracks.context(step.ctx)
+        self._ended.settle(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
         warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
@@ -282,13 +286,11 @@ class _Writer:
             return
         step: OpenStep = known.kept
         self._flush_layers(step.begin.ctx)
-        home = self._tracks.context(step.begin.ctx)
-        self._draw.step(step, end, max(end.t, step.begin.t), home)
-        if self._whole and end.status == 0 and not step.warm_up:
-            begin = step.begin
-            counts = begin.n_seqs, begin.pos, begin.n_tokens, begin.n_outputs
-            parts = parts_of(begin.sequences, *counts)
-            self._requests.step(begin.step, begin.ctx, begin.t, end.t, parts)
+        serves = self._whole and end.status == 0 and not step.warm_up
+        self._ended.add(step, end, serves)
+
+    def _draw_step(self, step: OpenStep, end: StepEnd, t: int) -> None:
+        self._draw.step(step, end, t, self._tracks.context(step.begin.ctx))
 
     def _compute(self, compute: Compute) -> None:
         home, step = self._tracks.context(compute.ctx), self._refs.step
@@ -332,6 +334,7 @@ class _Writer:
 
     def _sync(self, sync: Sync) -> None:
         home = self._tracks.context(sync.ctx)
+        self._ended.waited(sync)
         if self._whole:
             self._draw.sync(sync, home)
 
@@ -344,8 +347,9 @@ class _Writer:
         home = self._tracks.context(token.ctx)
         if not self._selection.has_step(token.step):
             return
+        self._ended.settle(token.ctx)
         if self._whole:
-            self._requests.token(token.ctx, token.seq, token.step, token.t + token.dur)
+            self._ended.requests.token(token.ctx, token.seq, token.step, token.t + token.dur)
         if self._options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)
