@@ -123,6 +123,11 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     return Kernels(label, block, layer, n_flops, n_bytes, attention)
 
 
+def untimed_backends(graph: Graph) -> list[str]:
+    """The backends of a graph whose kernels no log times, in order: all but the CPU's."""
+    return list(dict.fromkeys(s.backend for s in graph.splits if s.backend != "CPU"))
+
+
 def node_backends(graph: Graph) -> list[str | None]:
     """The backend of every node, by the graph's splits; None for a node in none."""
     backends: list[str | None] = [None] * graph.n_nodes

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.columns import Table
+from llamacpp_instr.schema import CONTEXTS_KEPT, Sync
 
 Int64 = NDArray[np.int64]
 
@@ -29,3 +33,39 @@ def with_result_times(steps: Table, syncs: Table) -> Table:
         known = at >= 0
         np.maximum.at(end, mine[at[known]], (of_ctx["t"] + of_ctx["dur"])[known])
     return Table(steps.columns | {"end": end, "returned": steps["end"]})
+
+
+Step = TypeVar("Step")
+
+
+class LatestSteps(Generic[Step]):
+    """For readers that stream: keeps the step of each context that ended last, because a wait for
+    its result may follow. `settled` gets each step with the time when its result was there."""
+
+    def __init__(self, settled: Callable[[Step, int], object]) -> None:
+        self._settled = settled
+        self._latest: dict[int, tuple[Step, int]] = {}
+
+    def add(self, ctx: int, step: Step, t: int) -> None:
+        """A step has ended."""
+        self.settle(ctx)
+        self._latest[ctx] = step, t
+        if len(self._latest) > CONTEXTS_KEPT:
+            self.settle(next(iter(self._latest)))
+
+    def wait(self, sync: Sync) -> None:
+        """A wait has ended."""
+        if sync.ctx in self._latest and sync.dur >= WAITED:
+            step, t = self._latest[sync.ctx]
+            self._latest[sync.ctx] = step, max(t, sync.t + sync.dur)
+
+    def settle(self, ctx: int) -> None:
+        """No wait for the latest step of a context follows: another begins, or its token is
+        there."""
+        if ctx in self._latest:
+            self._settled(*self._latest.pop(ctx))
+
+    def settle_all(self) -> None:
+        """No wait follows."""
+        for ctx in list(self._latest):
+            self.settle(ctx)

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.native
 
 QUERIES = {
     "slices": "select name, count(*), sum(dur) from slice group by name",
-    "flows": "select count(*) from flow",
+    "flows": """
+        select count(*) from flow join slice on slice_out = slice.id
+        where category <> 'request'""",
+    "served": """
+        select b.category, count(*) from flow join slice a on slice_out = a.id
+        join slice b on slice_in = b.id where a.category = 'request' group by 1""",
     "tokens": """
         select name from slice where depth = 1 and category = 'token' order by ts""",
     "cells": """
@@ -174,6 +179,10 @@ def test_a_selected_op_shows_what_it_is(seen: Seen) -> None:
     for word in ("FLASH_ATTN_EXT", "tensor", "layer", "block", "attention", "flops", "bytes"):
         assert word in seen.details, seen.details
     assert "f16" in seen.details, "the type of what it reads"
+
+
+def test_flows_lead_from_the_request_to_each_step(seen: Seen, log: Path) -> None:
+    assert seen.rows["served"] == [["step", len(read_events(log, "step_begin"))]]
 
 
 def test_flows_lead_from_an_op_to_its_readers(seen: Seen) -> None:

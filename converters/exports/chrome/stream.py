@@ -33,6 +33,7 @@ from llamacpp_instr.graph.timeline import (
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.waits import LatestSteps
 from llamacpp_instr.schema import (
     Compute,
     Event,
@@ -46,6 +47,7 @@ from llamacpp_instr.schema import (
     SessionStart,
     StepBegin,
     StepEnd,
+    Sync,
     Token,
 )
 
@@ -91,6 +93,7 @@ class _Writer:
         self._tracks: set[int] = set()
         self._refs = Resolver()
         """a plan keeps the templates of its tracks"""
+        self._latest = LatestSteps(self._step_settled)
         self._ended: dict[int, tuple[int, int]] = {}
         self._layers: dict[int, tuple[Layers, Compute]] = {}
         """by context: layers whose ops may still follow"""
@@ -102,6 +105,7 @@ class _Writer:
             Memory: self._memory,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
+            Sync: self._latest.wait,
             Compute: self._compute,
             Layers: self._take_layers,
             Ops: self._ops,
@@ -128,6 +132,7 @@ class _Writer:
     def _finish(self) -> None:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
+        self._latest.settle_all()
         for step in self._refs.open_steps.values():
             if self._selection.has_step(step.event.step):
                 self._step(step.event, None, self._refs.latest)
@@ -234,6 +239,7 @@ class _Writer:
     # --- steps ---
 
     def _step_begin(self, step: StepBegin) -> None:
+        self._latest.settle(step.ctx)
         if self._selection.has_step(step.step):
             self._matched |= self._selection.layers is None and self._selection.ops is None
 
@@ -241,7 +247,10 @@ class _Writer:
         if self._refs.step and self._selection.has_step(end.step):
             step = self._refs.step.event
             self._flush_layers(step.ctx)
-            self._step(step, end, max(end.t, step.t))
+            self._latest.add(step.ctx, (step, end), max(end.t, step.t))
+
+    def _step_settled(self, ended: tuple[StepBegin, StepEnd], t: int) -> None:
+        self._step(*ended, t)
 
     def _step(self, step: StepBegin, end: StepEnd | None, t: int) -> None:
         args = {"step": step.step, "tokens": step.n_tokens, "outputs": step.n_outputs,
@@ -268,6 +277,7 @@ class _Writer:
         self._slice(tid, "compute", start, start + compute.dur, "phase", args)
 
     def _token(self, token: Token) -> None:
+        self._latest.settle(token.ctx)
         if not self._selection.has_step(token.step):
             return
         args = {"text": token.text, "id": token.id, "step": token.step}

@@ -16,6 +16,7 @@ from converters.exports.perfetto.requests import RequestSlices
 from converters.exports.perfetto.steps import OpenStep, StepSlices
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
@@ -184,7 +185,7 @@ class _Writer:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
         latest = max(self._refs.latest, self._computed)
-        self._ended.settle_all()
+        self._ended.latest.settle_all()
         for known in self._refs.open_steps.values():
             if step := known.kept:
                 end = max(latest, step.last, step.begin.t)
@@ -240,7 +241,7 @@ class _Writer:
         if self._whole:
             self._draw.mark(mark)
         if self._whole and mark.phase == "end":
-            self._ended.settle_all()
+            self._ended.latest.settle_all()
             begin = self._refs.mark
             seq = mark.seq if mark.seq >= 0 else begin.seq
             if seq >= 0:
@@ -262,7 +263,7 @@ class _Writer:
 
     def _step_begin(self, step: StepBegin) -> None:
         home = self._tracks.context(step.ctx)
-        self._ended.settle(step.ctx)
+        self._ended.latest.settle(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
         warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
@@ -322,7 +323,8 @@ class _Writer:
             track = self._tracks.child(home, "layers")
             work = timeline.kernels.work(known.ubatch)
             self._kernels.add_ops(ops, timeline, track, work)
-            self._draw.rates(work, compute, home)
+            if not untimed_backends(known.graph.event):
+                self._draw.rates(work, compute, home)
         if self._options.threads and ops.wait is not None:
             track = self._tracks.child(home, f"thread {ops.thread}", below="threads")
             self._kernels.add_ops(ops, timeline, track, None)
@@ -334,7 +336,7 @@ class _Writer:
 
     def _sync(self, sync: Sync) -> None:
         home = self._tracks.context(sync.ctx)
-        self._ended.waited(sync)
+        self._ended.latest.wait(sync)
         if self._whole:
             self._draw.sync(sync, home)
 
@@ -347,7 +349,7 @@ class _Writer:
         home = self._tracks.context(token.ctx)
         if not self._selection.has_step(token.step):
             return
-        self._ended.settle(token.ctx)
+        self._ended.latest.settle(token.ctx)
         if self._whole:
             self._ended.requests.token(token.ctx, token.seq, token.step, token.t + token.dur)
         if self._options.flows:
