@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.analyses.devices import untimed_note
 from converters.analyses.stats_keys import (
     LEFT_OUT,
     OF_KERNEL,
@@ -34,6 +35,7 @@ from converters.analyses.stats_keys import (
 from converters.analyses.thread_stats import thread_report
 from converters.report.report import BOUND, Cell, Column, Report, Unit, rate_of
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
@@ -111,6 +113,8 @@ def compute_stats(
     report.title += f", {what}"
     if not report.rows:
         report.notes.append("The log has nothing to count here.")
+    if of_kernels and (untimed := untimed_note(session)):
+        notes.append(untimed)
     if len(threads.rows) > 1 and of_kernels:
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
@@ -232,7 +236,8 @@ def _by_phase(
     by: Sequence[By],
     filters: Sequence[Filter],
 ) -> _Samples:
-    """Every step, with the time that its caller waited; its work is that of its ops."""
+    """Every step, with the time that its caller waited; its work is that of its ops, or unknown if
+    a step of its group had kernels on a device."""
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
     columns = (session.computes[name].tolist() for name in ("compute", "step"))
     step_of = dict(zip(*columns, strict=True))
@@ -253,6 +258,10 @@ def _by_phase(
         keys = [k if kept.accepts(v) else LEFT_OUT for k, v in zip(keys, column, strict=True)]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     group = np.array([number[key] for key in keys], np.int64)
+    graph_of = {of.compute: session.graphs[session.plans[of.plan].graph] for of in ops}
+    untimed = [row[step_of[c]] for c, graph in graph_of.items() if untimed_backends(graph)]
+    unknown = np.isin(group, group[untimed])
+    n_flops[unknown] = n_bytes[unknown] = 0
     return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes, bound)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.analyses.clock import clock_report, clock_sentences
+from converters.analyses.devices import untimed_note
 from converters.analyses.findings import compute_findings, gather_facts
 from converters.analyses.marks import compute_marks
 from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
@@ -142,11 +143,12 @@ def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
         "major faults of the first step": (int(steps["majflt"][0]), "count"),
         "faults of later steps, mean": (float(np.mean(faults[1:])), "number"),
     }
-    if faults[0] > 100 and faults[0] > 4 * np.median(faults[1:]):
+    later = float(np.median(faults[1:]))
+    if faults[0] > 100 and faults[0] > 4 * later:
         yield (
             f"Cold start: the first step took {steps['minflt'][0]:,} minor and"
-            f" {steps['majflt'][0]:,} major page faults, later ones"
-            f" {np.mean(faults[1:]):,.0f} on average."
+            f" {steps['majflt'][0]:,} major page faults, the median of later ones is"
+            f" {later:,.0f}."
         )
 
 
@@ -256,6 +258,8 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
         share = ns / all_time if all_time else None
         rows.append([label, int(calls), int(ns), share, ns / calls, *rate])
     notes = [BOUND] if any(total[4] for total in totals.values()) else []
+    if rows and (untimed := untimed_note(session)):
+        notes.append(untimed)
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
         rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)
@@ -322,7 +326,9 @@ def _recorder(session: Session) -> Report:
     end = session.end
     if end is None:
         return Report("Recorder", [], [])
-    share = end.overhead_ns / end.decode_ns if end.decode_ns else 0.0
+    steps = session.steps
+    in_steps = end.decode_ns + int((steps["end"] - steps["returned"]).sum())
+    share = end.overhead_ns / in_steps if in_steps else 0.0
     n_events = sum(end.events.values()) + 1
     notes = [
         f"Including warm-up runs, it spent {shown(end.overhead_ns, 'ns')},"
