@@ -1,0 +1,103 @@
+"""A real session of an asynchronous device, against the clock of the application that used it.
+
+`tests/fixtures/vulkan.log.gz` was recorded as docs/devices.md tells: a prompt of four tokens, and
+16 tokens sampled. Its note has when the application began and when it had each token.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from converters.analyses.stats import compute_stats
+from converters.analyses.summary import compute_summary
+from converters.exports.chrome import write_chrome
+from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.schema import Note
+from tests.kit.perfetto_queries import counters
+from tests.kit.trace_processor import ask, needs_node
+
+LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
+CLOSE = 0.01
+"""between two tokens are the sampler and the application, too: 0.1 to 0.2 ms of 39 to 96"""
+
+
+def _clock() -> tuple[float, list[float]]:
+    """Tokens per second from the begin to the last token, and those of each step, as the
+    application's clock has them."""
+    (note,) = (event for _, event in read_events(LOG) if isinstance(event, Note))
+    times = np.array(note.data["times"])
+    steps = np.diff(times) / 1e9
+    return (len(times) - 1) / float(times[-1] - times[0]) * 1e9, (
+        np.array([4] + [1] * 15) / steps
+    ).tolist()
+
+
+def test_its_log_is_whole() -> None:
+    assert list(check_log(LOG)) == []
+
+
+def test_speeds_are_those_of_the_clock() -> None:
+    whole, steps = _clock()
+    session = load_session(LOG)
+    reports = {report.title: report.to_json() for report in compute_summary(session)}
+    by_clock = reports["Time by the clock"]["figures"]["tokens/s"]["value"]
+    assert by_clock == pytest.approx(whole, rel=CLOSE)
+    decode = next(row for row in reports["Speed"]["rows"] if row["Phase"] == "decode")
+    assert decode["tokens/s median"] == pytest.approx(np.median(steps[1:]), rel=CLOSE)
+
+    (stats,) = compute_stats(session, "phase")
+    mean = {row["phase"]: row["mean"] for row in stats.to_json()["rows"]}
+    assert 4e9 / mean["prefill"] == pytest.approx(steps[0], rel=CLOSE)
+    assert mean["decode"] == pytest.approx(np.mean([1e9 / rate for rate in steps[1:]]), rel=CLOSE)
+
+    (request,) = find_requests(session)[1]
+    assert 16e9 / request.total == pytest.approx(whole, rel=CLOSE)
+    assert request.to_first_token == pytest.approx(4e9 / steps[0], rel=CLOSE)
+    assert 1e9 / request.between_tokens == pytest.approx(steps[1:], rel=CLOSE)
+
+    submitted = session.steps["returned"] - session.steps["begin"]
+    assert np.median(1e9 / submitted[1:]) > 20 * np.median(steps[1:]), "what would be shown else"
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    """The kernels of the device: only the embedding was computed on the CPU."""
+    session = load_session(LOG)
+    (stats,) = compute_stats(session, "phase")
+    assert {row["bytes/s"] for row in stats.to_json()["rows"]} == {None}
+    (ops,) = compute_stats(session, "op")
+    (row,) = ops.to_json()["rows"]
+    assert (row["op"], row["count"]) == ("GET_ROWS", 16)
+    assert any("Vulkan0" in note for note in ops.notes)
+
+
+def test_the_counters_of_traces_are_those_of_the_clock() -> None:
+    _, steps = _clock()
+    written = io.BytesIO()
+    write_chrome(read_events(LOG), written)
+    events = json.loads(written.getvalue())["traceEvents"]
+    values = [e["args"]["value"] for e in events if e["name"] == "tokens/s"]
+    assert [value for value in values if value] == pytest.approx(steps, rel=CLOSE)
+
+
+@needs_node
+def test_the_counters_of_perfetto_are_those_of_the_clock(tmp_path: Path) -> None:
+    _, steps = _clock()
+    trace = tmp_path / "vulkan.pftrace"
+    with trace.open("wb") as file:
+        write_perfetto(read_events(LOG), file, Options())
+    rates, achieved = ask(
+        trace,
+        counters("c.value", "t.name = 'tokens/s' and c.value <> 0 order by c.ts"),
+        counters("count(*)", "t.name glob 'achieved*'"),
+    )
+    assert [rate for (rate,) in rates] == pytest.approx(steps, rel=CLOSE)
+    assert achieved == [[0]]
