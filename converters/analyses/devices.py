@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.log.session import Session
 
@@ -12,3 +14,20 @@ def untimed_note(session: Session) -> str:
     if not found:
         return ""
     return f"Kernels on {', '.join(sorted(found))} are not timed, so no row has them."
+
+
+def device_times(session: Session) -> dict[int, int]:
+    """By compute with parts on a device: the ns in which thread 0 copied inputs for a part, waited
+    for the part before it, or was in one that is not the CPU's. Then it ran no kernel."""
+    columns = (session.computes[name].tolist() for name in ("compute", "graph"))
+    graph_of = dict(zip(*columns, strict=True))
+    found: dict[int, int] = {}
+    for splits in session.splits:
+        graph = session.graphs[graph_of[splits.compute]]
+        if splits.label is None or not untimed_backends(graph):
+            continue
+        backends = [graph.splits[i].backend for i in splits.label.tolist()]
+        elsewhere = np.array([backend != "CPU" for backend in backends], np.bool_)
+        gaps = 0 if splits.gap is None else int(splits.gap.sum())
+        found[splits.compute] = gaps + int(splits.dur[elsewhere].sum())
+    return found

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.analyses.clock import clock_report, clock_sentences
-from converters.analyses.devices import untimed_note
+from converters.analyses.devices import device_times, untimed_note
 from converters.analyses.findings import compute_findings, gather_facts
 from converters.analyses.marks import compute_marks
 from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
@@ -157,6 +157,7 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     phases = _phases(steps)
     spent: dict[str, dict[str, int]] = {phase: defaultdict(int) for phase in phases}
     in_ops: dict[int, int] = {}
+    on_device = device_times(session)
     for ops in session.ops:
         phase = phase_of.get(ops.compute)
         if ops.thread == 0 and phase is not None:
@@ -171,7 +172,9 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
         if phase is not None:
             spent[phase]["KV slots"] += apply
             spent[phase]["graph build"] += build + alloc
-            spent[phase]["between ops" if compute in in_ops else "compute"] += dur
+            elsewhere = on_device.get(compute, 0)
+            spent[phase]["the device"] += elsewhere
+            spent[phase]["between ops" if compute in in_ops else "compute"] += dur - elsewhere
             spent[phase]["between ops"] -= in_ops.get(compute, 0)
     for label, recorder in zip(steps["phase"], steps["recorder"], strict=True):
         spent[label]["the recorder"] += int(recorder)

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.analyses.devices import device_times
 from converters.report.tree import Node, Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import weight_read
@@ -152,15 +153,19 @@ def _beside(
     def total(rows: NDArray[np.bool_], *names: str) -> int:
         return sum(int(computes[name][rows].sum()) for name in names)
 
+    # layers last from their first kernel to their last, with what a device did between
+    on_device = device_times(session) if session.ops else {}
+    elsewhere = np.array([on_device.get(n, 0) for n in computes["compute"].tolist()], np.int64)
+    with_parts, without = (int(elsewhere[of_phase & of].sum()) for of in (has_parts, ~has_parts))
     ours = steps.rows(steps["phase"] == phase)
     amounts = {
-        "compute": total(of_phase & ~has_parts, "dur"),
+        "compute": total(of_phase & ~has_parts, "dur") - without,
         "between ops" if session.ops else "between layers": (
-            total(of_phase & has_parts, "dur") - inside
+            total(of_phase & has_parts, "dur") - inside - with_parts
         ),
         "KV slots": total(of_phase, "apply"),
         "graph build": total(of_phase, "build", "alloc"),
-        "the device": int((ours["end"] - ours["returned"]).sum()),
+        "the device": int((ours["end"] - ours["returned"]).sum()) + with_parts + without,
         "the recorder": int(ours["recorder"].sum()),
     }
     whole = int((ours["end"] - ours["begin"]).sum())

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -13,19 +14,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from converters.analyses.findings import find_causes
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
+from converters.analyses.tree import build_tree
 from converters.exports.chrome import write_chrome
 from converters.exports.perfetto import Options, write_perfetto
+from converters.report.tree import leaves
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.schema import Note
 from tests.kit.perfetto_queries import counters
+from tests.kit.perfetto_truth import result_times
 from tests.kit.trace_processor import ask, needs_node
 
 LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
+MIXED = LOG.with_name("vulkan-mixed.log.gz")
 CLOSE = 0.01
 """between two tokens are the sampler and the application, too: 0.1 to 0.2 ms of 39 to 96"""
 
@@ -41,8 +48,9 @@ def _clock() -> tuple[float, list[float]]:
     ).tolist()
 
 
-def test_its_log_is_whole() -> None:
-    assert list(check_log(LOG)) == []
+@pytest.mark.parametrize("log", [LOG, MIXED])
+def test_its_log_is_whole(log: Path) -> None:
+    assert list(check_log(log)) == []
 
 
 def test_speeds_are_those_of_the_clock() -> None:
@@ -101,3 +109,32 @@ def test_the_counters_of_perfetto_are_those_of_the_clock(tmp_path: Path) -> None
     )
     assert [rate for (rate,) in rates] == pytest.approx(steps, rel=CLOSE)
     assert achieved == [[0]]
+
+
+def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:
+    """The KV cache of this session was on the CPU, the layers on the device: five parts each."""
+    events = [json.loads(line) for line in gzip.decompress(MIXED.read_bytes()).splitlines()]
+    graphs = {e["graph"]: e["splits"] for e in events if e["event"] == "graph"}
+    graph_of = {e["compute"]: graphs[e["graph"]] for e in events if e["event"] == "compute"}
+    device = 0
+    for e in events:
+        if e["event"] == "splits":
+            backends = [graph_of[e["compute"]][i]["backend"] for i in e["split"]]
+            assert backends == ["CPU", "Vulkan0"] * 5
+            device += sum(e["gap"]) + sum(e["dur"]) - sum(e["dur"][::2])
+        elif e["event"] == "step_end":
+            device += result_times(events)[e["step"]] - e["t"]
+
+    session = load_session(MIXED)
+    time = next(r for r in compute_summary(session) if r.title == "Where the time went").to_json()
+    rows = {row["Block"]: row["prefill"] + row["decode"] for row in time["rows"]}
+    whole = int((session.steps["end"] - session.steps["begin"]).sum())
+    assert rows["the device"] == device > 0.99 * whole
+    assert sum(rows.values()) == whole
+    assert 0 < rows["between ops"] < 0.01 * whole
+    parts = leaves(build_tree(session)).to_json()["rows"]
+    assert sum(row["time"] for row in parts if row["layer"] == "the device") == device
+
+    assert sum(int(of.gap.sum()) for of in session.ops if of.gap is not None) > 0.5 * whole
+    steps, _ = counted_steps(session)
+    assert "waiting-threads" not in {cause.rule for cause in find_causes(session, steps)}

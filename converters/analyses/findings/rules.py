@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from converters.analyses.devices import device_times
 from converters.analyses.findings.facts import Facts, Finding
 from converters.report.report import shown
 from llamacpp_instr.graph.kernels import weight_read
@@ -69,8 +70,10 @@ def waiting_threads(facts: Facts) -> Finding | None:
     if facts.machine is not None and facts.machine.is_disturbed:
         return None  # the other thread had no CPU
     waiting = 0
+    on_device = device_times(facts.session)
     for ops in facts.ops:
-        between = 0 if ops.gap is None else int(ops.gap.sum())
+        # between the parts of a graph, thread 0 waits for the device
+        between = 0 if ops.gap is None or ops.compute in on_device else int(ops.gap.sum())
         waiting += between + (0 if ops.wait is None else int(ops.wait.sum()))
     share = waiting / facts.step_time
     if share < WAITING:
