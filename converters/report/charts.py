@@ -41,6 +41,7 @@ AXIS = 96
 _INK = "#010203"  # replaced by the text colour of the page
 _STYLES = ("-", "--", ":", "-.")
 _STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # distances between ticks
+_COLUMNS = 40  # labels of columns that fit below a map
 _WIDTH, _HEIGHT = 8.0, 4.0  # inches of 72 points
 
 
@@ -225,10 +226,12 @@ def roofline_chart(
 # --- what the charts share ---
 
 
-def map_by_layer(title: str, axis: str, layers: Sequence[str], rows: Sequence[Values]) -> Chart:
+def map_by_layer(
+    title: str, axis: str, layers: Sequence[str], rows: Sequence[Values], columns: Sequence[str]
+) -> Chart:
     """A map with a row for each layer, the first at the bottom, and a column for each value of a
-    row. Colours are those of the logarithm if all values are positive and differ tenfold; cells
-    without a finite value stay empty."""
+    row; as many of the labels `columns` are written as fit. Colours are those of the logarithm if
+    all values are positive and differ tenfold; cells without a finite value stay empty."""
 
     def draw(figure: Any) -> None:
         import numpy as np
@@ -247,13 +250,18 @@ def map_by_layer(title: str, axis: str, layers: Sequence[str], rows: Sequence[Va
         at = range(0, len(layers), step)
         axes.set_yticks(list(at), [_label(layers[i]) for i in at])
         axes.set_ylabel("layer")
+        step = next(n for n in _STEPS if n * _COLUMNS >= len(columns))
+        marks = range(0, len(columns), step)
+        axes.set_xticks(list(marks), [_label(columns[i]) for i in marks], rotation=90)
         axes.set_xlabel(_label(axis))
-        plain = "{x:g}".format  # matplotlib's own labels would be formulas
-        bar = figure.colorbar(image, ax=axes, format=lambda value, _: plain(x=value))
+        # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
+        bar = figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:g}")
         if wide and known.max() > 100 * known.min():
             bar.minorticks_off()
         else:
-            bar.ax.yaxis.set_minor_formatter(lambda value, _: plain(x=value))
+            bar.ax.yaxis.set_minor_formatter(
+                lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""
+            )
 
     return Chart(title, draw)
 

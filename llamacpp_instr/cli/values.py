@@ -21,23 +21,24 @@ def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
 
     Prints each tensor that --stats read, by op and layer, over all computes: smallest, largest,
     mean, standard deviation, zeros, and whether there are NaN or infinite values. An HTML page has
-    maps of the deviation by layer and compute.
+    maps of the deviation by layer and token.
 
-    With OTHER, compares the means and the deviations, for example of F16 and Q4_K. Record both with
-    the same prompt: `instr run MODEL --stats PATTERN`. LOG is a file, plain or compressed (.gz,
+    With OTHER, compares the means and the deviations, for example of F16 and Q4_K: by tensor, and
+    token by token, as long as the tokens of both logs are the same. Record both with the same
+    prompt: `instr run MODEL --stats PATTERN`. LOG is a file, plain or compressed (.gz,
     .zst), or - for standard input; the parts of a rotated log are one.
     """
-    from converters.analyses.value_maps import chart_values
-    from converters.analyses.values import compare_values, compute_values
+    from converters.analyses.value_comparison import compare_values
+    from converters.analyses.value_maps import map_shifts, map_values
+    from converters.analyses.values import compute_values
 
     output.check(*logs)
     sessions = load_sessions(logs, lenient)
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
-    report = compare_values(*sessions) if len(sessions) == 2 else compute_values(sessions[0])
+    compares = len(sessions) == 2
+    reports = compare_values(*sessions) if compares else [compute_values(sessions[0])]
     charts = []
     if output.form == "html":
-        names = ["A: ", "B: "] if len(sessions) == 2 else [""]
-        shown = zip(sessions, names, strict=True)
-        charts = [chart for session, name in shown for chart in chart_values(session, name)]
-    output.write([report], charts=charts)
+        charts = map_shifts(*sessions) if compares else map_values(sessions[0])
+    output.write(reports, charts=charts)

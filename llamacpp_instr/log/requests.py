@@ -301,16 +301,22 @@ _Call = tuple[int, int, Callable[..., None], tuple[Any, ...]]
 
 
 def _steps(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
+    parts = parts_of_steps(session, steps)
+    columns = (steps[name].tolist() for name in ("step", "ctx", "begin", "end"))
+    for row, (step, ctx, begin, end) in enumerate(zip(*columns, strict=True)):
+        yield end, 0, finder.step, (row, ctx, begin, end, parts[step])
+
+
+def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
+    """What the batch of each of `steps` has of each sequence."""
     of = session.sequences
-    parts: dict[int, list[Part]] = {}
+    found: dict[int, list[Part]] = {}
     columns = (of[name].tolist() for name in ("step", "seq", "pos", "tokens", "outputs"))
     for step, *part in zip(*columns, strict=True):
-        parts.setdefault(step, []).append(Part(*part))
-    names = ("step", "ctx", "begin", "end", "n_seqs", "pos", "n_tokens", "n_outputs")
+        found.setdefault(step, []).append(Part(*part))
+    names = ("step", "n_seqs", "pos", "n_tokens", "n_outputs")
     rows = zip(*(steps[name].tolist() for name in names), strict=True)
-    for row, (step, ctx, begin, end, n_seqs, *rest) in enumerate(rows):
-        of_step = parts.get(step) or parts_of([], n_seqs, *rest)
-        yield end, 0, finder.step, (row, ctx, begin, end, of_step)
+    return {step: found.get(step) or parts_of([], *rest) for step, *rest in rows}
 
 
 def parts_of(

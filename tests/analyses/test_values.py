@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from converters.analyses.value_maps import chart_values
-from converters.analyses.values import compare_values, compute_values, joined
+from converters.analyses.value_comparison import compare_values
+from converters.analyses.value_maps import map_shifts, map_values
+from converters.analyses.value_tokens import same_tokens
+from converters.analyses.values import compute_values, joined
 from converters.report import charts
+from converters.report.charts import Chart
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
@@ -55,13 +59,17 @@ def test_pieces_together_are_numpys_figures_of_the_whole(pieces: list[list[float
     assert of.std == pytest.approx(finite.std(), abs=1e-5, rel=1e-9)
 
 
-def with_values(path: Path, scale: float, name: str = "Qcur") -> Session:
-    """A session whose Qcur was read in every layer and compute, with values of that scale."""
+def with_values(path: Path, scale: float, name: str = "Qcur", change: int = -1) -> Session:
+    """A session whose Qcur was read in every layer and compute, with values of that scale. The
+    token of the index `change` has another id than it has by default."""
     random = np.random.default_rng(1)
     events: list[s.Event] = []
     graphs: dict[int, s.Graph] = {}
     for event in make_log(lambda _low, high: high, 1, "detailed"):
         events.append(event)
+        if isinstance(event, s.Token):
+            event.text = f"{event.index}"
+            event.id += event.index == change
         if isinstance(event, s.Graph):
             graphs[event.graph] = event
         if not isinstance(event, s.Compute):
@@ -97,7 +105,7 @@ def test_a_row_for_each_tensor_op_and_layer(tmp_path: Path) -> None:
 
 def test_two_sessions_side_by_side(tmp_path: Path) -> None:
     a, b = with_values(tmp_path / "a.log", 2.0), with_values(tmp_path / "b.log", 6.0)
-    report = compare_values(a, b)
+    report, _ = compare_values(a, b)
     rows = [dict(zip((c.name for c in report.columns), row, strict=True)) for row in report.rows]
     for row in rows:
         # the same random numbers, three times as far from 1
@@ -105,19 +113,95 @@ def test_two_sessions_side_by_side(tmp_path: Path) -> None:
         assert row["shift"] == pytest.approx((row["mean B"] - row["mean A"]) / row["std A"])
     most = max(rows, key=lambda row: abs(row["shift"]))
     assert report.title.endswith(f"in Qcur of layer {most['layer']}")
-    same = compare_values(a, a)
+    same, _ = compare_values(a, a)
     assert all(row[7] == 0 and row[8] == 1 for row in same.rows)
     with pytest.raises(UsageError, match="read no values of the same tensors"):
         compare_values(a, with_values(tmp_path / "c.log", 1.0, "Kcur"))
 
 
-def test_a_map_has_a_cell_for_each_layer_and_compute(tmp_path: Path) -> None:
-    session = with_values(tmp_path / "a.log", 2.0)
-    (chart,) = chart_values(session, "A: ")
-    assert chart.title == "A: Qcur (MUL_MAT): standard deviation"
+@pytest.mark.parametrize("change", [-1, 0, 1, 2])
+def test_two_sessions_are_compared_as_long_as_their_tokens_are_the_same(
+    change: int, tmp_path: Path
+) -> None:
+    """The prompt is computed in two ubatches, then each token in a step; the token 0 is at 40."""
+    a, b = with_values(tmp_path / "a.log", 2.0), with_values(tmp_path / "b.log", 6.0, change=change)
+    n = 5 if change < 0 else 2 + change
+    by_tensor, by_token = compare_values(a, b)
+    labels = ["20 tokens from 0", "20 tokens from 20", "0", "1", "2"][:n]
+    positions = ["0-19", "20-39", "40", "41", "42"][:n]
+    assert [row[:2] for row in by_token.rows] == [
+        list(p) for p in zip(positions, labels, strict=True)
+    ]
+    parted = f"From position {40 + change} on the tokens differ: A has “{change}”, B “{change}”."
+    assert (parted in by_tensor.notes) == (change >= 0)
+    assert f"The {n} computes of the same tokens count: A has 5, B 5." in by_tensor.notes
+
+    def means(session: Session) -> np.ndarray:
+        """By compute and layer."""
+        return np.array([event.mean for event in session.stats]).reshape(5, 3)[:n]
+
+    std = np.array([event.std for event in a.stats]).reshape(5, 3)[:n]
+    shifts = (means(b) - means(a)) / std
+    most = np.abs(shifts).argmax(axis=1)
+    assert [row[2] for row in by_token.rows] == pytest.approx(shifts[range(n), most].tolist())
+    assert [row[5] for row in by_token.rows] == most.tolist()
+    assert [row[6] for row in by_token.rows] == pytest.approx([3] * n)
+    assert [row[3] for row in by_tensor.rows] == pytest.approx(means(a).mean(axis=0).tolist())
+    (chart,) = map_shifts(a, b)
+    assert cells_of(chart)[0] == pytest.approx(np.abs(shifts).T)
+
+
+def test_other_prompts_are_not_compared_by_token(tmp_path: Path) -> None:
+    a, b = with_values(tmp_path / "a.log", 2.0), with_values(tmp_path / "b.log", 6.0)
+    (report, _), b.sequences["tokens"][0] = compare_values(a, b), 39
+    (all_computes,) = compare_values(a, b)
+    assert all_computes.rows == report.rows
+    assert "The prompts differ: A has 40 tokens from 0, B 39 from 0." in all_computes.notes
+    assert map_shifts(a, b) == []
+
+
+@given(seed=st.integers(0, 2**32), n_contexts=st.integers(1, 3), change=st.integers(0, 12))
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_computes_are_paired_until_a_token_differs(
+    seed: int, n_contexts: int, change: int, tmp_path: Path
+) -> None:
+    """In its context; the others go on."""
+    events = make_log(Random(seed).randint, n_contexts)
+    tokens = [event for event in events if isinstance(event, s.Token)]
+    computes = [event for event in events if isinstance(event, s.Compute)]
+    path = tmp_path / "a.log"
+    path.write_bytes(encode(events))
+    a = load_session(path)
+    changed = tokens[change] if change < len(tokens) else None
+    if changed is not None:
+        changed.id += 1
+    path.write_bytes(encode(events))
+    # the step of the token is still alike, those after it computed another one
+    wanted = [
+        event.compute
+        for event in computes
+        if changed is None or event.ctx != changed.ctx or event.step <= changed.step
+    ]
+    assert same_tokens(a, load_session(path)).pairs == dict(zip(wanted, wanted, strict=True))
+
+
+def cells_of(chart: Chart) -> tuple[np.ndarray, list[str]]:
+    """The cells of a map as (layer, column), and the labels of its columns."""
     with charts._settings("black"):
         figure = charts._figure()
         chart.draw(figure)
-    cells = figure.axes[0].images[0].get_array()
+    axes = figure.axes[0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    return np.asarray(axes.images[0].get_array()), labels
+
+
+def test_a_map_has_a_cell_for_each_layer_and_token(tmp_path: Path) -> None:
+    session = with_values(tmp_path / "a.log", 2.0)
+    (chart,) = map_values(session)
+    assert chart.title == "Qcur (MUL_MAT): standard deviation"
+    cells, labels = cells_of(chart)
     wanted = [[e.std for e in session.stats if e.layer == layer] for layer in range(3)]
-    assert np.asarray(cells).tolist() == wanted
+    assert cells.tolist() == wanted
+    assert labels == ["20 tokens from 0", "20 tokens from 20", "0", "1", "2"]

@@ -29,7 +29,9 @@ CHARTS: dict[str, Callable[[], Chart]] = {
         "Bits", "bits", LAYERS, {"Q4_K": [4, 3, 0], "F32": [0, 1, 32]}
     ),
     "lines": lambda: charts.lines_by_layer("Error", "dB", LAYERS, {"a": [1, None, math.inf]}),
-    "map": lambda: charts.map_by_layer("Values", "token", LAYERS, [[1, 20], [None, 2], [math.nan]]),
+    "map": lambda: charts.map_by_layer(
+        "Values", "token", LAYERS, [[1, 20], [None, 2], [math.nan]], ["$Hi$", "<b>\x1b[31m"]
+    ),
     "points": lambda: charts.scatter_size_error("Cost", "MiB", "KL", [Point("a", 1, 2)]),
 }
 
