@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from llamacpp_instr.build import wheel as build
 from llamacpp_instr.model.find import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
+from tests.kit.nursery import Nursery, start_nursery
 from tests.kit.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,13 @@ def instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nursery(environment: dict[str, str]) -> Iterator[Nursery]:
+    """For commands whose start as a process is not what is tested."""
+    with start_nursery(environment) as nursery:
+        yield nursery
 
 
 @pytest.fixture

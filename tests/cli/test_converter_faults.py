@@ -9,15 +9,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.kit.nursery import Nursery
 from tests.recording.test_faults import in_namespace
 
 pytestmark = pytest.mark.native
@@ -48,41 +46,6 @@ KILLS = 8
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 
 
-class Nursery:
-    """Runs commands in forked processes that have already imported everything."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def start(self, command: str, directory: Path, out: str | None = "said") -> int:
-        request = {"args": command.split(), "cwd": str(directory), "out": out}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        pid: int = self._answer()["pid"]
-        return pid
-
-    def status(self) -> int:
-        """The exit status of the last command, negative for a signal."""
-        status: int = self._answer()["status"]
-        return status
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.kit.converter_nursery"], cwd=TESTS.parent,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        yield Nursery(process)
-        assert process.stdin is not None
-        process.stdin.close()
-
-
 def content(path: Path) -> dict[str, bytes] | None:
     """The content at a path: of a file, of a directory's files, or None."""
     if path.is_dir():
@@ -97,7 +60,7 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
     command, rng = COMMANDS[name] + " --force", random.Random(name)
     output = tmp_path / command.split()[command.split().index("-o") + 1]
     begin = time.monotonic()
-    nursery.start(command, tmp_path)
+    nursery.start(command.split(), tmp_path)
     assert nursery.status() == 0, (tmp_path / "said").read_text()
     took, whole = time.monotonic() - begin, content(output)
     assert whole
@@ -111,7 +74,7 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
             _remove(output)
             before = None
         how = SIGNALS[number % len(SIGNALS)]
-        pid = nursery.start(command, tmp_path)
+        pid = nursery.start(command.split(), tmp_path)
         time.sleep(rng.uniform(0, 1.2 * took))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
@@ -151,13 +114,13 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     disk.mkdir()
     kept.mkdir()
     requests = [
-        {"args": command.split(), "cwd": str(disk), "out": str(kept / name)}
+        {"args": command.split(), "cwd": str(disk), "out": str(kept / name), "errors": None}
         for name, command in COMMANDS.items()
     ]
     (tmp_path / "requests").write_text("".join(json.dumps(r) + "\n" for r in requests))
     done = in_namespace(
         'mount -t tmpfs -o size=64k none "$1"; dd if=/dev/zero of="$1/filler" 2>/dev/null || true;'
-        '"$3" -m tests.kit.converter_nursery <"$2"; ls -A "$1"',
+        '"$3" -m tests.kit.nursery <"$2"; ls -A "$1"',
         str(disk), str(tmp_path / "requests"), sys.executable,
     )  # fmt: skip
     *answers, left = done.stdout.splitlines()
@@ -176,7 +139,7 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
 def test_a_reader_that_has_gone_is_no_error(name: str, nursery: Nursery, tmp_path: Path) -> None:
     words = COMMANDS[name].split()
     words[words.index("-o") + 1] = "-"
-    nursery.start(" ".join(words), tmp_path, out=None)
-    assert nursery.status() == 0
-    assert "Traceback" not in (tmp_path / "errors").read_text()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["errors"]
+    done = nursery.run(words, tmp_path, reader=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
