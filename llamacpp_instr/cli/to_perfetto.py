@@ -81,15 +81,15 @@ def to_perfetto(
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
     runs = find_runs(logs)
-    if form == "json" and len(runs) > 1:
-        raise UsageError(f"{runs[0].name} and {runs[1].name}: --format json takes one session")
     with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
         readers = [read_run(run, lenient, on_progress) for run in runs]
         with open_output(output, force) as file:
             if form == "json":
                 from converters.exports.chrome import write_chrome
 
-                write_chrome(readers[0], file, selection, not no_threads, compress, lenient)
+                write_chrome(
+                    readers[0], file, selection, not no_threads, compress, lenient, readers[1:]
+                )
             else:
                 from converters.exports.perfetto import Options, write_perfetto
 

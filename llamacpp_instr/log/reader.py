@@ -72,9 +72,11 @@ class LogEnd:
 class EventReader(Protocol):
     """What gives the events of a log: `LogReader`, or the parts of a rotated log (`log.runs`)."""
 
-    path: str
     end: LogEnd | None
     """None until the last line was read"""
+
+    @property
+    def path(self) -> str: ...
 
     def __iter__(self) -> Iterator[tuple[int, Event]]: ...
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -85,15 +87,36 @@ def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_pa
         assert told["all"][what] == told["joined"][what] + told["other"][what], what
 
 
-def test_other_sessions_are_refused_where_there_is_no_place(
-    logs: list[str], tmp_path: Path
-) -> None:
-    for command in ("to-parquet --csv -o", "to-perfetto --format json -o"):
-        name, *options = command.split()
-        done = instr(name, *logs, *options, str(tmp_path / "out"))
-        assert done.exit_code == 2
-        assert f"{logs[2]} and 1 more part and {logs[1]}" in done.output
-        assert not (tmp_path / "out").exists()
+def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_path: Path) -> None:
+    """Each with what it has alone, at the time that its wall clock says."""
+    second, other, first = logs
+    path = Path(other)
+    (wall,) = re.findall(rb'"wall":(\d+)', path.read_bytes())
+    path.write_bytes(path.read_bytes().replace(wall, b"%d" % (int(wall) - 7_000_000)))
+
+    def records(*chosen: str, ms: int = 0) -> dict[str, Counter[str]]:
+        """What the processes have, by name; times are made later by `ms`."""
+        out = tmp_path / "out.json"
+        instr("to-perfetto", *chosen, "--format", "json", "--force", "-o", str(out))
+        events = json.loads(out.read_bytes())["traceEvents"]
+        named = [event for event in events if event["name"] == "process_name"]
+        names = {event["pid"]: event["args"]["name"] for event in named}
+        assert len(names) == len(named)
+        tracks = {(e["pid"], e["tid"]): e["args"] for e in events if e["name"] == "thread_name"}
+        found: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
+        for event in events:
+            if event["name"] != "process_name":
+                pid, tid = event.pop("pid"), event.pop("tid", 0)
+                event["track"] = tracks.get((pid, tid))
+                if "ts" in event:
+                    event["ts"] = round(event["ts"] + 1000 * ms, 3)
+                found[names[pid]][json.dumps(event, sort_keys=True)] += 1
+        return found
+
+    for chosen in ([first, second, other], [other, first, second]):
+        wanted = {f"{name}, {first}": of for name, of in records(first, second, ms=7).items()}
+        wanted |= {f"{name}, {other}": of for name, of in records(other).items()}
+        assert records(*chosen) == wanted
 
 
 def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:

@@ -1,18 +1,19 @@
 """A log as a trace in Chrome's JSON format, for the many tools that read it.
 
-Invariant: events of one track nest or are disjoint; times are microseconds
-since the session's start with all three decimals, so no nanosecond is lost in a double. What the
-kernels of a plan have in common is encoded once; per compute only numbers are put into it.
+Invariant: events of one track nest or are disjoint; times are microseconds since the start of the
+earliest session with all three decimals, so no nanosecond is lost in a double. What the kernels of
+a plan have in common is encoded once; per compute only numbers are put into it.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import orjson
 
+from converters.exports.chrome.begun import Begun
 from converters.exports.chrome.kernels import (
     PER_CONTEXT,
     SEPARATOR,
@@ -50,6 +51,7 @@ from llamacpp_instr.schema import (
     Sync,
     Token,
 )
+from llamacpp_instr.terminal import printable
 
 TRACKS = ("steps", "phases", "layers", "sampler", "messages")
 FIRST_THREAD, FIRST_MARK = 100, 5_000
@@ -66,17 +68,41 @@ def write_chrome(
     threads: bool = True,
     compress: bool = False,
     lenient: bool = False,
+    others: Sequence[EventReader] = (),
 ) -> int:
-    """Writes the log's session to `output`; how many events were left out (`lenient`).
+    """Writes the log's session to `output`, `others` beside it as processes of their own; how many
+    events were left out (`lenient`).
 
-    `threads` gives every thread of ggml a track, where the log has them. Raises LogError, with the
-    line, for an event that is not whole (`log.resolve`), unless `lenient`; and UsageError when
-    nothing of the log was selected.
+    `threads` gives every thread of ggml a track, where the log has them. Several sessions begin
+    where their wall clocks say. Raises LogError, with the line, for an event that is not whole
+    (`log.resolve`), unless `lenient`; and UsageError when nothing of a log was selected.
     """
+    chosen = selection or Selection()
+    readers = [Begun(each) for each in (reader, *others)]
     if compress:
         with gzip.GzipFile("", "wb", 5, output, mtime=0) as file:
-            return _Writer(reader, file.write, selection or Selection(), threads).run(lenient)
-    return _Writer(reader, output.write, selection or Selection(), threads).run(lenient)
+            return _write_all(readers, file.write, chosen, threads, lenient)
+    return _write_all(readers, output.write, chosen, threads, lenient)
+
+
+def _write_all(
+    readers: Sequence[Begun],
+    write: Callable[[bytes], object],
+    selection: Selection,
+    threads: bool,
+    lenient: bool,
+) -> int:
+    starts = [reader.start for reader in readers if reader.start is not None]
+    earliest = min((start.wall for start in starts), default=0)
+    left_out = processes = 0
+    for reader in readers:
+        writer = _Writer(reader, write, selection, threads)
+        if len(readers) > 1 and reader.start is not None:
+            writer.place(f", {printable(reader.path)}", reader.start.wall - earliest, processes)
+        left_out += writer.run(lenient)
+        processes = writer.processes
+    write(b"\n]}\n")
+    return left_out
 
 
 class _Writer:
@@ -89,6 +115,9 @@ class _Writer:
     ) -> None:
         self._reader, self._write, self._selection = reader, write, selection
         self._threads = threads
+        self._name, self._at = "", 0
+        self._before = self.processes = 0
+        """numbers of processes that the sessions before took, and afterwards this one too"""
         self._start = 0
         self._tracks: set[int] = set()
         self._refs = Resolver()
@@ -115,19 +144,26 @@ class _Writer:
             Message: self._message,
         }
 
+    def place(self, name: str, at: int, before: int) -> None:
+        """This session is one of several: what follows the names of its processes, when it began,
+        in ns after the earliest, and how many processes the sessions before it have."""
+        self._name, self._at = name, at
+        self._before = self.processes = before
+
     def run(self, lenient: bool) -> int:
         left_out = self._refs.feed(self._reader, self._takers, lenient)
         self._finish()
-        self._write(b"\n]}\n")
         return left_out
 
     def _begin(self, start: SessionStart) -> None:
-        self._start = start.t
-        about = {"recorded": start.time, "level": start.level, "t0_monotonic_ns": start.t}
-        head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
-        self._write(head[:-1] + b',"traceEvents":[\n')
+        self._start = start.t - self._at
+        if not self._before:
+            about = {"recorded": start.time, "level": start.level, "t0_monotonic_ns": self._start}
+            head = orjson.dumps({"displayTimeUnit": "ns", "otherData": about})
+            self._write(head[:-1] + b',"traceEvents":[\n')
         # the first event: all others put a separator before themselves
-        self._write(orjson.dumps(_metadata("process_name", 1, "name", "session")))
+        name = _metadata("process_name", self._process(0), "name", f"session{self._name}")
+        self._write(SEPARATOR * (self._before > 0) + orjson.dumps(name))
 
     def _finish(self) -> None:
         for ctx in list(self._layers):
@@ -161,7 +197,7 @@ class _Writer:
         )  # fmt: skip
 
     def _counter(self, ctx: int, name: str, t: int, value: float) -> None:
-        self._event({"ph": "C", "pid": ctx + 1, "ts": self._us(t), "name": name,
+        self._event({"ph": "C", "pid": self._process(ctx), "ts": self._us(t), "name": name,
                      "args": {"value": value}})  # fmt: skip
 
     def _span(self, ctx: int, name: str, begin: int, end: int, value: float) -> None:
@@ -169,15 +205,22 @@ class _Writer:
         self._counter(ctx, name, begin, value)
         self._counter(ctx, name, end, 0)
 
+    def _process(self, ctx: int) -> int:
+        """The number of a context's process."""
+        self.processes = max(self.processes, self._before + ctx + 1)
+        return self._before + ctx + 1
+
     def _track(self, ctx: int, name: str, number: int) -> int:
         """The number of a track, which is described when it is first used."""
-        tid = (ctx + 1) * PER_CONTEXT + number
+        pid = self._process(ctx)
+        tid = pid * PER_CONTEXT + number
         if tid not in self._tracks:
             if number == 1 and ctx:
-                self._event(_metadata("process_name", ctx + 1, "name", f"context {ctx}"))
+                named = f"context {ctx}{self._name}"
+                self._event(_metadata("process_name", pid, "name", named))
             self._tracks.add(tid)
-            self._event(_metadata("thread_name", ctx + 1, "name", name, tid))
-            self._event(_metadata("thread_sort_index", ctx + 1, "sort_index", number, tid))
+            self._event(_metadata("thread_name", pid, "name", name, tid))
+            self._event(_metadata("thread_sort_index", pid, "sort_index", number, tid))
         return tid
 
     def _on(self, ctx: int, name: str) -> int:
@@ -214,7 +257,7 @@ class _Writer:
         if self._whole:
             tid = self._on(0, "messages")
             self._event(
-                {"ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": self._us(message.t),
+                {"ph": "i", "s": "t", "pid": process_of(tid), "tid": tid, "ts": self._us(message.t),
                  "name": message.level, "args": {"text": message.text}}
             )  # fmt: skip
 
@@ -228,8 +271,8 @@ class _Writer:
             self._end_mark(self._refs.mark, mark.t)
         else:
             tid = self._track(0, "marks", FIRST_MARK)
-            self._event({"ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": self._us(mark.t),
-                         "name": mark.name})  # fmt: skip
+            self._event({"ph": "i", "s": "t", "pid": process_of(tid), "tid": tid,
+                         "ts": self._us(mark.t), "name": mark.name})  # fmt: skip
 
     def _end_mark(self, mark: Mark, t: int) -> None:
         lane, _ = self._lanes.end(mark.mark, t)
