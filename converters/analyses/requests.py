@@ -54,9 +54,12 @@ class Waits:
 def compute_requests(session: Session, top: int = TOP) -> list[Report]:
     """The latencies of a session's requests, and the `top` slowest with what they waited for."""
     steps, requests = find_requests(session)
+    ended = session.log_end.notes()
     if not requests:
-        return [Report("Requests", [], [], ["The log has no requests."])]
-    return [_latencies(requests), _slowest(requests, steps, top)]
+        return [Report("Requests", [], [], ["The log has no requests.", *ended])]
+    latencies = _latencies(requests)
+    latencies.notes.extend(ended)
+    return [latencies, _slowest(requests, steps, top)]
 
 
 def _latencies(requests: Sequence[Request]) -> Report:

@@ -65,7 +65,7 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
         reports[-1].notes.append(BOUND)
     if note := busy_note(probe):
         reports[-1].notes.append(note)
-    reports[-1].notes += notes
+    reports[-1].notes += [*notes, *session.log_end.notes()]
     return reports, _chart(session, probe, points)
 
 

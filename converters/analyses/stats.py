@@ -150,8 +150,7 @@ def _session_notes(session: Session) -> list[str]:
     notes = []
     if outside := int((session.computes["step"] < 0).sum()):
         notes.append(f"{outside} graph computes outside of steps are left out.")
-    if ended := session.log_end.sentence():
-        notes.append(f"{ended[0].upper()}{ended[1:]}.")
+    notes += session.log_end.notes()
     if session.start.perturbed:
         notes.append("Tensor values were read (--stats): do not compare times.")
     if session.start.args.get("dialect"):

@@ -16,7 +16,6 @@ from converters.analyses.values import (
     Spread,
     joined,
     name_of,
-    notes_of,
     number,
     values_of,
 )
@@ -71,7 +70,7 @@ def compare_values(a: Session, b: Session) -> list[Report]:
         size = shown(shifts[most], "number")
         title += f": means differ by up to {size} deviations, in {_words(most)}"
     notes = [f"A is {a.path}, B is {b.path}.", *_only("A", of_a, of_b), *_only("B", of_b, of_a)]
-    notes += [_extent(a, b, alike), *alike.parted, *notes_of(a), *notes_of(b)]
+    notes += [_extent(a, b, alike), *alike.parted, *a.log_end.notes(), *b.log_end.notes()]
     by_tensor = Report(title, columns, rows, notes, figures=figures, labels=3)
     return [by_tensor, *([_by_token(of_a, of_b, alike)] if alike.pairs else [])]
 

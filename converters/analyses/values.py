@@ -113,7 +113,9 @@ def compute_values(session: Session) -> Report:
         Column("infinite", "count"),
         Column("zeros", "fraction"),
     ]
-    return Report(f"Values: {_whether_finite(session)}", columns, rows, notes_of(session), labels=3)
+    return Report(
+        f"Values: {_whether_finite(session)}", columns, rows, session.log_end.notes(), labels=3
+    )
 
 
 NAMES = (Column("tensor"), Column("op"), Column("layer", "layer"))
@@ -137,9 +139,3 @@ def _whether_finite(session: Session) -> str:
     where = f"in {first.name}" + (f", step {step}" if step >= 0 else "")
     n_nan, n_inf = sum(event.nan for event in bad), sum(event.inf for event in bad)
     return f"{n_nan:,} NaN and {n_inf:,} infinite, first {where}"
-
-
-def notes_of(session: Session) -> list[str]:
-    """How the log ended, if not as it should."""
-    ended = session.log_end.sentence()
-    return [f"{ended[0].upper()}{ended[1:]}."] if ended else []

@@ -151,8 +151,7 @@ def _of_session(session: Session) -> Shown:
         helds = [_predicted(held, file, why) for held in memory.get(number, [])]
         stored = stored_in_log(session, model, file)
         shown.append((stored, compression_reports(stored, helds)))
-        if ended := session.log_end.sentence():
-            shown[-1][1][0].notes.append(f"{ended[0].upper()}{ended[1:]}.")
+        shown[-1][1][0].notes.extend(session.log_end.notes())
     return shown
 
 

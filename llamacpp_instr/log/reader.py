@@ -68,6 +68,11 @@ class LogEnd:
             parts.append(f"{self.left_out} {events} left out, which refer to missing ones")
         return "; ".join([*parts, *self.parts])
 
+    def notes(self) -> list[str]:
+        """`sentence` as a note of a report, if there is one."""
+        said = self.sentence()
+        return [f"{said[0].upper()}{said[1:]}."] if said else []
+
 
 class EventReader(Protocol):
     """What gives the events of a log: `LogReader`, or the parts of a rotated log (`log.runs`)."""
