@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
-from llamacpp_instr.errors import UsageError
 
 
 @click.command(
     "to-parquet",
-    epilog="\b\nExample:\n  instr to-parquet session.log -o tables",
+    epilog="\b\nExamples:\n  instr to-parquet session.log -o tables\n"
+    "  instr to-parquet main-*.log branch-*.log --csv -o tables",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
@@ -27,14 +27,15 @@ def to_parquet(
     Writes one file for each table: steps, requests, layers, ops, nodes, tensors, tokens, kv,
     memory, marks, machine, computes, messages, notes, tensor_stats. Times are ns, sizes bytes.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. Several are the parts
-    of a rotated log; another session needs a directory of its own. DIR appears when all its files
-    are complete.
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated
+    log are one session. The tables of several sessions have a first column `log` with the name of
+    each row's log. DIR appears when all its files are complete.
     """
     from converters.exports.table_files import check_pyarrow, write_csv, write_parquet
-    from converters.exports.tables import NAMES, stream_tables
+    from converters.exports.tables import NAMES
+    from converters.exports.tables.several import stream_runs
     from llamacpp_instr.log.reader import LogEnd
-    from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.log.runs import Run, find_runs
     from llamacpp_instr.output import check_not_input, open_output_directory
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
@@ -44,18 +45,19 @@ def to_parquet(
     names = [f"{table}.{suffix}" for table in NAMES for suffix in ("parquet", "csv")]
     for name in names:
         check_not_input(Path(output) / name, *logs)
-    run, *others = find_runs(logs)
-    if others:
-        raise UsageError(
-            f"{run.name} and {others[0].name} are different sessions; convert each into its own DIR"
-        )
-    ends: list[LogEnd] = []
+    runs = find_runs(logs)
+    told: list[str] = []
+
+    def on_end(run: Run, end: LogEnd) -> None:
+        if said := end.sentence():
+            told.append(f"{run.name}: {said}")
+
     with (
         open_output_directory(output, names, force) as directory,
-        progress_bar(f"Reading {run.name}") as on_progress,
+        progress_bar(f"Reading {', '.join(run.name for run in runs)}") as on_progress,
     ):
         write = write_csv if as_csv else write_parquet
-        n_rows = write(stream_tables(run, on_progress, ends.append, lenient), directory)
-    if said := ends[0].sentence():
-        notice(f"{run.name}: {said}")
+        n_rows = write(stream_runs(runs, on_progress, on_end, lenient), directory)
+    for line in told:
+        notice(line)
     notice(f"{output}: " + ", ".join(f"{n_rows[name]:,} {name}" for name in NAMES))

@@ -9,14 +9,18 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import click
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from llamacpp_instr.cli import main
+from llamacpp_instr.cli import COMMANDS, main
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
 from tests.kit.trace_processor import check, needs_node
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 @pytest.fixture
@@ -119,6 +123,29 @@ def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_
         assert records(*chosen) == wanted
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_tables_say_of_which_log_each_row_is(form: str, logs: list[str], tmp_path: Path) -> None:
+    second, other, first = logs
+    Path(other).write_bytes(Path(other).read_bytes().rpartition(b'{"event":"session_end"')[0])
+
+    def tables(*chosen: str) -> dict[str, pd.DataFrame]:
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        done = instr("to-parquet", *chosen, *["--csv"] * (form == "csv"), "-o", str(out))
+        assert done.stderr.count(f"{other}: the log was not closed") == (other in chosen)
+        read = pd.read_csv if form == "csv" else pd.read_parquet
+        return {path.stem: read(path) for path in out.iterdir()}
+
+    whole, joined, alone = tables(*logs), tables(first, second), tables(other)
+    assert whole.keys() == joined.keys() == alone.keys()
+    for name, table in whole.items():
+        of_log = table.pop("log")
+        for log, wanted in ((f"{first} and 1 more part", joined), (other, alone)):
+            got = table[of_log == log].reset_index(drop=True)
+            assert list(got) == list(wanted[name])
+            assert got.to_csv() == wanted[name].to_csv(), name
+        assert len(table) == len(joined[name]) + len(alone[name])
+
+
 def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
     second, _, first = logs
     joined = tmp_path / "joined.log"
@@ -131,12 +158,39 @@ def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_line_costs_no_more_than_itself(logs: list[str]) -> None:
-    path = Path(logs[1])
-    path.write_bytes(path.read_bytes().replace(b'"event":"layers"', b'"event":"layer"', 1))
-    for command in ("summary", "stats", "memory", "cat --expand"):
-        name, *options = command.split()
-        assert instr(name, logs[1], *options).exit_code == 2
-        done = instr(name, logs[1], *options, "--lenient")
-        assert done.exit_code == 0
-        assert "1 damaged line was skipped" in " ".join(done.output.split())
+LENIENT = [
+    "summary LOG", "stats LOG", "requests LOG", "tree LOG", "cat LOG --expand", "page LOG -o OUT",
+    "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG",
+    f"roofline LOG --probe {FIXTURES / 'probe.json'}", "to-perfetto LOG -o OUT",
+    "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LENIENT)
+def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    whole = (FIXTURES / "every-event.log").read_bytes()
+    log.write_bytes(whole.replace(b'"event":"note"', b'"event":"not"', 1))
+    out = tmp_path / "out"
+    words = line.replace("LOG", str(log)).replace("OUT", str(out)).split()
+    refused = instr(*words)
+    assert refused.exit_code == 2
+    assert "a.log:" in refused.output
+    assert not out.exists()
+    done = instr(*words, "--lenient")
+    assert done.exit_code == 0, done.output
+    said = done.output + (out.read_text(errors="replace") if out.is_file() else "")
+    assert "1 damaged line was skipped" in " ".join(said.split())
+
+
+def test_every_command_that_reads_logs_is_lenient() -> None:
+    """But `check`, which reports what is damaged, and `view`, which serves a trace until Ctrl-C."""
+    found = set()
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        arguments = [of for of in command.params if isinstance(of, click.Argument)]
+        if any("LOG" in (of.metavar or "") for of in arguments) or name == "diff":
+            found.add(name)
+            assert (name == "check") != any("--lenient" in of.opts for of in command.params)
+    assert found - {"check", "view"} == {line.split()[0] for line in LENIENT}
