@@ -115,9 +115,11 @@ th[aria-sort=descending] button::after { content: "\\2193" / ""; opacity: 1 }
 p { margin: .4em 0; max-width: 60rem }
 """
 
+# a notebook's own rules, which align every cell right, are more specific
 _PART_STYLE = """
 .llamacpp-instr .scroll { overflow: auto }
-.llamacpp-instr :is(th, td) { padding: .2em .6em; text-align: left; vertical-align: top }
+.llamacpp-instr :is(th, td) { padding: .2em .6em; vertical-align: top }
+.llamacpp-instr :is(th, td):not(.number) { text-align: left !important }
 .llamacpp-instr .number { text-align: right; white-space: nowrap }
 .llamacpp-instr .bar { white-space: nowrap }
 .llamacpp-instr .bar span { display: inline-block; min-width: 4em; text-align: right }
