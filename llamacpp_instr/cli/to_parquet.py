@@ -12,7 +12,7 @@ from llamacpp_instr.cli.logs import lenient_option
 @click.command(
     "to-parquet",
     epilog="\b\nExamples:\n  instr to-parquet session.log -o tables\n"
-    "  instr to-parquet main-*.log branch-*.log --csv -o tables",
+    "  instr to-parquet session.log server.log --csv -o tables",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
