@@ -201,13 +201,11 @@ def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
         [*command, "--force"], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 20
         while not sum(path.stat().st_size for path in tmp_path.glob(".instr-*")):
             assert process.poll() is None
-            assert time.monotonic() < deadline, "nothing was begun"
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=120) == 130
         assert process.stdout is not None
         assert process.stdout.read() == b""
         assert process.stderr is not None

@@ -20,6 +20,8 @@ from tests.kit.native_kit import DEMO
 pytestmark = pytest.mark.native
 
 KILLS = 100
+BEGUN = 50_000
+"""bytes of a log that has steps"""
 
 # Loads the library once, then forks one recording child per request, so a kill takes milliseconds.
 NURSERY = """
@@ -99,14 +101,14 @@ def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path)
             nursery.stdin.flush()
             child = int(nursery.stdout.readline())
             log = tmp_path / f"{number}.log"
-            while not log.exists() or log.stat().st_size == 0:
+            while not log.exists() or log.stat().st_size < BEGUN:
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.15))
             os.kill(child, signal.SIGKILL)
             assert nursery.stdout.readline() == "gone\n"
             lines_in_all += assert_unclosed(log)
         nursery.stdin.close()
-    assert lines_in_all > 100 * KILLS, "the processes were killed before they did anything"
+    assert lines_in_all > 20 * KILLS, "the processes were killed before they did anything"
 
 
 def assert_unclosed(log: Path) -> int:

@@ -170,7 +170,11 @@ def test_an_open_mark_goes_on_in_the_next_part(
 # Only one of two contexts decodes when the log rotates; then the other one's cache is cleared.
 IDLE_CONTEXT = """
 import ctypes, sys, time
+from pathlib import Path
 import llama_cpp.llama_cpp as api
+
+def size():
+    return sum(path.stat().st_size for path in Path().glob("it*.log"))
 
 api.llama_backend_init()
 model = api.llama_model_load_from_file(sys.argv[1].encode(), api.llama_model_default_params())
@@ -181,7 +185,9 @@ token = (ctypes.c_int32 * 1)(7)
 for step in range(1500):
     if step % 200 == 0:
         api.llama_memory_clear(api.llama_get_memory(busy), False)
-        time.sleep(0.15)  # the recorder catches up
+        before = size()
+        while step and size() == before:
+            time.sleep(0.01)  # the recorder catches up
     context = idle if step < 3 else busy
     assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
 api.llama_memory_clear(api.llama_get_memory(idle), False)
