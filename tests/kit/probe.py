@@ -4,7 +4,8 @@ A separate program, so that the patched and the unpatched library can run the sa
 
     python tests/kit/probe.py MODEL OUT.npz --threads 2 [--level LEVEL --log LOG [--stats PATTERN]]
 
-It imports nothing of this product, which an environment with the unpatched library lacks.
+After `--then`, the same process does that again with other arguments. It imports nothing of this
+product, which an environment with the unpatched library lacks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -29,13 +31,19 @@ def main() -> None:
     parser.add_argument("--log")
     parser.add_argument("--stats")
     parser.add_argument("--decodes", type=int, default=DECODES)
-    args = parser.parse_args()
+    words = groupby(sys.argv[1:], lambda word: word == "--then")
+    runs = [parser.parse_args(list(of)) for is_end, of in words if not is_end]
 
     import llama_cpp.llama_cpp as api
 
     silent = api.llama_log_callback(lambda *_: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     api.llama_backend_init()
+    for args in runs:
+        probe(api, args)
+
+
+def probe(api: Any, args: argparse.Namespace) -> None:
     if args.level:
         stats = args.stats.encode() if args.stats else None
         begun = api._lib.llama_instr_begin(args.log.encode(), args.level.encode(), None, stats, 1)

@@ -13,7 +13,7 @@ from tests.recording import test_accounting, test_faults, test_identity
 pytestmark = pytest.mark.native
 
 N_ARCHITECTURES = 128
-N_RUNS = len(test_identity.MODELS) * 2 * len(test_identity.LEVELS)
+N_RUNS = len(test_identity.MODELS) * len(test_identity.THREADS) * len(test_identity.LEVELS)
 N_KILLS = len(converters.COMMANDS) * converters.KILLS
 N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
 

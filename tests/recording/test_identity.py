@@ -12,6 +12,7 @@ from tests.kit.native_kit import DEMO, random_models, run_probe
 pytestmark = pytest.mark.native
 
 LEVELS = [None, "minimal", "detailed", "verbose"]
+THREADS = [1, 2]
 
 # dense, mixture of experts, recurrent, hybrid, sliding window, latent attention, gated, diffusion
 MODELS = [
@@ -31,20 +32,28 @@ def outputs(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_logits_are_bit_identical_at_every_level(tmp_path: Path, name: str, threads: int) -> None:
+def test_logits_are_bit_identical_at_every_level(tmp_path: Path, name: str) -> None:
+    """Also from one session to the next in a process; the first run of the process has none."""
     model = model_path(name)
-    run_probe(tmp_path / "plain.npz", model, "--threads", str(threads), unpatched=True)
-    expected = outputs(tmp_path / "plain.npz")
-    assert len(expected) >= 1
-    for level in LEVELS:
-        log = tmp_path / f"{level}.log"
-        recording = ["--level", level, "--log", str(log)] if level else []
-        run_probe(tmp_path / "patched.npz", model, "--threads", str(threads), *recording)
-        got = outputs(tmp_path / "patched.npz")
+
+    def run(runs: list[tuple[int, str | None]], unpatched: bool) -> list[dict[str, np.ndarray]]:
+        paths = [tmp_path / f"{unpatched}-{threads}-{level}" for threads, level in runs]
+        words: list[str] = []
+        for (threads, level), path in zip(runs, paths, strict=True):
+            recording = ["--level", level, "--log", f"{path}.log"] if level else []
+            words += ["--then", str(model), f"{path}.npz", "--threads", str(threads), *recording]
+        first, out, *others = words[1:]
+        run_probe(Path(out), Path(first), *others, unpatched=unpatched)
+        return [outputs(Path(f"{path}.npz")) for path in paths]
+
+    plain = run([(threads, None) for threads in THREADS], unpatched=True)
+    runs = [(threads, level) for level in LEVELS for threads in THREADS]
+    for (threads, level), got in zip(runs, run(runs, unpatched=False), strict=True):
+        expected = plain[THREADS.index(threads)]
+        assert len(expected) >= 1
         assert got.keys() == expected.keys()
         for step, logits in expected.items():
-            assert got[step].tobytes() == logits.tobytes(), (level, step)
+            assert got[step].tobytes() == logits.tobytes(), (threads, level, step)
 
 
 def test_reading_values_changes_no_value(tmp_path: Path) -> None:
