@@ -28,6 +28,11 @@ _LESS = {
     "quality": "--ctx 64 --chunks 2 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",
 }
+# a probe has no option for that: a hundredth of the time for each figure
+_PROBE = (
+    "from llamacpp_instr.probe import measure; measure.SECONDS /= 100;"
+    " from llamacpp_instr.__main__ import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,12 @@ def _programs(stock: Path) -> Path:
         write_browser(directory)
         cases = "\n".join(f'"{name}"*) set -- "$@" {less};;' for name, less in _LESS.items())
         python = f'exec "{sys.executable}" "$@"'
+        probe = f'[ "$1" = probe ] && exec "{sys.executable}" -c "{_PROBE}" "$@"'
+        instr = f'exec "{sys.executable}" -m llamacpp_instr "$@"'
+        # what is built comes from the user's cache, but no probe goes there
+        cache = f'[ "$1" = build ] || export LLAMACPP_INSTR_CACHE="{stock}/cache"'
         scripts = {
-            "instr": f'case "$*" in\n{cases}\nesac\nexec "{sys.executable}" -m llamacpp_instr "$@"',
+            "instr": f'case "$*" in\n{cases}\nesac\n{cache}\n{probe}\n{instr}',
             "python": python,
             "python3": python,
             "uvicorn": f'exec "{sys.executable}" -m uvicorn "$@"',
