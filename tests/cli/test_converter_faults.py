@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     disk.mkdir()
     kept.mkdir()
     requests = [
-        {"args": command.split(), "cwd": str(disk), "out": str(kept / name), "errors": None}
+        {"args": command.split(), "cwd": str(disk), "out": str(kept / name)}
         for name, command in COMMANDS.items()
     ]
     (tmp_path / "requests").write_text("".join(json.dumps(r) + "\n" for r in requests))

@@ -17,7 +17,6 @@ import pytest
 
 from llamacpp_instr.cli import COMMANDS, main
 from tests.conftest import Instr, assert_refused, read_events
-from tests.kit.nursery import Nursery
 from tests.kit.overwrite_kit import (
     ALL,
     CASES,
@@ -63,12 +62,6 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("stock")
     write_stock(place)
     return place
-
-
-@pytest.fixture
-def instr(nursery: Nursery, tmp_path: Path) -> Instr:
-    """Like the real command line, without the start of a process."""
-    return lambda *words: nursery.run([str(word) for word in words], tmp_path)
 
 
 @pytest.fixture

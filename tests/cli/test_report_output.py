@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from converters.report.report import Unit
 from llamacpp_instr import cli
+from tests.kit.nursery import Nursery
 
 TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"
@@ -46,19 +44,6 @@ PRINTING = [
 
 def instr(line: str, *more: object) -> Result:
     return CliRunner().invoke(cli.main, [*line.split(), *map(str, more)])
-
-
-def without_reader(line: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line whose standard output is a pipe without a reader."""
-    receiver, sender = os.pipe()
-    os.close(receiver)
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *line.split()],
-            stdout=sender, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    finally:
-        os.close(sender)
 
 
 @pytest.mark.native
@@ -122,13 +107,13 @@ def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("line", PRINTING)
-def test_a_reader_that_leaves_is_no_error(line: str) -> None:
-    done = without_reader(line)
+def test_a_reader_that_leaves_is_no_error(line: str, nursery: Nursery, tmp_path: Path) -> None:
+    done = nursery.run(line.split(), tmp_path, reader=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_verdict_does_not_depend_on_the_reader(tmp_path: Path) -> None:
+def test_a_verdict_does_not_depend_on_the_reader(nursery: Nursery, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.log"
     damaged.write_bytes(LOG.read_bytes()[:-100])
-    assert without_reader(f"check {damaged}").returncode == 1
-    assert without_reader(f"check {damaged} --json").returncode == 1
+    for line in (f"check {damaged}", f"check {damaged} --json"):
+        assert nursery.run(line.split(), tmp_path, reader=False).returncode == 1

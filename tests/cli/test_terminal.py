@@ -6,9 +6,8 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from llamacpp_instr.terminal import printable, printable_text, render_json
 from tests.conftest import Instr
 from tests.kit import tiny_models
 from tests.kit.native_kit import ROOT
+from tests.kit.nursery import Nursery
 
 # a title, a colour, clearing the screen, CSI in one character, a direction override, a beep
 EVIL = ["\x1b]0;owned\x07", "\x1b[31m", "\x1b[2J", "\x9b1A", "\u202eabc", "\x08\x7f\u061c"]
@@ -27,30 +27,37 @@ STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 
 
-def on_a_terminal(*command: object, cwd: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Run the real command line with a terminal as all its streams; returns status and output."""
-    ours, theirs = pty.openpty()
-    said = bytearray()
+OnATerminal = Callable[..., tuple[int, str]]
 
-    def listen() -> None:
-        try:
-            while piece := os.read(ours, 4096):
-                said.extend(piece)
-        except OSError:  # Linux reports a closed other end like this
-            pass
 
-    listener = threading.Thread(target=listen)
-    listener.start()
-    with subprocess.Popen(
-        [sys.executable, "-m", "llamacpp_instr", *map(str, command)],
-        cwd=cwd, env={**environment, "PYTHONUTF8": "1"}, stdin=theirs, stdout=theirs, stderr=theirs,
-    ) as process:  # fmt: skip
+@pytest.fixture
+def on_a_terminal(nursery: Nursery, tmp_path: Path, environment: dict[str, str]) -> OnATerminal:
+    """Runs a command with a terminal as all its streams; returns its status and what is shown."""
+
+    def run(*command: object) -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        said = bytearray()
+
+        def listen() -> None:
+            try:
+                while piece := os.read(ours, 4096):
+                    said.extend(piece)
+            except OSError:  # Linux reports a closed other end like this
+                pass
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        terminal = os.ttyname(theirs)
+        words = [str(word) for word in command]
+        nursery.start(words, tmp_path, terminal, input=terminal, environment=environment)
+        status = nursery.status()
         os.close(theirs)
-        status = process.wait(120)
-    listener.join()
-    os.close(ours)
-    # the terminal itself converts newlines
-    return status, said.decode().replace("\r\n", "\n")
+        listener.join()
+        os.close(ours)
+        # the terminal itself converts newlines
+        return status, said.decode().replace("\r\n", "\n")
+
+    return run
 
 
 @given(st.text())
@@ -86,10 +93,10 @@ def evil_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.native
 def test_a_models_text_is_shown_without_steering(
-    evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
+    evil_model: Path, instr: Instr, on_a_terminal: OnATerminal
 ) -> None:
     args = ("run", evil_model, "-p", "a", "-n", 200, "--temp", 100, "--seed", 3, "--threads", 1)
-    status, shown = on_a_terminal(*args, cwd=tmp_path, environment=environment)
+    status, shown = on_a_terminal(*args)
     assert status == 0
     assert not STEERS.search(shown)
 
@@ -105,7 +112,7 @@ def test_a_models_text_is_shown_without_steering(
 
 @pytest.mark.native
 def test_the_log_of_such_text_is_shown_without_steering(
-    evil_model: Path, instr: Instr, tmp_path: Path, environment: dict[str, str]
+    evil_model: Path, instr: Instr, on_a_terminal: OnATerminal
 ) -> None:
     instr("run", evil_model, "-p", "a", "-n", 50, "--temp", 100, "--log", "evil.log")
     for command in (
@@ -118,7 +125,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("stats", "evil.log", "--csv"),
         ("inspect", evil_model),
     ):
-        status, shown = on_a_terminal(*command, cwd=tmp_path, environment=environment)
+        status, shown = on_a_terminal(*command)
         assert status == 0, shown
         assert not STEERS.search(shown), command
 
@@ -147,12 +154,12 @@ def test_the_log_of_such_text_is_shown_without_steering(
     ],
 )
 def test_names_are_shown_without_steering(
-    command: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
+    command: tuple[str, ...], tmp_path: Path, on_a_terminal: OnATerminal
 ) -> None:
     name = "\x1b]0;owned\x07\x9b2J\u202e[red]\x7f\x0b"
     (tmp_path / f"{name}.log").write_bytes(EVERY_EVENT.read_bytes())
     words = [word.replace("NAME", name) for word in command]
-    status, shown = on_a_terminal(*words, cwd=tmp_path, environment=environment)
+    status, shown = on_a_terminal(*words)
     assert status in (0, 1, 2)
     assert "Traceback" not in shown
     assert not STEERS.search(shown)
@@ -166,11 +173,9 @@ def test_a_script_gets_the_name_that_was_written(instr: Instr, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["protobuf", "json"])
-def test_a_trace_is_not_thrown_at_a_terminal(
-    form: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_trace_is_not_thrown_at_a_terminal(form: str, on_a_terminal: OnATerminal) -> None:
     command = ("to-perfetto", EVERY_EVENT, "-o", "-", "--format", form)
-    status, shown = on_a_terminal(*command, cwd=tmp_path, environment=environment)
+    status, shown = on_a_terminal(*command)
     assert status == 2
     assert (
         shown == "Error: a trace is binary and the output is a terminal; name a file, or pipe it\n"

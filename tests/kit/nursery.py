@@ -1,13 +1,15 @@
 """Forks one `instr` per request, with all modules already imported, so a command takes
 milliseconds: for tests of what a command does to files, not of how a process starts.
 
-Requests and answers are lines of JSON: {"args", "cwd", "out", "errors"} -> {"pid"}, then
-{"status"}. Standard output goes to the file "out", or to a pipe without a reader if it is null;
-standard error to the file "errors", or to "out" if it is null.
+Requests and answers are lines of JSON: {"args", "cwd", "out", ...} -> {"pid"}, then {"status"}.
+Standard output goes to the file "out", or to a pipe without a reader if it is null; standard error
+to the file "errors", by default to "out" too. "input" is a file for standard input, "environment"
+replaces that of this process.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -23,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 COMMONLY_USED = (
+    "matplotlib.backends.backend_svg",
+    "matplotlib.colors",
     "pandas",
     "pyarrow.parquet",
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
@@ -47,18 +51,13 @@ class Nursery:
 
     def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
         self._process = process
-        self._out, self._errors = directory / "out", directory / "errors"
+        self._input, self._out, self._errors = (directory / n for n in ("input", "out", "errors"))
 
     def start(
-        self,
-        args: Sequence[str],
-        directory: Path,
-        out: Path | str | None = "said",
-        errors: Path | str | None = None,
+        self, args: Sequence[str], directory: Path, out: str | None = "said", **more: Any
     ) -> int:
-        """The process id of a command that runs in a directory."""
-        files = {"out": out and str(out), "errors": errors and str(errors)}
-        request = {"args": list(args), "cwd": str(directory), **files}
+        """The process id of a command that runs in a directory; `more` is of the request."""
+        request = {"args": list(args), "cwd": str(directory), "out": out, **more}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -71,17 +70,25 @@ class Nursery:
         return status
 
     def run(
-        self, args: Sequence[str], directory: Path, reader: bool = True
+        self,
+        args: Sequence[str],
+        directory: Path,
+        input: str | None = None,
+        reader: bool = True,
+        environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """A command that has ended. Without a `reader`, its standard output is a pipe that nobody
         reads."""
-        self.start(args, directory, self._out if reader else None, self._errors)
+        files = {"errors": str(self._errors)}
+        if input is not None:
+            self._input.write_text(input, "utf-8")
+            files["input"] = str(self._input)
+        self._out.write_text("")
+        out = str(self._out) if reader else None
+        self.start(args, directory, out, environment=environment, **files)
         status = self.status()
-        said, errors = (
-            path.read_text("utf-8", "surrogateescape") if path.exists() else ""
-            for path in (self._out, self._errors)
-        )
-        return subprocess.CompletedProcess(args, status, said if reader else "", errors)
+        said = (path.read_text("utf-8", "surrogateescape") for path in (self._out, self._errors))
+        return subprocess.CompletedProcess(args, status, *said)
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -106,13 +113,15 @@ def start_nursery(environment: dict[str, str]) -> Iterator[Nursery]:
 
 
 def serve() -> None:
-    _import_everything()
-    warnings.simplefilter("ignore")
+    for name in COMMONLY_USED:
+        importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
         # an interruption waits until the child has reached the command
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some modules have threads, which the child needs not
+            child = os.fork()
         if child == 0:
             _become_instr(**request)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -121,25 +130,31 @@ def serve() -> None:
         print(json.dumps({"status": status}), flush=True)
 
 
-def _import_everything() -> None:
-    for name in COMMONLY_USED:
-        importlib.import_module(name)
-
-
-def _become_instr(args: list[str], cwd: str, out: str | None, errors: str | None) -> None:
+def _become_instr(
+    args: list[str],
+    cwd: str,
+    out: str | None,
+    errors: str | None = None,
+    input: str = os.devnull,
+    environment: dict[str, str] | None = None,
+) -> None:
     from llamacpp_instr.cli import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(300)  # a command that hangs is killed
     os.chdir(cwd)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    tempfile.tempdir = None  # it may be another one there
     if out is None:
         reader, number = os.pipe()
         os.close(reader)
     else:
-        number = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    told = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if errors else number
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        number = _opened(out)
+    os.dup2(os.open(input, os.O_RDONLY), 0)
     os.dup2(number, 1)
-    os.dup2(told, 2)
+    os.dup2(_opened(errors) if errors else number, 2)
     sys.argv = ["instr", *args]
     status = 130  # click is not there to catch an interruption
     try:
@@ -153,9 +168,14 @@ def _become_instr(args: list[str], cwd: str, out: str | None, errors: str | None
         status = 1
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ from tests.kit.native_kit import random_models
 pytestmark = pytest.mark.native
 
 
+@pytest.fixture
+def instr(started_instr: Instr) -> Instr:
+    """A process from its start to its end, which are tested here."""
+    return started_instr
+
+
 def damaged(source: Path, path: Path, key: str, value: float) -> Path:
     """A copy of a model with another value in its metadata."""
     shutil.copyfile(source, path)

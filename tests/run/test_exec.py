@@ -31,6 +31,12 @@ sys.exit(sum(process.wait() for process in started))
 
 
 @pytest.fixture
+def instr(started_instr: Instr) -> Instr:
+    """A process from its start to its end, which are tested here."""
+    return started_instr
+
+
+@pytest.fixture
 def application(tmp_path: Path) -> Path:
     path = tmp_path / "app.py"
     path.write_text(APPLICATION)
