@@ -42,10 +42,18 @@ def wait_until_empty(directory: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("after", ["*", "*/demo-Q4_0.gguf", "*/Q8_0-1.log"])
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"])
+SIGNALS = ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"]
+
+
+@pytest.mark.parametrize(
+    ("after", "how"),
+    [
+        *(("*/demo-Q4_0.gguf", how) for how in SIGNALS),
+        *((after, how) for after in ("*", "*/Q8_0-1.log") for how in ("SIGINT", "SIGKILL")),
+    ],
+)
 def test_a_comparison_that_is_ended_leaves_nothing(
-    how: str, after: str, temporary: Path, tmp_path: Path
+    after: str, how: str, temporary: Path, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "llamacpp_instr", *COMPARE.split()],
@@ -55,7 +63,11 @@ def test_a_comparison_that_is_ended_leaves_nothing(
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.01)
         process.send_signal(signal.Signals[how])
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"it went on: {process.communicate()[1]!r}")
     assert process.returncode != 0
     wait_until_empty(temporary)
 
