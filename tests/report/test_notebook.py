@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
@@ -20,8 +21,11 @@ from converters.report.report import shown
 from llamacpp_instr import schema as s
 from llamacpp_instr.cli import main
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.probe.file import probe_json
 from tests.exports.test_late_tables import check_requests
 from tests.kit.made_log import encode, make_log
+from tests.kit.made_probe import probe_of
 from tests.kit.split_log import split_log
 
 mpl.use("agg")
@@ -33,6 +37,21 @@ def printed(command: str, log: Path) -> dict[str, dict]:
     done = CliRunner().invoke(main, [command, str(log), "--json"])
     assert done.exit_code == 0, done.output
     return {report["title"]: report for report in json.loads(done.stdout)}
+
+
+def printed_page(log: Path, directory: Path) -> str:
+    path = directory / "command.html"
+    done = CliRunner().invoke(main, ["page", str(log), "-o", str(path), "--force"])
+    assert done.exit_code == 0, done.output
+    return path.read_text()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch) -> Path:
+    """Without a probe, whatever this machine's user has."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(cache))
+    return cache
 
 
 def test_it_shows_the_summary():
@@ -63,6 +82,17 @@ def test_the_findings_are_those_of_the_summary(tmp_path):
     assert row["why, and what to try"] == f"{finding.what} {finding.advice}"
 
 
+def test_a_probe_of_this_machine_counts_as_in_the_commands(cache, tmp_path):
+    cpu = load_session(RECORDED).start.host.cpu
+    (cache / "probe.json").write_bytes(probe_json(probe_of(cpu)))
+    log = llamacpp_instr.load(RECORDED)
+    rows = printed("summary", RECORDED)["Findings"]["rows"]
+    assert [of.of for of in log.findings] == [row["Costs"] for row in rows] != []
+    assert f"{html.escape(rows[0]['Costs'])}</td>" in log._repr_html_()
+    log.page(tmp_path / "session.html")
+    assert (tmp_path / "session.html").read_text() == printed_page(RECORDED, tmp_path)
+
+
 def test_a_plot_has_the_numbers_of_the_commands():
     log = llamacpp_instr.load(RECORDED)
     summary = printed("summary", RECORDED)
@@ -88,8 +118,7 @@ def test_the_page_is_that_of_the_command(tmp_path):
     path = tmp_path / "session.html"
     log = llamacpp_instr.load(RECORDED)
     log.page(path)
-    done = CliRunner().invoke(main, ["page", str(RECORDED), "-o", "-"])
-    assert path.read_text() == done.stdout
+    assert path.read_text() == printed_page(RECORDED, tmp_path)
     with pytest.raises(InstrError, match=r"session\.html exists; pass force=True"):
         log.page(path)
     log.page(path, force=True)
