@@ -28,9 +28,10 @@ _LESS = {
     "quality": "--ctx 64 --chunks 2 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",
 }
-# a probe has no option for that: a hundredth of the time for each figure
+# a probe has no options for that
 _PROBE = (
-    "from llamacpp_instr.probe import measure; measure.SECONDS /= 100;"
+    "from llamacpp_instr.probe import measure;"
+    " measure.SECONDS, measure.SIZES, measure.TYPES_OF_WEIGHTS = 0, (1, 4), ('F16', 'Q4_K');"
     " from llamacpp_instr.__main__ import main; main()"
 )
 
