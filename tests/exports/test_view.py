@@ -257,7 +257,7 @@ def test_it_serves_until_it_is_interrupted_and_leaves_nothing_open(
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
         assert kept.recv(12) == b"HTTP/1.1 200"
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((url.hostname, url.port))
@@ -272,7 +272,7 @@ def test_a_log_of_any_name_is_shown(name: bytes, tmp_path: Path) -> None:
     with urllib.request.urlopen(route["url"][0]) as answer:
         assert answer.read(1) == b"\n"
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=120)
 
 
 def test_it_ends_with_whoever_started_it(trace: Path) -> None:
@@ -301,7 +301,7 @@ def test_the_port_may_be_chosen_and_a_taken_one_is_named(trace: Path, instr: Ins
         )
     process, address = start(trace, "--port", port)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=120)
     assert urllib.parse.urlsplit(address).port == port
 
 

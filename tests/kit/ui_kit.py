@@ -102,7 +102,7 @@ def served(path: Path, *options: str) -> Iterator[str]:
             assert process.poll() is None, "it stays until it is stopped"
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
         assert process.stderr.read() == ""
 
 

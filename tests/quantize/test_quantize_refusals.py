@@ -258,7 +258,7 @@ def test_a_stopped_quantization_leaves_nothing(
     )  # fmt: skip
     wait_for(lambda: any(path.stat().st_size > 10_000 for path in tmp_path.iterdir()))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == status, errors
     if number == signal.SIGINT:
         assert errors.strip() == "Interrupted"
@@ -287,7 +287,7 @@ def write_sparse_model(path: Path, shape: tuple[int, ...]) -> Path:
 
 def wait_for(condition: object) -> None:
     assert callable(condition)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
