@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel, Probe
 
 MIB = 1 << 20
@@ -20,3 +22,9 @@ def probe_of(cpu: str = "", cores: int = 4) -> Probe:
         kernels=[Kernel("F16", 1, 1, 5e10), Kernel("F16", 1, 2, 1e11), Kernel("F16", 8, 2, 3e11)],
         barriers=[Barrier(2, 250.0)],
     )
+
+
+def probe_of_caches(cpu: str) -> Probe:
+    """A machine as fast as the caches of an AMD EPYC were for one thread. It does not depend on
+    what else runs, as a measured one would."""
+    return replace(probe_of(cpu), bandwidth=[Bandwidth(1, MIB, 2e11)])

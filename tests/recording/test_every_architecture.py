@@ -17,8 +17,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
+from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
-from tests.kit.short_probe import short_probe
 
 pytestmark = pytest.mark.native
 
@@ -64,10 +64,10 @@ def test_every_log_checks_clean(logs: Path) -> None:
 def test_no_finding_fires_where_none_was_provoked(logs: Path) -> None:
     """But for a machine that other tests really disturb."""
     fired = set()
-    probe_of_caches = short_probe(1)
     for log in logs.glob("*.log"):
         session = load_session(log)
-        causes = find_causes(session, counted_steps(session)[0], probe_of_caches)
+        probe = probe_of_caches(session.start.host.cpu)
+        causes = find_causes(session, counted_steps(session)[0], probe)
         fired |= {(log.name, finding.rule) for finding in causes}
     assert {(name, rule) for name, rule in fired if rule != "disturbed-machine"} == set()
 
