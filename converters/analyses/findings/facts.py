@@ -51,6 +51,11 @@ class Facts:
         """The most that a compute used."""
         return int(self.computes["n_threads"].max()) if len(self.computes) else 0
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether threads share CPUs, so that what one does takes long because another runs."""
+        return 0 < self.session.start.host.cores < self.n_threads
+
 
 def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
     """The facts of `steps`, which are those that count."""

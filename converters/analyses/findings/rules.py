@@ -52,7 +52,7 @@ def too_many_threads(facts: Facts) -> Finding | None:
     """More threads than CPUs: at each barrier, the others wait for one that has no CPU."""
     cpus = facts.session.start.host.cores
     machine = facts.machine
-    if not 0 < cpus < facts.n_threads:
+    if not facts.is_crowded:
         return None
     return Finding(
         "too-many-threads",
@@ -65,7 +65,7 @@ def too_many_threads(facts: Facts) -> Finding | None:
 
 def waiting_threads(facts: Facts) -> Finding | None:
     """Thread 0 waits in barriers for the others (WAITING)."""
-    if facts.n_threads < 2 or facts.n_threads > facts.session.start.host.cores > 0:
+    if facts.n_threads < 2 or facts.is_crowded:
         return None
     if facts.machine is not None and facts.machine.is_disturbed:
         return None  # the other thread had no CPU
@@ -227,7 +227,7 @@ def cold_start(facts: Facts) -> Finding | None:
 def costly_sampling(facts: Facts) -> Finding | None:
     """The samplers take a large part of the time (SAMPLING)."""
     share = facts.clock.sampling / max(facts.clock.total, 1)
-    if share < SAMPLING:
+    if share < SAMPLING or facts.is_crowded:
         return None
     n = int(np.isin(facts.session.tokens["step"], facts.steps["step"]).sum())
     each = shown(facts.clock.sampling / max(n, 1), "ns")
@@ -244,7 +244,7 @@ def costly_sampling(facts: Facts) -> Finding | None:
 def slow_application(facts: Facts) -> Finding | None:
     """Between the tokens of requests, the application takes much of the time (APPLICATION, and
     APPLICATION_NS on average of APPLICATION_TOKENS or more)."""
-    if facts.machine is not None and facts.machine.is_disturbed:
+    if facts.is_crowded or (facts.machine is not None and facts.machine.is_disturbed):
         return None  # the application had no CPU
     between = sum(int(request.between_tokens.sum()) for request in facts.requests)
     begins = np.sort(facts.steps["begin"])
