@@ -91,7 +91,7 @@ def test_a_decode_is_bound_by_memory_at_a_share_of_the_measured_bandwidth(tmp_pa
     rate = read * ops["compute"].nunique() / int(ops.dur.sum()) * 1e9
 
     session = load_session(log)
-    measured = read_probe(log.with_suffix(".probe"))
+    measured = replace(read_probe(log.with_suffix(".probe")), load=0.0)
     for roof in (measured.bandwidth_of(1, read).bytes_per_second, rate / 0.73, rate / 0.67):
         found = causes(session, replace(measured, bandwidth=[Bandwidth(1, read, roof)]))
         if abs(rate / roof - 0.7) > 0.02:
@@ -100,7 +100,10 @@ def test_a_decode_is_bound_by_memory_at_a_share_of_the_measured_bandwidth(tmp_pa
             (percent,) = re.findall(r"(\d+) %", found["memory-bound"].what)
             assert int(percent) == pytest.approx(100 * rate / roof, abs=2, rel=0.02)
     assert "memory-bound" not in causes(session)
-    assert "memory-bound" not in causes(session, replace(measured, cpu="another"))
+    low = replace(measured, bandwidth=[Bandwidth(1, read, rate)])
+    assert "memory-bound" in causes(session, low)
+    assert "memory-bound" not in causes(session, replace(low, cpu="another"))
+    assert "memory-bound" not in causes(session, replace(low, load=measured.cores * 0.6))
 
 
 def _made(tmp_path: Path, **machine: int) -> Session:

@@ -12,6 +12,9 @@ from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.probe.file import Probe
 
+BUSY = 0.5
+"""load for each CPU, from which on a probe is not used"""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -42,7 +45,7 @@ class Facts:
     computes: Table
     """those of `steps`, with the column `phase`"""
     probe: Probe | None
-    """of the machine that recorded the session"""
+    """of the machine that recorded the session, measured while it was idle"""
     ops: list[Timed]
     """of thread 0, in `computes`"""
 
@@ -74,6 +77,11 @@ def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> 
         machine=compute_machine(session, steps),
         requests=requests,
         computes=computes,
-        probe=probe if probe and probe.cpu == session.start.host.cpu else None,
+        probe=probe if probe and _fits(probe, session) else None,
         ops=[of for of in session.ops if of.thread == 0 and of.compute in counted],
     )
+
+
+def _fits(probe: Probe, session: Session) -> bool:
+    """Whether a probe tells what the session's machine can do; on a busy one, it is too low."""
+    return probe.cpu == session.start.host.cpu and probe.load <= BUSY * probe.cores
