@@ -100,7 +100,11 @@ def test_what_an_op_achieved_is_its_work_by_its_time(recorded) -> None:
 def test_what_a_compute_achieved_is_the_work_of_its_ops_by_its_time(recorded) -> None:
     if recorded.expected.ops:
         assert recorded.answers["achieved"]
+    on_device = any(name != "CPU" for _, _, name, _ in recorded.expected.splits)
     for _, gigabytes, gigaflops, counted_bytes, counted_flops in recorded.answers["achieved"]:
+        if on_device:
+            assert (counted_bytes, counted_flops) == (None, None), "a device's work is not known"
+            continue
         assert counted_bytes == pytest.approx(gigabytes or 0)
         assert counted_flops == pytest.approx(gigaflops or 0)  # moving the cache: none
 
