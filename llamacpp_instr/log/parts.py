@@ -7,10 +7,11 @@ parts, so nothing is renamed but the `index` of a token, which each part counts 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
+from llamacpp_instr.log.ids import Numbers
 from llamacpp_instr.log.reader import EventReader, LogEnd, LogReader, read_events
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.source import file_size, open_log
@@ -46,24 +47,17 @@ class _Parts:
         self._lenient = lenient
         self._on_progress = on_progress
         self._ends: list[LogEnd] = []
-        self._given: set[tuple[str, int]] = set()
-        """models, contexts and marks"""
-        self._repeated: set[int] = set()
-        """models whose tensors the part repeats"""
-        self._tokens: Counter[int] = Counter()
-        """sampled in each context, so far and in earlier parts"""
-        self._earlier: Counter[int] = Counter()
-        self._sum: SessionEnd | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
         paths = self._run.paths
         sizes = [_size(path) for path in paths]
+        joiner = Joiner()
         for i, path in enumerate(paths):
             self.path = path
             reader = LogReader(path, "skip" if self._lenient else "raise", self._progress(i, sizes))
-            self._repeated.clear()
-            self._earlier = self._tokens.copy()
-            yield from ((line, event) for line, event in reader if self._take(event, i))
+            joiner.last = i + 1 == len(paths)
+            joiner.begin_part(() if joiner.last else self._run.marks[i + 1])
+            yield from ((line, event) for line, event in reader if joiner.take(event))
             assert reader.end is not None
             self._ends.append(reader.end)
         self.path = paths[0]
@@ -85,14 +79,40 @@ class _Parts:
         skipped = sum(end.skipped for end in self._ends)
         return replace(last, skipped=skipped, parts=tuple(told))
 
-    def _take(self, event: Event, part: int) -> bool:
-        """Whether the whole has the event."""
+
+class Joiner:
+    """Leaves out what a part repeats of earlier ones. Takes the events of all parts, in order."""
+
+    def __init__(self) -> None:
+        self.last = True
+        """no other part follows"""
+        self._part = 0
+        self._go_on: Container[int] = ()
+        self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
+        """models, contexts and marks"""
+        self._repeated: set[int] = set()
+        """models whose tensors the part repeats"""
+        self._tokens: Counter[int] = Counter()
+        """sampled in each context, so far and in earlier parts"""
+        self._earlier: Counter[int] = Counter()
+        self._sum: SessionEnd | None = None
+
+    def begin_part(self, go_on: Container[int]) -> None:
+        """The next events are those of the next part; the marks `go_on` are open in the one after
+        it."""
+        self._part += 1
+        self._go_on = go_on
+        self._repeated.clear()
+        self._earlier = self._tokens.copy()
+
+    def take(self, event: Event) -> bool:
+        """Whether the whole has the event; counts the index of a token through the parts."""
         if isinstance(event, SessionStart):
-            return part == 0
+            return self._part == 1
         if isinstance(event, SessionEnd):
-            return self._session_end(event, part)
+            return self._session_end(event)
         if isinstance(event, Mark):
-            return self._mark(event, part)
+            return self._mark(event)
         if isinstance(event, Model):
             if not self._is_new("model", event.model):
                 self._repeated.add(event.model)
@@ -108,25 +128,24 @@ class _Parts:
 
     def _is_new(self, what: str, number: int) -> bool:
         """Whether no part gave it before."""
-        given = (what, number) in self._given
-        self._given.add((what, number))
+        given = number in self._given[what]
+        self._given[what].add(number)
         return not given
 
-    def _mark(self, event: Mark, part: int) -> bool:
+    def _mark(self, event: Mark) -> bool:
         """A rotation ends the open marks, and begins them again in the next part."""
-        goes_on = part + 1 < len(self._run.marks) and event.mark in self._run.marks[part + 1]
         if event.phase == "end":
-            return not (goes_on and ("mark", event.mark) in self._given)
+            return not (event.mark in self._go_on and event.mark in self._given["mark"])
         return self._is_new("mark", event.mark)
 
-    def _session_end(self, event: SessionEnd, part: int) -> bool:
+    def _session_end(self, event: SessionEnd) -> bool:
         """The last one has the totals of all parts."""
         if before := self._sum:
             event.events = dict(Counter(before.events) + Counter(event.events))
             for total in ("bytes", "dropped", "dropped_ops", "decode_ns", "overhead_ns"):
                 setattr(event, total, getattr(before, total) + getattr(event, total))
         self._sum = event
-        return part + 1 == len(self._run.paths)
+        return self.last
 
 
 def _size(path: str) -> int:

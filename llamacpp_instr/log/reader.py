@@ -17,7 +17,14 @@ import msgspec
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.dialects import Dialect, dialect_of
-from llamacpp_instr.log.source import BAD_STREAM, decompressed, file_size, open_log, os_reason
+from llamacpp_instr.log.source import (
+    BAD_STREAM,
+    decompressed,
+    file_size,
+    growing,
+    open_log,
+    os_reason,
+)
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import (
     EVENTS,
@@ -112,7 +119,8 @@ class LogReader:
 
     `end` is None until the last line was read. `dialect` names the dialect of an earlier fork that
     the log is converted from, or is None. `bad_lines` says what happens with a line that cannot be
-    decoded: it raises LogError, is counted and skipped, or is one of the `items`.
+    decoded: it raises LogError, is counted and skipped, or is one of the `items`. With `more`, the
+    log is plain and being written (`source.growing`).
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class LogReader:
         path: str | Path,
         bad_lines: Literal["raise", "skip", "give"] = "raise",
         on_progress: OnProgress | None = None,
+        more: Callable[[], bool] | None = None,
     ) -> None:
         self.path = "standard input" if str(path) == "-" else str(path)
         self.end: LogEnd | None = None
@@ -130,7 +139,7 @@ class LogReader:
         self._cut = False
         self._file = open_log(path, self.path)
         self._size = file_size(self._file)
-        self._chunks = decompressed(self._file, self.path)
+        self._chunks = growing(self._file, more) if more else decompressed(self._file, self.path)
         self._blocks = self._line_blocks()
         self._first = next(self._blocks, b"")
         self.dialect = self._identify()

@@ -85,6 +85,15 @@ def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
             file.close()
 
 
+def growing(file: BinaryIO, more: Callable[[], bool]) -> Iterator[bytes]:
+    """The content of a plain file that is being written, in chunks of at most CHUNK bytes. At its
+    end `more` waits, and says whether to look again."""
+    with file:
+        while (chunk := file.read(CHUNK)) or more():
+            if chunk:
+                yield chunk
+
+
 def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
     try:
         import zstandard  # takes 20 ms, which a plain log does not need
