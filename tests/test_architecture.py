@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "run": {"llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log"},
+    "converters.live": {"graph", "log"},
     "converters.analyses": {
         "converters.report", "graph", "log", "memory", "model", "probe", "quality", "quantize",
         "weights",

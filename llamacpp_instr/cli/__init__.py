@@ -56,6 +56,7 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.page:page",
             "Write one HTML page about a log, to look at or to send.",
         ),
+        "live": ("llamacpp_instr.cli.live:live", "Watch a log while it is written."),
         "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
         "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
     },

@@ -192,6 +192,12 @@ class RequestFinder:
                     stream.unnamed.remove(request)
                     self._found(request)
 
+    def current(self, ctx: int, seq: int) -> Request | None:
+        """The latest request of a sequence, ended or not; None while it is not known."""
+        context = self._contexts.get(ctx)
+        stream = context.streams.get(max(seq, 0)) if context else None
+        return stream.current if stream else None
+
     def finish(self) -> None:
         """The log has ended."""
         for ctx in list(self._contexts):

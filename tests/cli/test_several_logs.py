@@ -184,7 +184,8 @@ def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> 
 
 
 def test_every_command_that_reads_logs_is_lenient() -> None:
-    """But `check`, which reports what is damaged, and `view`, which serves a trace until Ctrl-C."""
+    """But `check`, which reports what is damaged, and `live`, which leaves it out without being
+    asked. It and `view` serve until Ctrl-C."""
     found = set()
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
@@ -192,5 +193,6 @@ def test_every_command_that_reads_logs_is_lenient() -> None:
         arguments = [of for of in command.params if isinstance(of, click.Argument)]
         if any("LOG" in (of.metavar or "") for of in arguments) or name == "diff":
             found.add(name)
-            assert (name == "check") != any("--lenient" in of.opts for of in command.params)
-    assert found - {"check", "view"} == {line.split()[0] for line in LENIENT}
+            never = name in ("check", "live")
+            assert never != any("--lenient" in of.opts for of in command.params)
+    assert found - {"check", "live", "view"} == {line.split()[0] for line in LENIENT}

@@ -23,6 +23,7 @@ from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.split_log import split_log
+from tests.live import test_live_command
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
 
@@ -30,7 +31,7 @@ LINES = [line for page in PAGES for line in lines_of(page)]
 BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, line.block))]
 
 OTHERS = {
-    "make test": test_docs_servers.RUNS,
+    "make test": [*test_docs_servers.RUNS, *test_live_command.RUNS],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),
 }

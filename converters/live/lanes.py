@@ -1,0 +1,140 @@
+"""One lane per request: its text so far and its times.
+
+Invariant: at most KEPT lanes, each with the latest KEPT_TOKENS tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from converters.live.latencies import Latencies
+from llamacpp_instr.log.requests import Part, Request, RequestFinder
+from llamacpp_instr.schema import Mark, Token
+
+KEPT = 320
+"""lanes: the latest requests; llama.cpp serves at most 256 sequences of a context at once"""
+KEPT_TOKENS = 1000
+"""of each lane"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A token: its text, when it was there and its probability."""
+
+    index: int
+    """counts the tokens of the lane"""
+    text: str
+    t: int
+    p: float | None
+
+
+@dataclass(eq=False)
+class Lane:
+    """A request as it is shown."""
+
+    number: int
+    """counts the lanes"""
+    request: Request
+    tokens: deque[Shown] = field(default_factory=lambda: deque(maxlen=KEPT_TOKENS))
+    n_tokens: int = 0
+    n_times: int = 0
+    """token times that were counted as latencies"""
+    over: bool = False
+    """the application said so, or its sequence serves another request"""
+    decode: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
+    )
+    """a character may need the bytes of several tokens"""
+
+    def add(self, token: Token) -> None:
+        text = self.decode.decode(bytes.fromhex(token.hex) if token.hex else token.text.encode())
+        self.tokens.append(Shown(self.n_tokens, text, token.t + token.dur, token.p))
+        self.n_tokens += 1
+
+
+class Lanes:
+    """The lanes of a session, from its steps, tokens and marks in the order in which they end."""
+
+    def __init__(self) -> None:
+        self.n_requests = 0
+        """that were seen"""
+        self.latencies = Latencies()
+        self._finder = RequestFinder(self._found)
+        self._lanes: dict[int, Lane] = {}
+        """by the identity of the request, which the lane keeps alive"""
+        self._of_sequence: dict[tuple[int, int], Lane] = {}
+
+    @property
+    def n_active(self) -> int:
+        """Lanes of requests that are not over."""
+        return sum(not lane.over for lane in self._lanes.values())
+
+    def __iter__(self) -> Iterator[Lane]:
+        """In the order in which they began."""
+        return iter(list(self._lanes.values()))
+
+    def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
+        """A step that counts has ended."""
+        self._finder.step(number, ctx, begin, end, parts)
+        for part in parts:
+            if (lane := self._lane(ctx, part.seq)) is not None:
+                self._count_times(lane)
+
+    def token(self, token: Token) -> None:
+        """A token was sampled."""
+        self._finder.token(token.ctx, token.seq, token.step, token.t + token.dur)
+        lane = self._lane(token.ctx, token.seq)
+        if lane is not None:
+            lane.add(token)
+            self._count_times(lane)
+
+    def mark(self, begin: Mark, end: Mark) -> None:
+        """A mark has ended."""
+        if end.seq >= 0:
+            self._finder.span(end.seq, begin.t, end.t, begin.name)
+            for (_, seq), lane in self._of_sequence.items():
+                if seq == end.seq and lane.request.marked_end == end.t:
+                    lane.over = True
+
+    def _lane(self, ctx: int, seq: int) -> Lane | None:
+        request = self._finder.current(ctx, seq)
+        if request is None:
+            return None
+        lane = self._lanes.get(id(request))
+        if lane is None:
+            before = self._of_sequence.get((ctx, request.seq))
+            if before is not None:
+                before.over = True
+            lane = Lane(self.n_requests, request)
+            self.n_requests += 1
+            self._lanes[id(request)] = self._of_sequence[ctx, request.seq] = lane
+            if len(self._lanes) > KEPT:
+                self._forget()
+        request.steps[:-1] = []  # the finder needs only the latest
+        return lane
+
+    def _count_times(self, lane: Lane) -> None:
+        times = lane.request.token_times
+        for i in range(lane.n_times, len(times)):
+            if i:
+                self.latencies.between.add(times[i] - times[i - 1])
+            else:
+                self.latencies.to_first.add(times[0] - lane.request.first)
+        lane.n_times = len(times)
+
+    def _found(self, request: Request) -> None:
+        lane = self._lanes.get(id(request))
+        if lane is not None:
+            lane.over = True
+
+    def _forget(self) -> None:
+        """The oldest lane, one that is over if there is one."""
+        oldest = next((lane for lane in self._lanes.values() if lane.over), None)
+        lane = oldest or next(iter(self._lanes.values()))
+        del self._lanes[id(lane.request)]
+        key = lane.request.ctx, lane.request.seq
+        if self._of_sequence.get(key) is lane:
+            del self._of_sequence[key]

@@ -1,0 +1,46 @@
+"""Histograms of waiting times.
+
+The bounds are those that OpenTelemetry's semantic conventions for generative AI advise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+TO_FIRST = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""upper bounds in seconds"""
+BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+class Histogram:
+    """Counts of times by their upper bounds, in seconds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.sum = 0.0
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, ns: int) -> None:
+        """Count a time in ns."""
+        seconds = ns / 1e9
+        self.sum += seconds
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Prometheus's buckets: the upper bound, and how many times are at most that."""
+        total, buckets = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return buckets
+
+
+@dataclass
+class Latencies:
+    """What requests waited for."""
+
+    to_first: Histogram = field(default_factory=lambda: Histogram(TO_FIRST))
+    between: Histogram = field(default_factory=lambda: Histogram(BETWEEN))

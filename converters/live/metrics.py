@@ -1,0 +1,95 @@
+"""The figures of a session for Prometheus.
+
+Names follow OpenTelemetry's semantic conventions for generative AI where they have one
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), as Prometheus spells them:
+underscores, and the unit at the end. Others begin with `llamacpp_instr_`. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from converters.live.latencies import Histogram
+
+if TYPE_CHECKING:
+    from converters.live.state import LiveState
+
+__all__ = ["CONTENT_TYPE", "metrics_text"]
+
+
+def metrics_text(state: LiveState) -> bytes:
+    """All figures of `state` in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(state))
+    return generate_latest(registry)
+
+
+class _Figures(Collector):
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state
+        waits = state.lanes.latencies
+        yield _histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From the arrival of a request, or the begin of its first step, to its first token.",
+            waits.to_first,
+        )
+        yield _histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "From each token of a request to the next.",
+            waits.between,
+        )
+        tokens = CounterMetricFamily(
+            "llamacpp_instr_tokens",
+            "Tokens of prompts that were computed, and tokens that were sampled.",
+            labels=["gen_ai_token_type"],
+        )
+        tokens.add_metric(["input"], state.n_prompt)
+        tokens.add_metric(["output"], state.n_tokens)
+        yield tokens
+        yield _counter("requests", "Requests that began.", state.lanes.n_requests)
+        yield _counter("steps", "Calls of llama_decode and llama_encode.", state.n_steps)
+        yield _counter("failed_steps", "Calls that returned an error.", state.n_failed)
+        yield _counter("busy_seconds", "Time inside these calls.", state.busy / 1e9)
+        yield _counter("messages", "Warnings and errors of llama.cpp.", state.n_messages)
+        yield _gauge("active_requests", "Requests under way.", state.lanes.n_active)
+        cells = GaugeMetricFamily(
+            "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
+        )
+        for (ctx, cache), of in state.caches.items():
+            cells.add_metric([str(ctx), str(cache), "used"], of.used)
+            cells.add_metric([str(ctx), str(cache), "free"], of.size - of.used)
+        yield cells
+        memory = GaugeMetricFamily(
+            "llamacpp_instr_memory_bytes", "Memory that contexts hold.", labels=["ctx", "kind"]
+        )
+        for ctx, told in state.memory.items():
+            for kind in ("model", "context", "compute"):
+                used = sum(getattr(buffer, kind) for buffer in told.buffers)
+                memory.add_metric([str(ctx), kind], used)
+        yield memory
+        if state.end is None and state.start is not None:
+            yield _gauge("up", "Whether the session is still recorded.", 1)
+        else:
+            yield _gauge("up", "Whether the session is still recorded.", 0)
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"llamacpp_instr_{name}", help_text, value)
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"llamacpp_instr_{name}", help_text, value)
+
+
+def _histogram(name: str, help_text: str, of: Histogram) -> Metric:
+    return HistogramMetricFamily(name, help_text, of.cumulative(), of.sum)

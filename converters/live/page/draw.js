@@ -1,0 +1,82 @@
+// Drawing: heat maps, the latest steps, and charts over time.
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const ink = () => getComputedStyle(document.body).color;
+
+// 0 to 1 as a colour from the page's background to a strong orange
+export function heatColour(share) {
+  const light = dark.matches ? 9 + 46 * share : 100 - 48 * share;
+  return `hsl(${24 - 14 * share} 92% ${light}%)`;
+}
+
+// Draws rows (the first is outside of layers) × blocks; returns a function from an event to its cell.
+export function drawHeat(canvas, values, most) {
+  const rows = values.length, columns = values[0].length;
+  canvas.width = columns;
+  canvas.height = rows;
+  canvas.style.height = `${Math.min(420, Math.max(90, rows * 14))}px`;
+  const context = canvas.getContext("2d");
+  values.forEach((row, y) => row.forEach((value, x) => {
+    context.fillStyle = heatColour(most ? Math.sqrt(value / most) : 0);
+    context.fillRect(x, y, 1, 1);
+  }));
+}
+
+export function cellAt(canvas, event, rows, columns) {
+  const box = canvas.getBoundingClientRect();
+  const x = Math.floor((event.clientX - box.left) / box.width * columns);
+  const y = Math.floor((event.clientY - box.top) / box.height * rows);
+  return x >= 0 && x < columns && y >= 0 && y < rows ? [y, x] : null;
+}
+
+const COLOUR = { prefill: "#8250df", decode: "#0a7ea4", encode: "#bf8700" };
+export const STEP_WIDTH = 4;
+
+// Draws the last of `steps` as bars of their time, on a logarithmic scale.
+export function drawSteps(canvas, steps, chosen) {
+  const scale = devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const shown = steps.slice(-Math.floor(width / STEP_WIDTH));
+  const most = Math.max(1, ...shown.map((step) => step[6]));
+  const least = Math.min(most / 10, ...shown.map((step) => Math.max(step[6], 1)));
+  shown.forEach((step, i) => {
+    const share = Math.log(Math.max(step[6], 1) / least * 1.2) / Math.log(most / least * 1.2);
+    const x = width - (shown.length - i) * STEP_WIDTH;
+    context.fillStyle = step[0] === chosen ? ink() : COLOUR[step[2]];
+    const tall = Math.max(2, share * (height - 4));
+    context.fillRect(x, height - tall, STEP_WIDTH - 1, tall);
+  });
+  return shown;
+}
+
+// A chart of columns of `series` over seconds, the first of which are the x values.
+export function makeChart(place, series, format) {
+  const options = () => ({
+    width: place.clientWidth || 300,
+    height: 150,
+    scales: { x: { time: false } },
+    cursor: { y: false },
+    legend: { show: series.length > 1 },
+    series: [
+      { label: "s" },
+      ...series.map(([label, colour]) => ({ label, stroke: colour, width: 1.5, points: { show: false } })),
+    ],
+    axes: [
+      { stroke: ink, grid: { stroke: "#8883" }, values: (_, at) => at.map(clock) },
+      { stroke: ink, grid: { stroke: "#8883" }, size: 58, values: (_, at) => at.map(format) },
+    ],
+  });
+  const chart = new uPlot(options(), [[], ...series.map(() => [])], place);
+  new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: 150 })).observe(place);
+  dark.addEventListener("change", () => chart.redraw());
+  return chart;
+}
+
+function clock(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  return s < 60 ? `${s} s` : `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}`;
+}

@@ -1,0 +1,286 @@
+"""The latest figures of a session, from its events in order.
+
+Invariant: the figures count every event; only what is kept of the past is bounded: SECONDS seconds
+of history, STEPS steps, MESSAGES messages and the lanes' own bounds. All times are in ns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from converters.live.heat import Float64, Heat, Int64, PlanCells, add_layers, add_ops, cells_of
+from converters.live.lanes import Lanes
+from llamacpp_instr.log.requests import parts_of
+from llamacpp_instr.log.resolve import Resolver, Takers
+from llamacpp_instr.schema import (
+    Context,
+    Kv,
+    Layers,
+    Machine,
+    Mark,
+    Memory,
+    Message,
+    Model,
+    Ops,
+    SessionEnd,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+    Token,
+)
+
+SECOND = 1_000_000_000
+SECONDS = 3600
+STEPS = 2000
+MESSAGES = 200
+
+
+@dataclass
+class Second:
+    """What happened in one second of the session."""
+
+    number: int
+    """since the session began"""
+    tokens: int = 0
+    prompt: int = 0
+    """tokens of prompts that were computed"""
+    steps: int = 0
+    busy: int = 0
+    """time of the steps that ended in it"""
+    cells: int = 0
+    """used in all caches, at its end"""
+    rss: int = 0
+    delay: int = 0
+    """time in which threads waited for a CPU"""
+    cpu: int = 0
+
+
+@dataclass(frozen=True)
+class ComputeRow:
+    """The kernels of one compute on thread 0, as columns."""
+
+    cells: PlanCells
+    gap: Int64
+    """before each kernel"""
+    dur: Int64
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step that has ended, and where its kernels' time went."""
+
+    step: int
+    ctx: int
+    phase: str
+    n_tokens: int
+    n_seqs: int
+    begin: int
+    dur: int
+    computes: tuple[ComputeRow, ...]
+
+
+@dataclass
+class Cache:
+    """Cells of one cache of a context."""
+
+    used: int
+    size: int
+    n_bytes: int
+
+
+@dataclass
+class Threads:
+    """What the threads of the latest compute did, in ns of each thread, where the log has it."""
+
+    working: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Open:
+    """A step that has not ended."""
+
+    begin: StepBegin
+    heat: Float64
+    computes: list[ComputeRow] = field(default_factory=list)
+
+
+class LiveState:
+    """Takes the events of a log through `takers`; its attributes are the figures."""
+
+    def __init__(self) -> None:
+        self.refs = Resolver()
+        self.start: SessionStart | None = None
+        self.end: SessionEnd | None = None
+        self.latest = 0
+        """the largest `t` so far"""
+        self.models: dict[int, Model] = {}
+        self.contexts: dict[int, Context] = {}
+        self.lanes = Lanes()
+        self.seconds: deque[Second] = deque(maxlen=SECONDS)
+        self.steps: deque[StepRow] = deque(maxlen=STEPS)
+        self.messages: deque[tuple[int, int, str, str]] = deque(maxlen=MESSAGES)
+        """number, time, level and text"""
+        self.heat: dict[str, Heat] = {}
+        """by phase"""
+        self.caches: dict[tuple[int, int], Cache] = {}
+        """by context and cache"""
+        self.memory: dict[int, Memory] = {}
+        """of each context, the latest"""
+        self.machine: Machine | None = None
+        self.threads: dict[int, Threads] = {}
+        """of each context"""
+        self.n_events = self.n_steps = self.n_failed = self.n_tokens = self.n_prompt = 0
+        self.n_messages = 0
+        self.busy = 0
+        self._open: dict[int, _Open] = {}
+        self._rss = 0
+        self.takers: Takers = {
+            SessionStart: self._session_start,
+            SessionEnd: self._session_end,
+            Model: self._model,
+            Context: self._context,
+            Memory: self._take_memory,
+            Machine: self._take_machine,
+            Mark: self._mark,
+            Message: self._message,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Layers: self._layers,
+            Ops: self._ops,
+            Kv: self._kv,
+            Token: self._token,
+        }
+
+    # --- the session ---
+
+    def _session_start(self, start: SessionStart) -> None:
+        self.start = start
+        self.latest = start.t
+
+    def _session_end(self, end: SessionEnd) -> None:
+        self.end = end
+
+    def _model(self, model: Model) -> None:
+        self.models[model.model] = model
+
+    def _context(self, context: Context) -> None:
+        self.contexts[context.ctx] = context
+        if len(self.contexts) > len(self.refs.contexts):  # the resolver forgets those of long ago
+            for ctx in self.contexts.keys() - self.refs.contexts.keys():
+                self._forget(ctx)
+
+    def _forget(self, ctx: int) -> None:
+        del self.contexts[ctx]
+        self.memory.pop(ctx, None)
+        self.threads.pop(ctx, None)
+        for key in [key for key in self.caches if key[0] == ctx]:
+            del self.caches[key]
+
+    def _take_memory(self, memory: Memory) -> None:
+        self.memory[memory.ctx] = memory
+        self._rss = memory.rss or self._rss
+
+    def _take_machine(self, machine: Machine) -> None:
+        self.machine = machine
+        second = self._second(machine.t)
+        second.cpu += machine.cpu
+        second.delay += machine.delay or 0
+
+    def _mark(self, mark: Mark) -> None:
+        if mark.phase == "end":
+            self.lanes.mark(self.refs.mark, mark)
+
+    def _message(self, message: Message) -> None:
+        self.messages.append((self.n_messages, message.t, message.level, message.text))
+        self.n_messages += 1
+
+    # --- steps ---
+
+    def _step_begin(self, begin: StepBegin) -> None:
+        context = self.contexts.get(begin.ctx)
+        model = self.models.get(context.model) if context else None
+        layers = model.hparams.get("n_layer", 0) if model else 0
+        n = int(layers) if isinstance(layers, int) else 0
+        heat = self.heat.setdefault(begin.name, Heat(n))
+        self._open[begin.step] = _Open(begin, np.zeros_like(heat.sum))
+
+    def _step_end(self, end: StepEnd) -> None:
+        opened = self._open.pop(end.step, None)
+        if opened is None:
+            return
+        begin = opened.begin
+        if end.status != 0:
+            self.n_failed += 1
+            return
+        dur = max(end.t - begin.t, 0)
+        row = StepRow(
+            begin.step,
+            begin.ctx,
+            begin.name,
+            begin.n_tokens,
+            begin.n_seqs,
+            begin.t,
+            dur,
+            tuple(opened.computes),
+        )
+        self.steps.append(row)
+        self.heat[begin.name].add(opened.heat)
+        self.n_steps += 1
+        self.busy += dur
+        second = self._second(end.t)
+        second.steps += 1
+        second.busy += dur
+        if begin.name != "decode":
+            second.prompt += begin.n_tokens
+            self.n_prompt += begin.n_tokens
+        counts = begin.n_seqs, begin.pos, begin.n_tokens, begin.n_outputs
+        self.lanes.step(begin.step, begin.ctx, begin.t, end.t, parts_of(begin.sequences, *counts))
+
+    def _layers(self, layers: Layers) -> None:
+        opened = self._open.get(self.refs.step_of(layers))
+        graph = self.refs.compute.graph.event
+        if opened is not None and graph.nodes is None:
+            add_layers(opened.heat, layers)
+
+    def _ops(self, ops: Ops) -> None:
+        compute = self.refs.compute.event
+        opened = self._open.get(compute.step)
+        cells = cells_of(self.refs.plan)
+        gaps = ops.gap or [0] * len(ops.dur)
+        waits = sum(gaps) + sum(ops.wait or ()) + ops.tail
+        threads = self.threads.setdefault(compute.ctx, Threads())
+        if ops.thread == 0:
+            threads.working.clear()
+            threads.waiting.clear()
+        threads.working.append(sum(ops.dur) - sum(ops.wait or ()))
+        threads.waiting.append(waits)
+        if opened is None or cells is None or ops.thread != 0:
+            return
+        add_ops(opened.heat, ops, cells)
+        opened.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
+
+    def _kv(self, kv: Kv) -> None:
+        self.caches[kv.ctx, kv.cache] = Cache(kv.used, kv.size, kv.bytes)
+
+    def _token(self, token: Token) -> None:
+        self.n_tokens += 1
+        self._second(token.t + token.dur).tokens += 1
+        self.lanes.token(token)
+
+    # --- time ---
+
+    def _second(self, t: int) -> Second:
+        """The second of `t`, or the latest: events of other threads come a little later."""
+        assert self.start is not None
+        self.latest = max(self.latest, t)
+        number = max(t - self.start.t, 0) // SECOND
+        if not self.seconds or self.seconds[-1].number < number:
+            self.seconds.append(Second(number))
+        latest = self.seconds[-1]
+        latest.cells = sum(cache.used for cache in self.caches.values())
+        latest.rss = self._rss
+        return latest

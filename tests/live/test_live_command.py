@@ -1,0 +1,193 @@
+"""`instr live`: what it shows of a real recording, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from llamacpp_instr.cli import main
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.schema import Message, SessionStart
+from tests.conftest import Instr, assert_refused
+from tests.kit import ui_kit
+from tests.kit.commands_kit import Line, one_line
+from tests.kit.made_log import encode, make_log
+from tests.kit.native_kit import DEMO, ROOT
+
+RECORDED = ROOT / "tests" / "fixtures" / "every-event.log"
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+RUNS = [
+    one_line("README.md", "instr live server.log"),
+    one_line("docs/cli.md", "instr live session.log"),
+    one_line("docs/cli.md", "instr live server.log --port 8123 --no-browser"),
+]
+
+
+@contextmanager
+def watched(log: Path, *options: str) -> Iterator[str]:
+    """The address that `instr live` prints; it is interrupted at the end."""
+    command = [sys.executable, "-m", "llamacpp_instr", "live", str(log), "--no-browser", *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            address = process.stdout.readline().strip()
+            assert address, process.stderr.read()
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+
+
+def open_log(directory: Path, name: str = "it.log") -> tuple[Path, bytes]:
+    """A log that this process is writing, and what it still lacks."""
+    events = make_log(Random(5).randint)
+    assert isinstance(events[0], SessionStart)
+    events[0].process.pid = os.getpid()
+    events.insert(1, Message(t=events[0].t, level="warn", text=HOSTILE))
+    lines = encode(events).splitlines(keepends=True)
+    (directory / name).write_bytes(b"".join(lines[:10]))
+    return directory / name, b"".join(lines[10:])
+
+
+def look(address: str, width: int = 1280, click: bool = False, **more: Any) -> dict[str, Any]:
+    """What Chromium shows of a session once it has ended."""
+    request = {
+        "chromium": ui_kit.chromium(), "address": address, "width": width, "click": click, **more,
+    }  # fmt: skip
+    done = subprocess.run(
+        ["node", "live.mjs"], cwd=ui_kit.KIT, input=json.dumps(request), capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+APPLICATION = """
+import sys, time
+import llama_cpp, llamacpp_instr
+
+model = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
+with llamacpp_instr.record(sys.argv[2]) as session:
+    print("recording", flush=True)
+    sys.stdin.readline()
+    for number in range(3):
+        with session.mark(f"request {number}") as span:
+            model("Once upon a time", max_tokens=30, seed=number, temperature=1)
+            span.seq = 0
+"""
+
+
+@pytest.mark.native
+def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
+    ui_kit.need_ui()
+    log = tmp_path / "session.log"
+    with subprocess.Popen(
+        [sys.executable, "-c", APPLICATION, str(DEMO), str(log)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as application:  # fmt: skip
+        assert application.stdout is not None
+        assert application.stdout.readline() == "recording\n"
+        with watched(log) as address:
+            begin = threading.Timer(1.5, lambda: application.communicate("\n"))
+            begin.start()
+            seen = look(address, click=True)
+            begin.join()
+    session = load_session(log)
+    _, requests = find_requests(session)
+    assert (seen["errors"], seen["console"], seen["foreign"]) == ([], [], [])
+    assert [lane["name"] for lane in seen["lanes"]] == ["request 2", "request 1", "request 0"]
+    texts = session.tokens["text"].tolist()
+    n = [len(request.token_times) for request in requests]
+    assert [lane["text"] for lane in seen["lanes"]][::-1] == [
+        "".join(texts[sum(n[:i]) : sum(n[: i + 1])]) for i in range(3)
+    ]
+    assert f"{len(session.steps)} steps" in seen["state"]
+    assert f"{len(session.tokens)} tokens" in seen["state"]
+    (last,) = (ops for ops in session.ops[-1:])
+    assert seen["kernels"] == len(last.dur)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("width", [400, 1600])
+def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int) -> None:
+    ui_kit.need_ui()
+    log, rest = open_log(tmp_path)
+    with watched(log) as address:
+        with log.open("ab") as file:
+            file.write(rest)
+        seen = look(address, width, dark=width == 400)
+    assert (seen["errors"], seen["console"], seen["foreign"]) == ([], [], [])
+    assert seen["overflow"] <= 0
+    assert HOSTILE in seen["messages"]
+
+
+@pytest.mark.parametrize("line", RUNS, ids=lambda line: line.text)
+def test_the_examples_work(line: Line, tmp_path: Path) -> None:
+    """As a reader types them; a browser is a program that the environment names."""
+    name = next(word for word in line.text.split() if word.endswith(".log"))
+    log, _ = open_log(tmp_path, name)
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho $1 > {opened}\n")
+    browser.chmod(0o700)
+    words = [sys.executable, "-m", "llamacpp_instr", *line.text.split()[1:]]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "BROWSER": str(browser), "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        metrics = process.stdout.readline().split()[-1]
+        for url in (address, metrics):
+            place = urlsplit(url)
+            connection = http.client.HTTPConnection(place.netloc, timeout=10)
+            connection.request("GET", place.path)
+            assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    if "--no-browser" in line.text:
+        assert not opened.exists()
+    else:
+        assert opened.read_text().strip() == address
+    if "--port" in line.text:
+        assert urlsplit(address).port == 8123
+    assert log.stat().st_size > 0
+
+
+def test_a_log_that_nobody_writes_is_refused(instr: Instr, tmp_path: Path) -> None:
+    assert_refused(instr("live", RECORDED), "no longer written", "instr summary")
+    assert_refused(instr("live", "nothing.log"), "nothing.log: no such file")
+    (tmp_path / "text.log").write_text("Hello\n")
+    assert_refused(instr("live", "text.log"), "text.log: not a log")
+
+
+def test_a_missing_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name)
+    )
+    done = CliRunner().invoke(main, ["live", str(open_log(tmp_path)[0])])
+    assert done.exit_code == 2
+    assert 'uvicorn is not installed: pip install "llamacpp-instr[live]"' in done.output

@@ -1,0 +1,194 @@
+"""The server of a live session: what it sends, to whom, and to whom not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidHandshake, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from converters.live import hub as hub_module
+from converters.live.hub import Hub
+from converters.live.server import LiveServer
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.schema import SessionStart
+from tests.kit.made_log import encode, make_log
+
+
+@dataclass
+class Served:
+    """A server of a log that is being written."""
+
+    log: Path
+    lines: list[bytes]
+    """that are not yet written"""
+    server: LiveServer
+
+    def write(self, n: int) -> None:
+        with self.log.open("ab") as file:
+            file.write(b"".join(self.lines[:n]))
+        del self.lines[:n]
+
+    def frames(self, after: int = -1, **headers: str) -> ClientConnection:
+        address = self.server.address.replace("http:", "ws:")
+        return connect(f"{address}frames?after={after}", additional_headers=headers)
+
+    def get(self, path: str, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        connection.putrequest("GET", path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        return connection.getresponse()
+
+    @property
+    def name(self) -> str:
+        return "/" + self.server.address.split("/", 3)[3]
+
+
+KEPT = 5
+"""frames, so that a test does not wait for those of ten seconds"""
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(hub_module, "KEPT", KEPT)
+    events = make_log(Random(3).randint)
+    assert isinstance(events[0], SessionStart)
+    events[0].process.pid = os.getpid()
+    lines = encode(events).splitlines(keepends=True)
+    log = tmp_path / "it.log"
+    log.write_bytes(lines.pop(0))
+    stop, started = threading.Event(), threading.Event()
+    hub = Hub(FollowedLog(log, stop))
+    server = LiveServer(hub)
+    hub.start()
+    thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    yield Served(log, lines, server)
+    stop.set()
+    hub.join()
+    server.stop()
+    thread.join()
+
+
+def read(viewer: ClientConnection) -> dict[str, Any]:
+    frame: dict[str, Any] = json.loads(viewer.recv(timeout=10))
+    return frame
+
+
+def read_to_the_end(viewer: ClientConnection) -> list[dict[str, Any]]:
+    frames = []
+    try:
+        while True:
+            frames.append(read(viewer))
+    except WebSocketException:
+        return frames
+
+
+def test_a_viewer_gets_a_key_frame_and_then_what_is_new(served: Served) -> None:
+    with served.frames() as viewer:
+        assert read(viewer)["key"]
+        served.write(len(served.lines) // 2)
+        frame = read(viewer)
+        assert "key" not in frame
+        served.write(len(served.lines))
+        frames = [frame, *read_to_the_end(viewer)]
+    assert [f["frame"] for f in frames] == list(range(frame["frame"], frame["frame"] + len(frames)))
+    assert frames[-1]["over"] == "closed"
+    with served.frames() as viewer:
+        key = read(viewer)
+    assert key["over"] == "closed"
+    assert [step for f in frames for step in f["steps"]] == key["steps"]
+
+
+def test_a_viewer_that_comes_back_goes_on(served: Served) -> None:
+    with served.frames() as viewer:
+        first = read(viewer)
+    served.write(len(served.lines) // 2)
+    with served.frames(first["frame"]) as viewer:
+        assert read(viewer)["frame"] == first["frame"] + 1
+    with served.frames(10**6) as viewer:  # of another server
+        assert read(viewer)["key"]
+
+
+def test_a_viewer_that_was_away_too_long_is_told_what_it_lost(served: Served) -> None:
+    with served.frames() as viewer:
+        first = read(viewer)
+        for _ in range(KEPT + 5):
+            served.write(1)
+            frame = read(viewer)
+    with served.frames(first["frame"]) as viewer:
+        key = read(viewer)
+    assert key["key"]
+    assert key["lost"] >= frame["frame"] - first["frame"] > KEPT
+
+
+def test_the_page_and_its_parts_are_served(served: Served) -> None:
+    for path in ("", "page.js", "draw.js", "page.css", "uplot.js", "uplot.css"):
+        answer = served.get(served.name + path)
+        assert answer.status == 200
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Cache-Control"] == "no-store"
+    assert served.get("/metrics").status == 200
+
+
+def test_a_step_is_served_or_named(served: Served) -> None:
+    served.write(len(served.lines))
+    with served.frames() as viewer:
+        steps = [step for frame in read_to_the_end(viewer) for step in frame["steps"]]
+    answer = served.get(f"{served.name}step/{steps[-1][0]}")
+    assert json.loads(answer.read())["step"] == steps[-1]
+    answer = served.get(f"{served.name}step/99999999")
+    assert answer.status == 404
+    assert answer.read() == b"step 99999999 is not kept any more"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1:1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1.evil.example"},
+    ],
+)
+def test_other_pages_and_names_get_nothing(served: Served, headers: dict[str, str]) -> None:
+    for path in (served.name, "/metrics", f"{served.name}step/1"):
+        assert served.get(path, **headers).status == 421
+    if "Origin" in headers:
+        with pytest.raises(InvalidHandshake):
+            served.frames(**headers)
+
+
+def test_without_its_name_nothing_of_the_session_is_served(served: Served) -> None:
+    for path in ("/", "/page.js", "/frames", "/step/1", "/../etc/passwd"):
+        assert served.get(path).status == 404
+    with pytest.raises(InvalidHandshake):
+        connect(f"ws://127.0.0.1:{served.server.port}/frames")
+
+
+def test_what_a_viewer_sends_is_ignored(served: Served) -> None:
+    with served.frames() as viewer:
+        read(viewer)
+        viewer.send("text")
+        viewer.send(b"bytes")
+        served.write(1)
+        assert read(viewer)["frame"] > 0
+
+
+def test_a_port_in_use_is_named(served: Served) -> None:
+    with pytest.raises(UsageError, match=r"--port \d+: Address already in use"):
+        LiveServer(Hub(FollowedLog(served.log, threading.Event())), served.server.port)

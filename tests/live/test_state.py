@@ -1,0 +1,155 @@
+"""The figures of a followed log are those of the finished one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from converters.live.frames import FrameMaker, step_details
+from converters.live.metrics import metrics_text
+from converters.live.state import LiveState
+from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import Session, load_session
+from tests.kit.made_log import encode, make_log
+
+
+@pytest.fixture(params=range(6))
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "made.log"
+    path.write_bytes(encode(make_log(Random(request.param).randint)))
+    return path
+
+
+def state_of(log: Path, pause: int = 0) -> tuple[LiveState, list[dict[str, object]]]:
+    """The state after the log, and a frame after every `pause` events."""
+    state, frames = LiveState(), []
+    maker = FrameMaker(state)
+    for n, (_, event) in enumerate(state.refs.follow(read_events(log)), 1):
+        if take := state.takers.get(type(event)):
+            take(event)
+        if pause and n % pause == 0:
+            frames.append(maker.next_frame(late=False))
+    frames.append(maker.next_frame(late=False))
+    frames.append(maker.key_frame(late=False))
+    return state, frames
+
+
+def test_the_figures_are_those_of_the_session(log: Path) -> None:
+    state, _ = state_of(log)
+    session = load_session(log)
+    good = session.steps.rows(session.steps["status"] == 0)
+    assert state.n_steps == len(good)
+    assert state.n_failed == len(session.steps) - len(good)
+    assert state.n_tokens == len(session.tokens)
+    assert state.n_messages == len(session.messages)
+    assert [row.step for row in state.steps] == good["step"].tolist()
+    assert sum(second.tokens for second in state.seconds) == len(session.tokens)
+    assert sum(second.steps for second in state.seconds) == len(good)
+
+
+def test_the_heat_is_the_time_of_the_kernels(log: Path) -> None:
+    state, _ = state_of(log)
+    for phase, heat in state.heat.items():
+        expected = kernel_times(load_session(log), phase)
+        found = {
+            (layer - 1, BLOCKS[block]): heat.sum[layer, block]
+            for layer in range(len(heat.sum))
+            for block in range(len(BLOCKS))
+            if heat.sum[layer, block]
+        }
+        assert found == pytest.approx(expected)
+
+
+def kernel_times(session: Session, phase: str) -> dict[tuple[int, str], float]:
+    """By layer and block: thread 0's kernels in the successful steps of a phase; its layers in a
+    log without kernels."""
+    times: dict[tuple[int, str], float] = {}
+    steps = session.steps
+    wanted = set(steps["step"][(steps["phase"] == phase) & (steps["status"] == 0)].tolist())
+    step_of = dict(
+        zip(session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True)
+    )
+    minimal = session.start.level == "minimal"
+    for timed in session.layers if minimal else session.ops:
+        if timed.thread or step_of[timed.compute] not in wanted:
+            continue
+        if minimal:
+            places = [(layer, "other") for layer in timed.label.tolist()]
+        else:
+            kernels = session.kernels(timed.plan)
+            places = list(zip(kernels.layer.tolist(), kernels.block, strict=True))
+        for place, dur in zip(places, timed.dur.tolist(), strict=True):
+            if dur:
+                times[place] = times.get(place, 0) + dur
+    return times
+
+
+def test_the_lanes_are_the_requests(log: Path) -> None:
+    state, _ = state_of(log)
+    _, requests = find_requests(load_session(log))
+    lanes = sorted(state.lanes, key=lambda lane: (lane.request.begin, lane.request.ctx))
+    assert len(lanes) == state.lanes.n_requests
+    found = {(r.ctx, r.seq, r.begin, r.prompt, tuple(r.token_times)) for r in requests}
+    shown = {
+        (r.ctx, r.seq, r.begin, r.prompt, tuple(r.token_times))
+        for r in (lane.request for lane in lanes)
+    }
+    assert shown <= found
+
+
+@pytest.mark.parametrize("pause", [1, 7, 100])
+def test_frames_tell_what_a_key_frame_tells(log: Path, pause: int) -> None:
+    _, frames = state_of(log, pause)
+    *deltas, key = msgspec.json.decode(msgspec.json.encode(frames))
+    assert [frame["frame"] for frame in deltas] == list(range(1, len(deltas) + 1))
+    assert key["frame"] == len(deltas)
+    seconds = {of[0]: of for frame in deltas for of in frame["seconds"]}
+    assert list(seconds.values()) == key["seconds"]
+    assert [step for frame in deltas for step in frame["steps"]][-2000:] == key["steps"]
+    assert [message for frame in deltas for message in frame["messages"]] == key["messages"]
+    lanes: dict[int, dict[str, object]] = {}
+    for frame in deltas:
+        for lane in frame["lanes"]:
+            before = lanes.get(lane["lane"], {"tokens": []})["tokens"]
+            lanes[lane["lane"]] = {**lane, "tokens": before + lane["tokens"]}
+    kept = {lane["lane"] for lane in key["lanes"]}
+    assert [lane for number, lane in lanes.items() if number in kept] == key["lanes"]
+
+
+def test_a_kept_step_has_its_kernels(log: Path) -> None:
+    state, _ = state_of(log)
+    session = load_session(log)
+    for row in list(state.steps)[:20]:
+        details = step_details(state, row.step)
+        assert details is not None
+        computes = session.computes["compute"][session.computes["step"] == row.step].tolist()
+        durs = [
+            d for ops in session.ops if ops.compute in computes and not ops.thread
+            for d in ops.dur.tolist()
+        ]  # fmt: skip
+        assert sorted(kernel[4] for kernel in details["kernels"]) == sorted(durs)
+    assert step_details(state, 10**9) is None
+
+
+def test_metrics_are_the_figures(log: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    state, _ = state_of(log)
+    session = load_session(log)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics_text(state).decode())
+        for sample in family.samples
+    }
+    assert samples["llamacpp_instr_tokens_total", "output"] == len(session.tokens)
+    assert samples["llamacpp_instr_steps_total",] == state.n_steps
+    _, requests = find_requests(session)
+    firsts = samples["gen_ai_server_time_to_first_token_seconds_count",]
+    assert firsts == sum(bool(request.token_times) for request in requests)
+    between = samples["gen_ai_server_time_per_output_token_seconds_count",]
+    assert between == sum(max(len(r.token_times) - 1, 0) for r in requests)

@@ -1,0 +1,53 @@
+// Opens the page of `instr live` in headless Chromium and reports what it shows at the end.
+//
+// Standard input: {chromium, address, width, dark, click, picture}; standard output: see the end.
+// It waits until the page says that the session has ended.
+
+import fs from 'node:fs';
+import {chromium} from 'playwright-core';
+
+const request = JSON.parse(fs.readFileSync(0, 'utf8'));
+const seen = {errors: [], console: [], foreign: []};
+const browser = await chromium.launch({
+  executablePath: request.chromium,
+  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
+    '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
+});
+try {
+  const page = await browser.newPage({
+    viewport: {width: request.width, height: 900},
+    colorScheme: request.dark ? 'dark' : 'light',
+  });
+  page.setDefaultTimeout(60000);
+  page.on('pageerror', (error) => seen.errors.push(String(error)));
+  page.on('console', (message) => {
+    if (message.type() !== 'log') seen.console.push(message.text());
+  });
+  page.on('request', (asked) => {
+    if (new URL(asked.url()).origin !== new URL(request.address).origin) seen.foreign.push(asked.url());
+  });
+  await page.goto(request.address);
+  await page.waitForFunction(
+    () => document.getElementById('state').textContent.startsWith('The session has ended'));
+  await page.waitForTimeout(100);
+  if (request.click) {
+    const steps = page.locator('#steps');
+    await steps.scrollIntoViewIfNeeded();
+    const box = await steps.boundingBox();
+    await steps.click({position: {x: box.width - 2, y: box.height / 2}});
+    await page.locator('#step table').waitFor();
+  }
+  seen.state = await page.textContent('#state');
+  seen.figures = await page.evaluate(() => Object.fromEntries(
+    [...document.querySelectorAll('.figures b')].map((of) => [of.id, of.textContent])));
+  seen.lanes = await page.evaluate(() => [...document.querySelectorAll('.lane')].map((of) => ({
+    name: of.querySelector('b').textContent, facts: of.querySelector('.facts').innerText,
+    text: of.querySelector('.text').textContent})));
+  seen.kernels = await page.evaluate(() => document.querySelectorAll('#step td:first-child').length);
+  seen.messages = await page.locator('#messages li').allTextContents();
+  seen.overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  if (request.picture) await page.screenshot({path: request.picture, fullPage: true});
+} finally {
+  await browser.close();
+}
+process.stdout.write(JSON.stringify(seen));
