@@ -92,7 +92,7 @@ class LoadedLog:
         check_not_input(path, *self._paths)
         if not force and Path(path).exists():
             raise UsageError(f"{path} exists; pass force=True to overwrite it")
-        text = render_page(*compute_page(self._session, self._probe))
+        text = render_page(*compute_page([self._session], self._probe))
         with open_output(path, force) as file:
             file.write(text.encode())
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.errors import UsageError
-
 if TYPE_CHECKING:
     from llamacpp_instr.log.runs import Run
     from llamacpp_instr.log.session import Session
@@ -67,15 +65,3 @@ def load_run(run: Run, lenient: bool = False) -> Session:
 
     with progress_bar(f"Reading {run.name}") as on_progress:
         return load_session(run, on_progress, lenient)
-
-
-def load_one_session(logs: Sequence[str], lenient: bool, what: str) -> Session:
-    """The only session of `logs`, which may be its parts. Raises UsageError if there are several;
-    `what` is what takes only one."""
-    session, *others = load_sessions(logs, lenient)
-    if others:
-        raise UsageError(
-            f"{what} takes one session, and {others[0].path} is another; instr summary takes"
-            " several"
-        )
-    return session

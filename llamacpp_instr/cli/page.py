@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_one_session
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
 
 
 @click.command(
@@ -24,8 +24,8 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     and the settings. The page is one file that loads nothing. It contains the generated text and
     the command line.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input, or all parts of a
-    rotated log.
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated
+    log are one session; several sessions follow each other, below a table of their figures.
     """
     from converters.analyses.page import compute_page
     from converters.report.page import render_page
@@ -36,7 +36,7 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     output = output or default_name(logs[0], "html", "page")
     to = ReportOutput("html", output, force)
     to.check(*logs)
-    session = load_one_session(logs, lenient, "a page")
-    to.write_text(render_page(*compute_page(session, known_probe())))
+    sessions = load_sessions(logs, lenient)
+    to.write_text(render_page(*compute_page(sessions, known_probe())))
     if output != "-":
         print_line(output)

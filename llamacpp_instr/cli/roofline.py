@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_one_session
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
@@ -30,13 +32,21 @@ def roofline(
     what was reached of it: memory or the kernel is the limit. `instr probe` measures the machine.
 
     The HTML page draws the ops under the roofs. LOG is a file, plain or compressed (.gz, .zst), or
-    - for standard input, or all parts of a rotated log.
+    - for standard input. The parts of a rotated log are one session; other logs are shown one after
+    the other.
     """
     from converters.analyses.roofline import roofline as compute_roofline
+    from converters.report.side_by_side import side_by_side
     from llamacpp_instr.probe.file import read_probe
 
     output.check(*logs, probe_file)
     probe = read_probe(probe_file)
-    session = load_one_session(logs, lenient, "a roofline")
-    reports, chart = compute_roofline(session, probe)
-    output.write(reports, charts=[chart], title="Roofline")
+    told, charts = [], []
+    for session in load_sessions(logs, lenient):
+        reports, chart = compute_roofline(session, probe)
+        told.append((session.path, reports, reports[0]))
+        charts.append(replace(chart, title=f"{session.path}: {chart.title}"))
+    found, table = side_by_side(told)
+    if len(charts) == 1:
+        charts = [chart]
+    output.write(found, table=table, charts=charts, title="Roofline")

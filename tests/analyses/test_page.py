@@ -19,7 +19,7 @@ from converters.analyses.tree import LEVELS, build_tree
 from converters.report.icicle import MOST, draw_icicle
 from converters.report.page import render_page
 from converters.report.plain_charts import BINS, binned
-from converters.report.report import shown
+from converters.report.report import Report, shown
 from converters.report.tree import Node, Tree
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.requests import find_requests
@@ -35,7 +35,7 @@ MOST_BYTES = 3_000_000
 
 
 def page_of(log: Path) -> str:
-    return render_page(*compute_page(load_session(log)))
+    return render_page(*compute_page([load_session(log)]))
 
 
 class Texts(HTMLParser):
@@ -82,7 +82,7 @@ def test_it_has_every_figure_of_the_summary() -> None:
 
 def test_what_is_asked_first_is_at_the_top() -> None:
     session = load_session(RECORDED)
-    _, sections = compute_page(session)
+    _, sections = compute_page([session])
     titles = [section.title for section in sections]
     summary = [section.title for section in compute_summary(session)]
     first = summary[: summary.index("Speed") + 1]
@@ -230,13 +230,23 @@ def test_the_command(instr: Instr, tmp_path: Path) -> None:
     assert_refused(instr("page", "-"), "name the page with -o")
 
 
-def test_a_page_shows_one_session(instr: Instr, tmp_path: Path) -> None:
+def test_several_sessions_follow_a_table_of_their_figures(tmp_path: Path) -> None:
     other = tmp_path / "other.log"
     begin = load_session(RECORDED).start.id.encode()
     other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
-    page = tmp_path / "two.html"
-    assert_refused(instr("page", RECORDED, other, "-o", page), "a page takes one session")
-    assert not page.exists()
+    sessions = [load_session(RECORDED), load_session(other)]
+    title, (table, *sections) = compute_page(sessions)
+    assert title == "2 sessions"
+    assert isinstance(table, Report)
+    assert [str(row[0]).rpartition(", ")[2] for row in table.rows] == [RECORDED.name, other.name]
+    assert table.rows[0][1:] == table.rows[1][1:], "the same session but for its id"
+    summary = {report.title: report for report in compute_summary(sessions[0])}
+    figures = summary["Time by the clock"].figures
+    assert table.rows[0][1] == figures["tokens/s"][0]
+    alone = [section.title for session in sessions for section in compute_page([session])[1]]
+    headed = [section.title for section in sections]
+    assert [found for found in headed if found not in {row[0] for row in table.rows}] == alone
+    assert str(table.rows[1][0]) in render_page(title, [table, *sections])
 
 
 def test_a_passage_for_each_request(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import COMMANDS, main
+from llamacpp_instr.schema import SessionStart
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
 from tests.kit.trace_processor import check, needs_node
@@ -56,6 +57,24 @@ def test_reports_are_headed_by_their_logs(logs: list[str]) -> None:
     (head, *rows) = csv.reader(instr("stats", *logs, "--csv").stdout.splitlines())
     assert head[:2] == ["log", "op"]
     assert {row[0] for row in rows} == {name, other}
+
+
+def test_a_roofline_of_each_session(tmp_path: Path) -> None:
+    logs = []
+    for number in range(2):
+        events = make_log(Random(number).randint, level="detailed")
+        assert isinstance(events[0], SessionStart)
+        events[0].host.cpu = ""
+        logs.append(str(tmp_path / f"{number}.log"))
+        Path(logs[-1]).write_bytes(encode(events))
+    words = ("--probe", str(FIXTURES / "probe.json"), "--json")
+    alone = [json.loads(instr("roofline", log, *words).stdout) for log in logs]
+    told = json.loads(instr("roofline", *logs, *words).stdout)
+    titles = [
+        f"{log}: {of['title']}" for log, found in zip(logs, alone, strict=True) for of in found
+    ]
+    assert [of["title"] for of in told] == titles
+    assert [of["rows"] for of in told] == [of["rows"] for found in alone for of in found]
 
 
 def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path) -> None:

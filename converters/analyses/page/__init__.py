@@ -6,7 +6,7 @@ does not grow with the length of the session: charts are binned, lists have thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import NO_LAYER, build_tree
 from converters.report.icicle import draw_icicle
-from converters.report.page import Section
+from converters.report.page import Figure, Section
 from converters.report.plain_charts import Heat, heat_map
 from converters.report.report import Cell, Column, Report, Unit, shown
 from converters.report.text_figures import Tile, tiles
@@ -43,14 +43,32 @@ _BY_THE_CLOCK: tuple[tuple[str, Unit, str], ...] = (
     ("between tokens, median", "ns", "between tokens"),
 )
 
+_First = tuple[str, Cell, Unit]
+"""what a figure is, its value and its unit"""
 
-def compute_page(session: Session, probe: Probe | None = None) -> tuple[str, list[Section]]:
+
+def compute_page(
+    sessions: Sequence[Session], probe: Probe | None = None
+) -> tuple[str, list[Section]]:
     """Title and sections of the page. What somebody asks first, as the summary has it in its order,
-    is at the top. `probe` is that of `compute_summary`."""
+    is at the top. Several sessions follow each other, below a table of their first figures. `probe`
+    is that of `compute_summary`."""
+    pages = [_page_of(session, probe) for session in sessions]
+    titles = [_title(session) for session in sessions]
+    if len(pages) == 1:
+        ((figures, sections),) = pages
+        return titles[0], [*_tiles(figures), *sections]
+    found: list[Section] = [_side_by_side(titles, [figures for figures, _ in pages])]
+    for title, (figures, sections) in zip(titles, pages, strict=True):
+        found += [Figure(title, ""), *_tiles(figures), *sections]
+    return f"{len(pages)} sessions", found
+
+
+def _page_of(session: Session, probe: Probe | None) -> tuple[list[_First], list[Section]]:
+    """The first figures of a session, and the sections below them."""
     summary = {report.title: report for report in compute_summary(session, probe)}
     later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
     sections: list[Section | None] = [
-        *_first_figures(summary, later["Memory"]),
         *summary.values(),
         *speed_over_time(session),
         *_trees(session),
@@ -64,7 +82,8 @@ def compute_page(session: Session, probe: Probe | None = None) -> tuple[str, lis
         _identity(session),
         later["Recorder"],
     ]
-    return _title(session), [section for section in sections if section is not None]
+    figures = list(_first_figures(summary, later["Memory"]))
+    return figures, [section for section in sections if section is not None]
 
 
 def _title(session: Session) -> str:
@@ -72,25 +91,36 @@ def _title(session: Session) -> str:
     return ", ".join([*dict.fromkeys(names), session.path.rsplit("/", 1)[-1]])
 
 
-def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[Section]:
+def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[_First]:
     """What somebody waited for by the clock, the speed of each phase, and the memory."""
-    found = []
     if (clock := summary.get("Time by the clock")) is not None:
         for name, unit, what in _BY_THE_CLOCK:
             value = clock.figures.get(name, (None,))[0]
             if value is not None:
-                found.append(Tile(shown(value, unit), what))
+                yield what, value, unit
     if (speed := summary.get("Speed")) is not None and speed.rows:
         at = {column.name: i for i, column in enumerate(speed.columns)}
         # decode first: most of what somebody waits for
         for row in sorted(speed.rows, key=lambda row: row[0] != "decode"):
-            if row[at["tokens/s median"]] is not None:
-                rate = shown(row[at["tokens/s median"]], "per_second")
-                found.append(Tile(rate, f"tokens/s, {row[0]}, median step"))
+            if (rate := row[at["tokens/s median"]]) is not None:
+                yield f"tokens/s, {row[0]}, median step", rate, "per_second"
     if memory is not None and "resident" in memory.figures:
-        found.append(Tile(shown(memory.figures["resident"][0], "bytes"), "resident, most"))
-    if found:
-        yield tiles("", found)
+        yield "resident, most", memory.figures["resident"][0], "bytes"
+
+
+def _tiles(figures: Sequence[_First]) -> Iterator[Section]:
+    if figures:
+        yield tiles("", [Tile(shown(value, unit), what) for what, value, unit in figures])
+
+
+def _side_by_side(titles: Sequence[str], figures: Sequence[Sequence[_First]]) -> Report:
+    """A row for each session and a column for each figure that one of them has."""
+    columns = dict.fromkeys(Column(what, unit) for of in figures for what, _, unit in of)
+    rows: list[list[Cell]] = []
+    for title, of in zip(titles, figures, strict=True):
+        values = {what: value for what, value, _ in of}
+        rows.append([title, *(values.get(column.name) for column in columns)])
+    return Report("Sessions", [Column("session"), *columns], rows)
 
 
 def _requests(session: Session) -> list[Report]:

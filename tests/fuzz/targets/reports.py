@@ -33,4 +33,4 @@ def attempt(path: Path) -> None:
             check_message(error)
         else:
             check_reports([outline(tree), leaves(tree)])
-    check_figures(render_page(*compute_page(session)))
+    check_figures(render_page(*compute_page([session])))
