@@ -72,7 +72,7 @@ class LiveServer:
     def run(self, started: Callable[[], None]) -> None:
         """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
         config = uvicorn.Config(
-            self._app(started), log_level="critical", lifespan="on", ws="websockets-sansio",
+            self._app(started), log_level="critical", lifespan="on", ws="auto",
             timeout_graceful_shutdown=1, ws_max_size=1 << 16, server_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

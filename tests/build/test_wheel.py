@@ -26,7 +26,10 @@ ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
 # the modules of every extra, and those that only tests need
-ABSENT = ("llama_cpp", "matplotlib", "pyarrow", "scipy", "viztracer")
+ABSENT = (
+    "llama_cpp", "matplotlib", "prometheus_client", "pyarrow", "scipy", "starlette", "uvicorn",
+    "viztracer", "websockets",
+)  # fmt: skip
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -93,7 +96,7 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
-    assert sorted(extras) == ["native", "parquet", "report", "test", "view"]
+    assert sorted(extras) == ["live", "native", "parquet", "report", "test", "view"]
     needed = {line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line}
     bounds = {f"{name}>={bound}" for name, bound in load_bounds().items()}
     assert needed <= bounds
