@@ -51,7 +51,8 @@ TOP: dict[str, set[str]] = {
     "converters": set(),
 }
 CLI_SHARED = {
-    f"llamacpp_instr.cli.{name}" for name in ("context_options", "logs", "ranges", "report_output")
+    f"llamacpp_instr.cli.{name}"
+    for name in ("context_options", "live_option", "logs", "ranges", "report_output")
 }
 
 # Libraries that are slow to import or may be missing, and the modules that may import them.

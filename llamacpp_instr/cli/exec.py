@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.live_option import live_option, watched
 from llamacpp_instr.schema import LEVELS
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -34,6 +36,7 @@ Examples:
   instr exec -- python app.py --port 8080
   instr exec --level verbose --log server-%p.log -- uvicorn app:app --workers 4
   instr exec --rotate 1GB -- python app.py --port 8080
+  instr exec --live -- python app.py --port 8080
 """,
 )
 @click.option(
@@ -72,6 +75,7 @@ Examples:
     is_flag=True,
     help="Keep arguments that look like secrets, instead of [redacted].",
 )
+@live_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def exec_(
@@ -83,6 +87,7 @@ def exec_(
     rotate: int | None,
     force: bool,
     keep_args: bool,
+    live: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run any program and record its models as logs.
@@ -97,19 +102,27 @@ def exec_(
     secret, password, passwd, passphrase, credential(s), auth or authorization. It also replaces
     words that begin with sk-, hf_, gh?_ or github_pat_, and passwords in URLs.
     """
-    from llamacpp_instr.run.exec import execute
+    from llamacpp_instr.recording.files import logs_of
+    from llamacpp_instr.run.exec import execute, log_target
     from llamacpp_instr.terminal import notice
 
-    done = execute(
-        command,
-        log=log,
-        level=level,
-        stats=stats,
-        on_log_error="stop" if on_log_error == "stop" else "continue",
-        rotate=rotate,
-        force=force,
-        keep_args=keep_args,
-    )
+    target = log_target(command, log)
+    before = logs_of(target)
+
+    def first_log() -> Path | None:
+        return next((path for path, of in logs_of(target).items() if before.get(path) != of), None)
+
+    with watched(live, first_log):
+        done = execute(
+            command,
+            log=log,
+            level=level,
+            stats=stats,
+            on_log_error="stop" if on_log_error == "stop" else "continue",
+            rotate=rotate,
+            force=force,
+            keep_args=keep_args,
+        )
     for path, missing in done.logs.items():
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:

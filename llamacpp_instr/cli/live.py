@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 
 import click
-
-from llamacpp_instr.errors import UsageError
-
-NEEDED = ("starlette", "uvicorn", "websockets", "prometheus_client")
 
 
 @click.command(
@@ -29,11 +24,17 @@ def live(log: str, port: int, no_browser: bool) -> None:
 
     Prometheus can read the same figures at /metrics of that port.
     """
+    show(log, port, not no_browser)
+
+
+def show(log: str, port: int = 0, browser: bool = True) -> None:
+    """Serve the page of a log until Ctrl-C or SIGTERM. Raises UsageError if a part is not installed
+    or the port is taken, LogError for a file that is not a log, NotWritten if nobody writes it."""
     import webbrowser
 
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f'{missing[0]} is not installed: pip install "llamacpp-instr[live]"')
+    from converters.live.installed import check_installed
+
+    check_installed()
     from converters.live.hub import Hub
     from converters.live.server import LiveServer
     from llamacpp_instr.log.follow import FollowedLog
@@ -47,8 +48,9 @@ def live(log: str, port: int, no_browser: bool) -> None:
     def started() -> None:
         print_line(server.address)
         print_line(f"metrics: {server.metrics}")
-        if not no_browser:
-            webbrowser.open(server.address)
+        if browser:
+            # some browsers are waited for, and they wait for the page
+            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
 
     try:
         server.run(started)

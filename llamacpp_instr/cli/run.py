@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.context_options import context_options
+from llamacpp_instr.cli.live_option import live_option, watched
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import LEVELS
 
@@ -85,6 +86,7 @@ Examples:
     metavar="N",
     help="Run N times in one session; the first run is marked as warm-up.",
 )
+@live_option
 @click.option(
     "--perfetto",
     metavar="TRACE",
@@ -117,6 +119,7 @@ def run(
     stats: str | None,
     stop_on_nan: bool,
     repeat: int,
+    live: bool,
     perfetto: str | None,
     on_log_error: str,
 ) -> None:
@@ -131,6 +134,7 @@ def run(
     """
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
+    from llamacpp_instr.recording.files import fresh_log
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
     from llamacpp_instr.terminal import notice
@@ -145,6 +149,10 @@ def run(
             raise UsageError("--perfetto needs a log that is a file; leave out --log -")
         if Path(perfetto).resolve() == (log or DEFAULT_LOG).resolve():
             raise UsageError(f"{perfetto} cannot contain both the log and the trace")
+    if live and str(log) == "-":
+        raise UsageError("--live needs a log that is a file; leave out --log -")
+    if live and log is None:
+        log = DEFAULT_LOG if force else fresh_log(DEFAULT_LOG)
     options = RunOptions(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),
@@ -162,8 +170,10 @@ def run(
         on_log_error="stop" if on_log_error == "stop" else "continue",
         force=force,
     )
+    before = _identity(log)
     out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
-    written = run_model(options, out)
+    with watched(live, lambda: log if _identity(log) not in (None, before) else None):
+        written = run_model(options, out)
     if str(written) == "-":
         return
     _print_summary(written)
@@ -171,6 +181,17 @@ def run(
     if perfetto is not None:
         _write_trace(written, perfetto, force)
         notice(f"trace: {perfetto}")
+
+
+def _identity(log: Path | None) -> tuple[int, int] | None:
+    """Changes if the file is replaced; None if it does not exist."""
+    if log is None:
+        return None
+    try:
+        found = log.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _write_trace(log: Path, trace: str, force: bool) -> None:

@@ -27,6 +27,10 @@ CATCH_UP = 64 << 20
 """bytes of finished parts that it reads before the part that is being written"""
 
 
+class NotWritten(LogError):
+    """The log is closed, or the program that wrote it has ended."""
+
+
 class FollowedLog:
     """An iterable of (line number, event) that waits for more until the log is closed, until the
     program that writes it has ended, or until `stop` is set.
@@ -38,7 +42,7 @@ class FollowedLog:
     dialect = None
 
     def __init__(self, path: str | Path, stop: threading.Event) -> None:
-        """Raises LogError if the file is not a log or is not being written."""
+        """Raises LogError if the file is not a log, NotWritten if nobody writes it."""
         self.end: LogEnd | None = None
         self.is_late = True
         self._stop = stop
@@ -49,7 +53,7 @@ class FollowedLog:
         self._grew = time.monotonic()
         self._closed = False
         if not self._is_written(_newest(self._first, self._part)):
-            raise LogError(
+            raise NotWritten(
                 "no longer written, so there is nothing to follow; instr summary and instr page"
                 " show it",
                 str(path),

@@ -61,8 +61,7 @@ def execute(
     program = _find(command)
     _check_pattern(stats)
     check_library(program, command[1:])
-    # absolute, because the command may change its working directory
-    target = Path.cwd() / (log or f"{Path(command[0]).stem}-%p.log")
+    target = log_target(command, log)
     if "%p" in str(target.parent):
         raise UsageError(f"{target.parent}: the log's directory cannot hold %p, only its name can")
     check_log_path(target, force, "--force")
@@ -91,6 +90,12 @@ def execute(
         else 128 + os.WTERMSIG(status),
         logs={path: shortcoming(path) for path in sorted(written, key=_order)},
     )
+
+
+def log_target(command: Sequence[str], log: str | None = None) -> Path:
+    """The path of the command's log, in which %p is the process id. It is absolute, because the
+    command may change its working directory."""
+    return Path.cwd() / (log or f"{Path(command[0]).stem if command else ''}-%p.log")
 
 
 def _identity(log: Path) -> str:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
     log, _ = open_log(tmp_path, name)
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
-    browser.write_text(f"#!/bin/sh\necho $1 > {opened}\n")
+    browser.write_text(f"#!/bin/sh\necho $1 > {opened}.part && mv {opened}.part {opened}\n")
     browser.chmod(0o700)
     words = [sys.executable, "-m", "llamacpp_instr", *line.text.split()[1:]]
     with subprocess.Popen(
@@ -165,6 +166,10 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
             connection = http.client.HTTPConnection(place.netloc, timeout=10)
             connection.request("GET", place.path)
             assert connection.getresponse().status == 200
+        end = time.monotonic() + 60
+        while "--no-browser" not in line.text and not opened.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
     if "--no-browser" in line.text:

@@ -1,0 +1,95 @@
+"""Measures how old the figures on the page of `instr live` are.
+
+`python -m benchmarks.live_latency` records llama_cpp.server with eight clients, opens the page in
+Chromium, and reads what it shows after every change: the number of tokens in its first line. The
+age of a token is the time from the end of its sampling, by the log, to the first change that counts
+it, by the browser's clock; both clocks are the machine's. Prints the median and the 99th
+percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from llamacpp_instr.log.session import load_session
+from tests.kit import ui_kit
+from tests.kit.native_kit import ROOT
+from tests.load.client import ask
+from tests.load.mix import requests_of
+from tests.load.server import Server
+
+CLIENTS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=60)
+    seconds = parser.parse_args().seconds
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "server.log"
+        shown = _record(log, seconds)
+        session = load_session(log)
+    tokens = session.tokens
+    done = np.sort(tokens["t"] + tokens["dur"]) - session.start.t
+    begin = session.start.wall
+    counts = np.array([n for _, n in shown], np.int64)
+    times = np.array([t for t, _ in shown])
+    # the first change that counts at least so many tokens
+    first = np.searchsorted(counts, np.arange(1, len(done) + 1))
+    sampled = (done + begin) / 1e6
+    seen = (first < len(counts)) & (sampled > times[0])  # while the page was open
+    ages = times[first[seen]] - sampled[seen]
+    median, late = np.percentile(ages, [50, 99])
+    print(f"{len(ages):,} of {len(done):,} tokens in {len(shown):,} changes of the page")
+    print(f"age: median {median:.0f} ms, 99th percentile {late:.0f} ms, most {ages.max():.0f} ms")
+
+
+def _record(log: Path, seconds: int) -> list[tuple[float, int]]:
+    """The changes of the page: when, in ms since 1970, and how many tokens it then counted."""
+    instr = (sys.executable, "-m", "llamacpp_instr")
+    under = (*instr, "exec", "--log", str(log), "--")
+    until = time.monotonic() + seconds
+    with Server(log.with_suffix(".txt"), under=under) as server:
+        server.wait_until_it_answers()
+
+        def client(number: int) -> None:
+            while time.monotonic() < until:
+                for request in requests_of(number):
+                    ask(server, request)
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+        for thread in clients:
+            thread.start()
+        while not log.exists():
+            time.sleep(0.1)
+        with subprocess.Popen(
+            [*instr, "live", str(log), "--no-browser"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        ) as live:
+            assert live.stdout is not None
+            request = {
+                "chromium": ui_kit.chromium(),
+                "address": live.stdout.readline().strip(),
+                "seconds": max(until - time.monotonic(), 1),
+            }
+            done = subprocess.run(
+                ["node", "latency.mjs"], cwd=ui_kit.KIT, input=json.dumps(request),
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            for thread in clients:
+                thread.join()
+            live.terminate()
+        server.stop()
+    return [tuple(change) for change in json.loads(done.stdout)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The option --live: opens the page of a log while this process, or its child, writes it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+LOOK_S = 0.1
+LAST_FRAME_S = 0.5
+"""for the page, to get the last figures"""
+PATIENCE_S = 5
+
+live_option = click.option(
+    "--live",
+    is_flag=True,
+    help="Open a page that shows the session while it is recorded (instr live).",
+)
+
+
+@contextmanager
+def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[None]:
+    """Shows the first log that `find_log` returns while the block runs, if it `is_wanted`.
+
+    The page is served by a process of its own, which ends with the block; its address goes to
+    standard error. Raises UsageError if a part of the page is not installed.
+    """
+    if not is_wanted:
+        yield
+        return
+    from converters.live.installed import check_installed
+
+    check_installed()
+    over = threading.Event()
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def serve() -> None:
+        log = find_log()
+        while log is None and not over.wait(LOOK_S):
+            log = find_log()
+        if log is not None:
+            servers.append(_start(log))
+
+    watcher = threading.Thread(target=serve, name="live", daemon=True)
+    # signals are for the block, which may wait for them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        watcher.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for server in servers:
+            _stop(server)
+
+
+# a session may be over before its page is there; signals of the thread that starts it are blocked
+_SERVE = """
+import contextlib, signal, sys
+with contextlib.suppress(KeyboardInterrupt):
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from llamacpp_instr.cli.live import show
+    from llamacpp_instr.log.follow import NotWritten
+    with contextlib.suppress(NotWritten):
+        show(sys.argv[1])
+"""
+
+
+def _start(log: Path) -> subprocess.Popen[bytes]:
+    from llamacpp_instr.isolated import python
+
+    command = python(_SERVE, str(log))
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,  # Ctrl-C is for the recorded program
+    )
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    try:
+        server.wait(LAST_FRAME_S)
+        return
+    except subprocess.TimeoutExpired:
+        server.send_signal(signal.SIGINT)
+    try:
+        server.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
