@@ -28,7 +28,7 @@ from tests.kit.sparse_models import write_sparse_llama
 from tests.kit.tiny_models import write_llama
 
 
-class Session:
+class Decoder:
     """A model, a context and a loop that decodes."""
 
     def __init__(self, model: str, threads: int = 1, **params: int) -> None:
@@ -78,7 +78,7 @@ class Session:
 
 
 def nothing(model: str, log: str) -> None:
-    session = Session(model)
+    session = Decoder(model)
     session.generate()
     session.forget()
     with llamacpp_instr.record(log, force=True):
@@ -86,20 +86,20 @@ def nothing(model: str, log: str) -> None:
 
 
 def too_many_threads(model: str, log: str) -> None:
-    session = Session(model, threads=(os.cpu_count() or 1) + 2)
+    session = Decoder(model, threads=(os.cpu_count() or 1) + 2)
     with llamacpp_instr.record(log, force=True):
         session.generate(n=20)
 
 
 def small_batches(model: str, log: str) -> None:
-    session = Session(model, n_batch=32, n_ubatch=32)
+    session = Decoder(model, n_batch=32, n_ubatch=32)
     with llamacpp_instr.record(log, force=True):
         session.generate(n_prompt=300, n=5)
 
 
 def rebuilt_graphs(model: str, log: str) -> None:
     """The number of sequences differs from step to step."""
-    session = Session(model, n_seq_max=4)
+    session = Decoder(model, n_seq_max=4)
     session.decode([1, 2, 3], n_seqs=4)
     with llamacpp_instr.record(log, force=True):
         for i in range(80):
@@ -109,7 +109,7 @@ def rebuilt_graphs(model: str, log: str) -> None:
 def cold_start(model: str, log: str) -> None:
     """A model that was just mapped from its file, and the same short prompt three times."""
     with llamacpp_instr.record(log, force=True):
-        session = Session(model)
+        session = Decoder(model)
         for _ in range(3):
             session.generate(n_prompt=2, n=0)
             session.forget()
@@ -117,7 +117,7 @@ def cold_start(model: str, log: str) -> None:
 
 def costly_sampling(model: str, log: str) -> None:
     """Twenty samplers sort the vocabulary, one after the other."""
-    session = Session(model)
+    session = Decoder(model)
     chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
     for _ in range(20):
         api.llama_sampler_chain_add(chain, api.llama_sampler_init_typical(0.99, 900))
@@ -130,7 +130,7 @@ def costly_sampling(model: str, log: str) -> None:
 
 
 def slow_application(model: str, log: str) -> None:
-    session = Session(model)
+    session = Decoder(model)
     session.generate(n=2)
     session.forget()
     with llamacpp_instr.record(log, force=True):
@@ -141,7 +141,7 @@ def waiting_threads(_: str, log: str) -> None:
     """Hundreds of kernels of less than a microsecond, so that barriers cost more than they do."""
     model = write_llama(_beside(log), tokenizer="none", layers=20)
     _keep_the_cpu()
-    session = Session(str(model), threads=2)
+    session = Decoder(str(model), threads=2)
     session.generate(n_prompt=2, n=2)
     session.forget()
     with llamacpp_instr.record(log, level="verbose", force=True):
@@ -154,7 +154,7 @@ def held_twice(model: str, log: str) -> None:
     path = _beside(log)
     quantize_model(load_model_file(Path(model)), "Q4_0", path, options)
     with llamacpp_instr.record(log, force=True):
-        session = Session(str(path))
+        session = Decoder(str(path))
         session.generate(n=5)
         print(_mapped_bytes(path))
 
@@ -165,7 +165,7 @@ def no_interleaved_kernel(model: str, log: str) -> None:
     path = _beside(log)
     quantize_model(load_model_file(Path(model)), "Q5_0", path, options)
     with llamacpp_instr.record(log, force=True):
-        session = Session(str(path))
+        session = Decoder(str(path))
         session.generate(n=20)
 
 
@@ -173,7 +173,7 @@ def memory_bound(_: str, log: str) -> None:
     """Weights of 99 MB, all of which each token reads. Writes what the memory gave right after."""
     model = write_sparse_llama(_beside(log), layers=1, width=1024, feed_forward=4096)
     _keep_the_cpu()
-    session = Session(str(model))
+    session = Decoder(str(model))
     session.generate(n_prompt=2, n=2)
     session.forget()
     with llamacpp_instr.record(log, force=True):

@@ -15,13 +15,13 @@ import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.provoke import Session
+from tests.kit.provoke import Decoder
 
 pytestmark = pytest.mark.native
 
 
 def test_a_step_names_its_sequences_and_a_token_its_own(tmp_path: Path) -> None:
-    session = Session(str(DEMO), n_seq_max=3)
+    session = Decoder(str(DEMO), n_seq_max=3)
     with llamacpp_instr.record(tmp_path / "a.log", level="minimal"):
         session.decode([1, 7, 9], n_seqs=3)
         for output in (8, 2, 5, -1, -3):
@@ -59,10 +59,10 @@ def test_a_mark_names_its_sequence_at_its_end(tmp_path: Path) -> None:
 
 USED = """
 import json, resource, sys, time
-from tests.kit.provoke import Session
+from tests.kit.provoke import Decoder
 import llamacpp_instr
 
-session = Session(sys.argv[1])
+session = Decoder(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF)
 with llamacpp_instr.record(sys.argv[2], level="minimal"):
     for _ in range(6):
