@@ -167,8 +167,10 @@ int main(int argc, char ** argv) {
     require(model != nullptr, "no model");
 
     if (rotates) {
-        generate_in_two_contexts(model, 80);
-        usleep(300 * 1000);  // what is still in memory is written by the recorder's thread
+        for (int part = 0; part < 4; part++) {
+            generate_in_two_contexts(model, 80);
+            usleep(300 * 1000);  // the recorder's thread writes what is still in memory: a part is full
+        }
     } else {
         record_every_level(model, argv[2]);
         record_while_decoding(model, argv[2]);
