@@ -7,7 +7,7 @@ up to its total.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from llamacpp_instr.log.session import Session, Table
 TOP = 20
 """requests that are shown unless asked otherwise"""
 POINTS = (0.5, 0.9, 0.99)
+PARTS = 12
+"""of the time, for the number of requests at once"""
 
 Int64 = NDArray[np.int64]
 
@@ -59,7 +61,7 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
         return [Report("Requests", [], [], ["The log has no requests.", *ended])]
     latencies = _latencies(requests)
     latencies.notes.extend(ended)
-    return [latencies, _slowest(requests, steps, top)]
+    return [latencies, *_over_time(requests), _slowest(requests, steps, top)]
 
 
 def _latencies(requests: Sequence[Request]) -> Report:
@@ -129,6 +131,26 @@ def concurrency_over_time(requests: Sequence[Request]) -> tuple[Int64, Int64]:
     change = np.zeros(len(times), np.int64)
     np.add.at(change, at, changes[:, 1])
     return times, np.cumsum(change)
+
+
+def _over_time(requests: Sequence[Request]) -> Iterator[Report]:
+    """How many requests there were at once in each of PARTS equal parts of the time."""
+    times, counts = concurrency_over_time(requests)
+    if len(requests) < 2 or times[-1] - times[0] < PARTS:
+        return
+    edges = np.linspace(times[0], times[-1], PARTS + 1).astype(np.int64)
+    # requests × time until each change; between two changes it grows evenly
+    until = np.concatenate([[0], np.cumsum(np.diff(times) * counts[:-1])])
+    means = np.diff(np.interp(edges, times, until)) / np.diff(edges)
+    first = np.searchsorted(times, edges[:-1], side="right") - 1
+    after = np.searchsorted(times, edges[1:])
+    rows: list[list[Cell]] = [
+        [int(edge - times[0]), float(mean), int(counts[low:high].max())]
+        for edge, mean, low, high in zip(edges, means, first, after, strict=False)
+    ]
+    columns = [Column("from", "ns"), Column("mean", "number"), Column("most", "count")]
+    notes = ["Times count from the first request."]
+    yield Report("Requests at once, over time", columns, rows, notes)
 
 
 def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:

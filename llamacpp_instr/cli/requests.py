@@ -27,7 +27,8 @@ def requests(logs: tuple[str, ...], top: int, lenient: bool, output: ReportOutpu
     """Print how long the requests of a log took, and why.
 
     Prints the median, the 90th and the 99th percentile of the time in the queue, to the first
-    token, between tokens and in total; then the slowest requests.
+    token, between tokens and in total; how many requests there were at once, over time; then the
+    slowest requests.
 
     A request is a prompt and its tokens in one sequence. Its arrival is known if the application
     marked it; otherwise it begins with its first step. LOG is a file, plain or compressed

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_its_rate_by_the_clock_counts_what_its_clients_got(
     served: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     log, seen = served
-    latencies, _ = compute_requests(load_session(log))
+    latencies, *_ = compute_requests(load_session(log))
     tokens = sum(call["n_tokens"] for call in seen)
     seconds = (max(c["done"] for c in seen) - min(c["sent"] for c in seen)) / 1e9
     rate = latencies.figures["tokens/s by the clock"][0]
@@ -88,6 +89,25 @@ def test_the_parts_of_each_request_add_up(served: tuple[Path, list[dict[str, Any
     assert counts[-1] == 0
     assert counts.min() >= 0
     assert (np.diff(times) > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_at_once_over_time(seed: int, tmp_path: Path) -> None:
+    log = tmp_path / "made.log"
+    log.write_bytes(encode(make_log(Random(seed).randint, level="minimal")))
+    session = load_session(log)
+    _, requests = find_requests(session)
+    found = [of for of in compute_requests(session) if of.title == "Requests at once, over time"]
+    assert len(found) == (len(requests) > 1)
+    for report in found:
+        begin = min(request.first for request in requests)
+        edges = [int(row[0]) for row in report.rows] + [max(r.end for r in requests) - begin]  # type: ignore[arg-type]
+        for (_, mean, most), low, high in zip(report.rows, edges[:-1], edges[1:], strict=True):
+            spans = [(r.first - begin, max(r.end, r.first) - begin) for r in requests]
+            inside = sum(max(min(end, high) - max(of, low), 0) for of, end in spans)
+            assert mean == pytest.approx(inside / (high - low), rel=1e-6)
+            moments = [low, *(of for of, _ in spans if low < of < high)]
+            assert most == max(sum(of <= t < end for of, end in spans) for t in moments)
 
 
 # --- what begins a request ---
