@@ -138,8 +138,6 @@ def _become_instr(
     input: str = os.devnull,
     environment: dict[str, str] | None = None,
 ) -> None:
-    from llamacpp_instr.cli import main
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.alarm(300)  # a command that hangs is killed
     os.chdir(cwd)
@@ -158,20 +156,32 @@ def _become_instr(
     sys.argv = ["instr", *args]
     status = 130  # click is not there to catch an interruption
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        main()
-    except SystemExit as left:
-        status = left.code if isinstance(left.code, int) else 1
+        status = _run_main()
+        atexit._run_exitfuncs()
     except KeyboardInterrupt:
         pass
     except BaseException:
         status = 1
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _run_main() -> int:
+    """The exit status of the command."""
+    from llamacpp_instr.cli import main
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        main()
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 1
+    finally:
+        # what comes after the command is as uninterrupted as the end of an interpreter
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    return 0
 
 
 def _opened(path: str) -> int:
