@@ -163,7 +163,8 @@ def open_output_directory(
             else:
                 temporary.replace(place)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with _uninterrupted():
+                shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
@@ -196,13 +197,18 @@ def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
             aside.replace(old)
         raise
     finally:
-        if aside.exists():
-            for name in names:
-                (aside / name).unlink(missing_ok=True)
-            try:
-                aside.rmdir()
-            except OSError:
-                raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
+        with _uninterrupted():
+            _remove_aside(aside, old, names)
+
+
+def _remove_aside(aside: Path, old: Path, names: Collection[str]) -> None:
+    if aside.exists():
+        for name in names:
+            (aside / name).unlink(missing_ok=True)
+        try:
+            aside.rmdir()
+        except OSError:
+            raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
 
 
 def file_mode(path: Path) -> int | None:
@@ -266,6 +272,25 @@ def _tidy_end() -> Iterator[None]:
     finally:
         for number, before in caught.items():
             signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Does nothing outside the main thread."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not None:
+                before[number] = signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

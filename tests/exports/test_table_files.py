@@ -195,3 +195,26 @@ def test_the_directory_may_be_there_empty(tmp_path: Path):
     assert [entry.name for entry in place.iterdir()] == ["a.csv"]
     (tmp_path / "other").mkdir()
     assert place.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_waits_until_the_old_files_are_removed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("a.csv", "b.csv")
+    place = tmp_path / "tables"
+    place.mkdir()
+    for file in names:
+        (place / file).write_text("old")
+    unlink = Path.unlink
+
+    def interrupted(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        signal.raise_signal(signal.Signals[name])
+
+    ends = pytest.raises((SystemExit, KeyboardInterrupt))
+    with ends, open_output_directory(place, names, force=True) as directory:
+        (directory / "a.csv").write_text("new")
+        monkeypatch.setattr(Path, "unlink", interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == ["tables"]
+    assert {path.name: path.read_text() for path in place.iterdir()} == {"a.csv": "new"}
