@@ -6,6 +6,7 @@ it. Every viewer gets the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class FrameMaker:
             "session": _session(state),
         }
 
-    def _changed_lanes(self) -> Any:
+    def _changed_lanes(self) -> Iterator[Json]:
         known: dict[int, tuple[int, bool]] = {}
         for lane in self._state.lanes:
             told, over = self._lanes.get(lane.number, (-1, False))
@@ -124,7 +125,7 @@ def _heat(heat: Heat) -> Json:
     }
 
 
-def _lane(lane: Lane, tokens: Any) -> Json:
+def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
     request = lane.request
     times = request.token_times
     return {

@@ -87,11 +87,16 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def served(path: Path, *options: str) -> Iterator[str]:
-    """The address that `instr view --no-browser` prints; the server is interrupted at the end."""
-    command = [sys.executable, "-m", "llamacpp_instr", "view", str(path), "--no-browser", *options]
+def served(path: Path, *options: str, command: str = "view") -> Iterator[str]:
+    """The address that `instr view --no-browser`, or another command that serves a page, prints;
+    the server is interrupted at the end."""
+    instr = [sys.executable, "-m", "llamacpp_instr", command]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*instr, str(path), "--no-browser", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,25 +37,6 @@ RUNS = [
     one_line("docs/cli.md", "instr live session.log"),
     one_line("docs/cli.md", "instr live server.log --port 8123 --no-browser"),
 ]
-
-
-@contextmanager
-def watched(log: Path, *options: str) -> Iterator[str]:
-    """The address that `instr live` prints; it is interrupted at the end."""
-    command = [sys.executable, "-m", "llamacpp_instr", "live", str(log), "--no-browser", *options]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            address = process.stdout.readline().strip()
-            assert address, process.stderr.read()
-            yield address
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-        assert process.stderr.read() == ""
 
 
 def open_log(directory: Path, name: str = "it.log") -> tuple[Path, bytes]:
@@ -110,7 +89,7 @@ def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
     ) as application:  # fmt: skip
         assert application.stdout is not None
         assert application.stdout.readline() == "recording\n"
-        with watched(log) as address:
+        with ui_kit.served(log, command="live") as address:
             begin = threading.Timer(1.5, lambda: application.communicate("\n"))
             begin.start()
             seen = look(address, click=True)
@@ -135,7 +114,7 @@ def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
 def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int) -> None:
     ui_kit.need_ui()
     log, rest = open_log(tmp_path)
-    with watched(log) as address:
+    with ui_kit.served(log, command="live") as address:
         with log.open("ab") as file:
             file.write(rest)
         seen = look(address, width, dark=width == 400)
@@ -171,7 +150,7 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
     if "--no-browser" in line.text:
         assert not opened.exists()
     else:

@@ -18,7 +18,7 @@ class Begun:
         first = list(islice(events, 1))
         self._events = chain(first, events)
         self.start = first[0][1] if first and isinstance(first[0][1], SessionStart) else None
-        """None if the first event is damaged, which whoever reads on reports"""
+        """None if the first event is damaged; reading the rest reports that"""
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
         return self._events
