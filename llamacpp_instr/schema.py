@@ -139,7 +139,8 @@ class SessionStart(Event, kw_only=True):
     clock: Literal["tsc", "cntvct", "monotonic"]
     """the clock that times ops; its times are always converted to CLOCK_MONOTONIC"""
     perturbed: bool = False
-    """tensor values were read (`--stats`): kernels may differ, so do not compare times"""
+    """tensor values were read (`--stats`), or a debugger could stop computes and change values:
+    kernels may differ, so do not compare times"""
     producer: Producer
     host: Host
     process: Process

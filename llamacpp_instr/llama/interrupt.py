@@ -29,6 +29,10 @@ class Interrupt:
     def requested(self) -> bool:
         return bool(self._flag.value)
 
+    def request(self) -> None:
+        """What Ctrl-C does, from another thread."""
+        self._flag.value = b"1"
+
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Around a C call: `KeyboardInterrupt` is raised at its end, even if the call failed."""
@@ -73,9 +77,9 @@ class Interrupt:
     def _watch(self, receiver: int) -> None:
         while number := os.read(receiver, 1):
             if number[0] == signal.SIGINT:
-                self._flag.value = b"1"
+                self.request()
 
     def _handle(self, _number: int, _frame: Any) -> None:
-        self._flag.value = b"1"
+        self.request()
         if not self._deferred:
             raise KeyboardInterrupt

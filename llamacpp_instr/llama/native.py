@@ -18,10 +18,10 @@ from typing import Any
 
 from llamacpp_instr.errors import NativeError
 
-ABI = 2
+ABI = 3
 """version of the recorder's C API that this package needs"""
 
-OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR = 1, 2, 4
+OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR, DEBUGGED = 1, 2, 4, 8
 """flags of `Native.begin`"""
 
 ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4

@@ -194,9 +194,10 @@ def begin_session(
     stop_on_nan: bool,
     on_log_error: OnLogError,
     aside: bool = False,
+    debugged: bool = False,
 ) -> Recording:
     """Like `record`. With `aside` an existing log is kept until `Recording.take_name`. Messages
-    name `force_option` as the way to set `force`."""
+    name `force_option` as the way to set `force`. With `debugged` a debugger may stop computes."""
     check_choice("level", level, LEVELS)
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
@@ -212,6 +213,7 @@ def begin_session(
     written = log.with_name(f".instr-{secrets.token_hex(8)}") if aside and log.is_file() else log
     flags = native.OVERWRITE if force and written == log else 0
     flags |= native.STOP_ON_NAN if stop_on_nan else 0
+    flags |= native.DEBUGGED if debugged else 0
     flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
     arguments = log_json("args", dict(args), default=str)
     if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:

@@ -172,7 +172,7 @@ void write_session_start(session & s) {
     line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
     line.kv(LLAMA_INSTR_K_LEVEL, levels[(int) s.detail]);
     line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
-    if (s.reads_values()) {
+    if (s.reads_values() || s.is_debugged()) {
         line.kv(LLAMA_INSTR_K_PERTURBED, true);
     }
     line.kv_json(LLAMA_INSTR_K_PRODUCER, llama_instr_info());

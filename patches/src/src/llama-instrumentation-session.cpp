@@ -30,6 +30,10 @@ bool parse_level(const char * text, level & out) {
     return false;
 }
 
+bool session::is_debugged() const {
+    return (flags & LLAMA_INSTR_DEBUGGED) != 0;
+}
+
 int session::start(const std::string & path, const held_file::existing & found) {
     int status = log.open(path.c_str(), found);
     if (status != 0) {

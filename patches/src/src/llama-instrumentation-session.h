@@ -106,6 +106,7 @@ class session {
     std::atomic<long> majflt { 0 };
 
     bool reads_values() const { return !stats_pattern.empty(); }
+    bool is_debugged() const;  // a debugger may stop its computes
 
     bool is_full() const {
         const uint64_t limit = all->rotate_bytes;

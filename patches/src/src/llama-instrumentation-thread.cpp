@@ -22,9 +22,12 @@ session * computing_session() {
 }
 
 bool find_computed_node(const ggml_tensor * t, node_reference & out) {
-    const auto & c = tl().compute;
-    for (int i = 0; c.s && i < ggml_graph_n_nodes(c.gf); i++) {
+    auto & c = tl().compute;
+    const int n = c.s ? ggml_graph_n_nodes(c.gf) : 0;
+    for (int k = 0; k < n; k++) {
+        const int i = (c.last_found + k) % n;  // the scheduler asks in the order of the graph
         if (ggml_graph_node(c.gf, i) == t) {
+            c.last_found = i;
             out = { c.times.compute, c.graph->id, i, c.graph->layers[(size_t) i] };
             return true;
         }

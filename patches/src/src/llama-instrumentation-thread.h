@@ -63,8 +63,10 @@ struct compute_state {
     int      n_threads = 0;
     bool     is_update = false;
     bool     recorded  = false;  // its kernels
-    bool     stopped   = false;  // by a NaN
+    bool     stopped   = false;  // by a NaN or a debugger
     ggml_cgraph * gf   = nullptr;
+    int      last_found = 0;     // by find_computed_node()
+    std::vector<uint8_t> wanted;  // by a debugger: the nodes after which it is called
     std::vector<std::pair<const char *, std::string>> lines_after;
 };
 

@@ -2,6 +2,7 @@
 
 #include "llama-instrumentation.h"
 
+#include "llama-instrumentation-debug.h"
 #include "llama-instrumentation-host.h"
 #include "llama-instrumentation-records.h"
 #include "llama-instrumentation-recorder.h"
@@ -255,6 +256,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     c.n_threads = n_threads;
     c.gf        = gf;
     c.stopped   = false;
+    c.last_found = 0;
     c.graph = c.state->last_graph(ggml_instr_graph_uid(gf));
     if (!c.graph) {
         c.graph = &other_graph(t, gf);
@@ -270,6 +272,9 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
         c.s->dropped_ops += n_nodes;
     }
     c.times.compute = c.s->all->next_compute++;
+    if (c.s->is_debugged() && !c.is_update) {
+        tell_debugger(*ctx, t);
+    }
     c.times.begin = ticks_now();
     recorder.stop(c.times.begin);
 }

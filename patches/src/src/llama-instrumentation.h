@@ -16,7 +16,7 @@
 // C API
 //
 
-#define LLAMA_INSTR_ABI 2
+#define LLAMA_INSTR_ABI 3
 
 extern "C" {
 
@@ -25,6 +25,7 @@ enum {
     LLAMA_INSTR_OVERWRITE     = 1,  // of an existing file
     LLAMA_INSTR_STOP_ON_NAN   = 2,  // end the compute at the first tensor of `stats` that has a NaN
     LLAMA_INSTR_STOP_ON_ERROR = 4,  // end the process, with one line, when the log cannot be written
+    LLAMA_INSTR_DEBUGGED      = 8,  // a debugger may stop computes and change values
 };
 
 // bits of llama_instr_status()
@@ -58,6 +59,29 @@ LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
 // Writes the memory breakdown of a context as a JSON array with one object per buffer type. Returns its length; if
 // that is `size` or more, the text was cut.
 LLAMA_API int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size);
+
+// What a debugger is told of a compute that begins: `layers` and `wanted` have an element for each of its nodes.
+struct llama_instr_debug_info {
+    const struct llama_context * ctx;
+    struct ggml_cgraph * graph;
+    const int32_t *      layers;
+    uint8_t *            wanted;  // 1: `on_node` is called after this node; may be changed until the compute ends
+    int32_t n_nodes;
+    int32_t n_tokens;
+    int32_t step;                 // -1 outside a step
+    int32_t compute;
+    int32_t graph_id;
+    int32_t encoder;
+};
+
+typedef void (*llama_instr_on_compute)(const struct llama_instr_debug_info * info);
+
+// the value of the node is there and may be changed; returns 0 to go on, 1 to end the compute
+typedef int32_t (*llama_instr_on_node)(int32_t node);
+
+// Attaches a debugger to the sessions with LLAMA_INSTR_DEBUGGED, or detaches it (both NULL). Call it while nothing is
+// computed. Both functions are called in the thread that computes. A compute without a wanted node runs as always.
+LLAMA_API void llama_instr_debug(llama_instr_on_compute on_compute, llama_instr_on_node on_node);
 
 }  // extern "C"
 
