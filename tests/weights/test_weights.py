@@ -15,8 +15,9 @@ import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import Weight, load_model_file
-from llamacpp_instr.weights.compare import PIECE, compute_weight_errors
+from llamacpp_instr.weights.compare import compute_weight_errors
 from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.weights.pieces import PIECE
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import ROOT
 from tests.kit.quantized_kit import quantized_demo

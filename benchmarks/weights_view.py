@@ -1,0 +1,111 @@
+"""Measures how fast the page of `instr weights --view` shows a large matrix.
+
+`python -m benchmarks.weights_view` writes a matrix of 4096 by 14336 random weights as F16 and as
+Q4_K, asks the server for every tile of some levels, one after the other, and lets Chromium zoom
+from the whole to single weights and back, with one pane and with three. Prints medians and 99th
+percentiles: of a tile, from the request to the last byte, and of the time between two frames.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import gguf
+import numpy as np
+
+from converters.weights_view.tiles import Matrix
+from tests.kit import ui_kit
+from tests.kit.gguf_files import save
+from tests.kit.native_kit import ROOT
+
+N_ROWS, N_COLUMNS = 4096, 14336
+NAME = "blk.0.ffn_down.weight"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        f16, q4_k = (Path(directory) / f"{name}.gguf" for name in ("F16", "Q4_K"))
+        write_models(f16, q4_k)
+        for model in (f16, q4_k):
+            with ui_kit.served(model, "--view", command="weights") as address:
+                wait_until_measured(address)
+                tiles(model.stem, address)
+            frames(model.stem, model)
+        frames("Q4_K against F16", q4_k, "--against", str(f16))
+
+
+def write_models(f16: Path, q4_k: Path) -> None:
+    """The weights are random; of Q4_K the bits are, with scales as a quantizer would choose."""
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(f16, "llama")
+    values = random.standard_normal((N_ROWS, N_COLUMNS), np.float32) * np.float32(0.02)
+    writer.add_tensor(NAME, values.astype(np.float16))
+    save(writer)
+    n_blocks = N_ROWS * N_COLUMNS // 256
+    blocks = random.integers(0, 256, (n_blocks, 144), np.uint8)
+    blocks[:, :4] = np.array([1.5e-4, 1e-3], "<f2").view(np.uint8)  # d and dmin
+    writer = gguf.GGUFWriter(q4_k, "llama")
+    kind = gguf.GGMLQuantizationType.Q4_K
+    writer.add_tensor(NAME, blocks.reshape(N_ROWS, -1), raw_dtype=kind)
+    save(writer)
+
+
+def ask(connection: http.client.HTTPConnection, path: str) -> bytes:
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    data = answer.read()
+    assert answer.status == 200, data
+    return data
+
+
+def wait_until_measured(address: str) -> None:
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.netloc, timeout=100)
+    while not json.loads(ask(connection, f"{place.path}figures"))["over"]:
+        time.sleep(0.1)
+
+
+def tiles(name: str, address: str) -> None:
+    """Print the times of tiles, by level; the first of a coarse level computes all of them."""
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.netloc, timeout=100)
+    matrix = Matrix(N_ROWS, N_COLUMNS, lambda *_: np.empty(0))
+    for level in range(matrix.top, -1, -1):
+        rows, columns = (-(-n // 256) for n in matrix.shape(level))
+        places = [(row, column) for row in range(rows) for column in range(columns)]
+        times = []
+        for row, column in places[:: max(len(places) // 100, 1)]:
+            begin = time.perf_counter()
+            ask(connection, f"{place.path}tile/largest/0/0/{level}/{row}/{column}")
+            times.append(1000 * (time.perf_counter() - begin))
+        told = (
+            f"median {np.median(times):.1f} ms, 99th percentile {np.percentile(times, 99):.1f} ms"
+        )
+        print(f"{name}, level {level}: {len(times)} of {len(places)} tiles, {told}", flush=True)
+
+
+def frames(name: str, model: Path, *options: str) -> None:
+    """Print the times between frames while Chromium zooms."""
+    with ui_kit.served(model, "--view", *options, command="weights") as address:
+        wait_until_measured(address)
+        request = {"chromium": ui_kit.chromium(), "address": address}
+        done = subprocess.run(
+            ["node", "zoom.mjs"], cwd=ROOT / "tests" / "ui", input=json.dumps(request),
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    seen = json.loads(done.stdout)
+    for what, times in seen.items():
+        told = (
+            f"median {np.median(times):.1f} ms, 99th percentile {np.percentile(times, 99):.1f} ms"
+        )
+        print(f"{name}, {what}: {len(times)} frames, {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

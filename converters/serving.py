@@ -1,0 +1,127 @@
+"""Serves pages of ours to a browser on this machine.
+
+Invariant: it listens on the loopback interface, and answers only requests whose Host is that, and
+whose Origin, if any, is its own. What shows a log or a model lies under a random name, because
+other users of this machine can reach the port.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llamacpp_instr.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class LoopbackServer:
+    """Bound to a port of the loopback interface; 0 takes a free one. Raises UsageError if the port
+    is taken."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._socket = socket.socket()
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((LOOPBACK, port))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise UsageError(f"--port {port}: {error.strerror}") from None
+        self.port: int = self._socket.getsockname()[1]
+        self._name = secrets.token_urlsafe(16)
+        self.address = f"http://{LOOPBACK}:{self.port}/{self._name}/"
+
+    def serve(
+        self,
+        own: Sequence[BaseRoute],
+        started: Callable[[], None],
+        public: Sequence[BaseRoute] = (),
+    ) -> None:
+        """Serve until Ctrl-C or SIGTERM: `own` under the random name, `public` without it.
+        `started` is called once it answers."""
+
+        @asynccontextmanager
+        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+            started()
+            yield
+
+        routes = [Mount(f"/{self._name}", routes=own), *public]
+        app = _OwnOnly(Starlette(routes=routes, lifespan=lifespan), self.port)
+        config = uvicorn.Config(
+            app, log_level="critical", lifespan="on", ws="auto",
+            timeout_graceful_shutdown=1, ws_max_size=1 << 16, server_header=False,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        with suppress(KeyboardInterrupt), self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """End `serve`, from another thread."""
+        self._server.should_exit = True
+
+
+def page_routes(package: str, files: Mapping[str, tuple[str, str]]) -> list[Route]:
+    """Routes of the files of a page, from the folder `page` of a package: path -> name and media
+    type."""
+    folder = importlib.resources.files(package) / "page"
+    return [
+        Route(f"/{path}", _file((folder / name).read_bytes(), media_type))
+        for path, (name, media_type) in files.items()
+    ]
+
+
+def _file(data: bytes, media_type: str) -> Callable[[Request], Response]:
+    return lambda _request: Response(data, media_type=media_type)
+
+
+class _OwnOnly:
+    """Refuses requests that another page or another name led here, and adds HEADERS."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._hosts = {f"{host}:{port}" for host in HOSTS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        own = len(hosts) == 1 and hosts[0] in self._hosts
+        if not own or any(urlsplit(origin).netloc not in self._hosts for origin in origins):
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 4403})
+            else:
+                await Response(status_code=421)(scope, receive, send)
+            return
+
+        async def with_headers(message):  # type: ignore[no-untyped-def]
+            if message["type"] == "http.response.start":
+                added = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self._app(scope, receive, with_headers)

@@ -1,0 +1,5 @@
+// The page of `instr weights --view`: the part alone.
+
+import { mount } from "./weights.js";
+
+mount(document.getElementById("weights"), "");

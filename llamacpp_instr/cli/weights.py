@@ -1,0 +1,157 @@
+"""`instr weights MODEL [PATTERN]`: prints, shows or exports the weights of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.weights.measure import WeightReader
+
+
+@click.command(
+    "weights",
+    epilog="\b\nExamples:\n  instr weights model-Q4_K_M.gguf 'blk.*.ffn_down.weight'\n"
+    "  instr weights model-Q4_K_M.gguf --view --against model-F16.gguf\n"
+    "  instr weights model-Q4_K_M.gguf 'blk.0.*' -o block.npz",
+)
+@click.argument("model")
+@click.argument("pattern", default="*")
+@click.option(
+    "--against", metavar="FILE", help="The model that MODEL was quantized from: also the errors."
+)
+@click.option("--view", is_flag=True, help="Show every weight as a page in the browser.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of --view.  [default: any free]")
+@click.option("--no-browser", is_flag=True, help="With --view, print the address only.")
+@click.option("--raw", is_flag=True, help="Export the stored bytes, not the numbers in them.")
+@report_options
+def weights(
+    model: str,
+    pattern: str,
+    against: str | None,
+    view: bool,
+    port: int | None,
+    no_browser: bool,
+    raw: bool,
+    output: ReportOutput,
+) -> None:
+    """Print, show or export the weights of a model.
+
+    Prints for each tensor that matches PATTERN its shape, distribution and norms, and the rows and
+    columns whose weights are unusually large; an HTML page has maps of them by layer and role. In
+    PATTERN, * is any text and ? any character. MODEL is a GGUF file, the first part of a split
+    model, or demo for the demo model.
+
+    --view serves a page on 127.0.0.1 until Ctrl-C that shows any tensor as a picture, from the
+    whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.
+    """
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.weights.export import is_export
+    from llamacpp_instr.weights.measure import WeightReader, choose_weights
+
+    export = is_export(output.path) and output.flag is None
+    _check_options(output, export, against, view, port, no_browser, raw)
+    output.check(model, against)
+    file = choose_weights(load_model_file(model), pattern)
+    original = load_model_file(against) if against is not None else None
+    reader = WeightReader(file)
+    if view:
+        _show(file, original, reader, port or 0, not no_browser)
+    elif export:
+        _export(file, reader, output, raw)
+    else:
+        _report(file, choose_weights(original, pattern) if original else None, reader, output)
+
+
+def _check_options(
+    output: ReportOutput,
+    export: bool,
+    against: str | None,
+    view: bool,
+    port: int | None,
+    no_browser: bool,
+    raw: bool,
+) -> None:
+    if view and (output.flag is not None or output.path != "-"):
+        raise UsageError("--view serves a page; it writes no file")
+    if not view and (port is not None or no_browser):
+        raise UsageError("--port and --no-browser are options of --view")
+    if raw and not export:
+        raise UsageError("--raw is for an export: name it with -o FILE.npz or FILE.safetensors")
+    if export and against is not None:
+        raise UsageError("--against is for reports and --view; an export has one model's tensors")
+
+
+def _report(
+    file: ModelFile, original: ModelFile | None, reader: WeightReader, output: ReportOutput
+) -> None:
+    from converters.analyses.weight_errors import weight_error_reports
+    from converters.analyses.weights import weight_maps, weight_reports
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weights.compare import compute_weight_errors
+
+    with progress_bar(f"Reading {file.path}") as on_progress:
+        stats = list(reader.measure(file.weights, on_progress=on_progress))
+    reports = weight_reports(stats, file.path.name)
+    table = reports[1]
+    if original is not None:
+        with progress_bar(f"Comparing with {original.path}") as on_progress:
+            errors = compute_weight_errors(original, file, on_progress=on_progress)
+        reports += weight_error_reports(errors, original.path.name, file.path.name)
+    charts = weight_maps(stats) if output.form == "html" else []
+    output.write(reports, table=table, charts=charts)
+
+
+def _export(file: ModelFile, reader: WeightReader, output: ReportOutput, raw: bool) -> None:
+    from llamacpp_instr.output import open_output
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weights.export import check_export, write_npz, write_safetensors
+
+    check_export(output.path, reader, file.weights, raw)
+    with (
+        progress_bar(f"Writing {output.path}") as on_progress,
+        open_output(output.path, output.force) as out,
+    ):
+        if output.path.lower().endswith(".npz"):
+            write_npz(out, reader, file.weights, raw, on_progress)
+        else:
+            write_safetensors(Path(out.name), reader, file.weights, raw, on_progress)
+
+
+def _show(
+    file: ModelFile,
+    original: ModelFile | None,
+    reader: WeightReader,
+    port: int,
+    browser: bool,
+) -> None:
+    """Serve the page until Ctrl-C."""
+    import threading
+    import webbrowser
+
+    from converters.live.installed import check_installed
+
+    check_installed("live")
+    from converters.weights_view.server import WeightsServer
+    from converters.weights_view.tensors import Tensors
+    from llamacpp_instr.llama.threads import usable_cpus
+    from llamacpp_instr.terminal import print_line
+    from llamacpp_instr.weights.measure import WeightReader
+
+    other = (original, WeightReader(original)) if original is not None else None
+    tensors = Tensors((file, reader), other, usable_cpus())
+    server = WeightsServer(tensors, port)
+
+    def started() -> None:
+        print_line(server.address)
+        if browser:
+            # some browsers are waited for, and they wait for the page
+            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+
+    server.run(started)
