@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from converters.live.figures import figures_of
 from converters.live.heat import Heat
 from converters.live.lanes import Lane, Shown
 from converters.live.state import LiveState, Second, StepRow
@@ -39,7 +40,7 @@ class FrameMaker:
         """What is new since the last call."""
         state = self._state
         n_steps = min(state.n_steps - self._step, MOST_STEPS)
-        frame = self._figures(late)
+        frame = _figures(state, late)
         frame["seconds"] = [_second(s) for s in _since(state, self._second)]
         frame["steps"] = [_step(row) for row in list(state.steps)[len(state.steps) - n_steps :]]
         frame["messages"] = [list(m) for m in state.messages if m[0] >= self._message]
@@ -54,39 +55,16 @@ class FrameMaker:
     def key_frame(self, late: bool) -> Json:
         """Everything up to the last frame. The next frame follows it."""
         state = self._state
-        frame = self._figures(late)
+        frame = _figures(state, late)
         frame["key"] = True
         frame["frame"] = self.n
         frame["seconds"] = [_second(second) for second in state.seconds]
-        frame["steps"] = [_step(row) for row in state.steps]
-        frame["messages"] = [list(message) for message in state.messages]
+        # what the next frame has would be twice in a viewer
+        n_new = state.n_steps - self._step
+        frame["steps"] = [_step(row) for row in list(state.steps)[: len(state.steps) - n_new]]
+        frame["messages"] = [list(m) for m in state.messages if m[0] < self._message]
         frame["lanes"] = [_lane(lane, lane.tokens) for lane in state.lanes]
         return frame
-
-    def _figures(self, late: bool) -> Json:
-        """The figures that are told anew in every frame."""
-        state = self._state
-        begin = state.start.t if state.start else 0
-        return {
-            "t": state.latest - begin,
-            "late": late,
-            "closed": state.end.reason if state.end else None,
-            "n_steps": state.n_steps,
-            "n_failed": state.n_failed,
-            "n_tokens": state.n_tokens,
-            "n_prompt": state.n_prompt,
-            "n_requests": state.lanes.n_requests,
-            "busy": state.busy,
-            "heat": {phase: _heat(heat) for phase, heat in state.heat.items() if heat.steps},
-            "caches": [[*key, c.used, c.size, c.n_bytes] for key, c in state.caches.items()],
-            "memory": [
-                [ctx, of.rss, [[b.buffer, b.model, b.context, b.compute] for b in of.buffers]]
-                for ctx, of in state.memory.items()
-            ],
-            "threads": [[ctx, of.working, of.waiting] for ctx, of in state.threads.items()],
-            "machine": _machine(state),
-            "session": _session(state),
-        }
 
     def _changed_lanes(self) -> Iterator[Json]:
         known: dict[int, tuple[int, bool]] = {}
@@ -96,6 +74,52 @@ class FrameMaker:
             if (told, over) != known[lane.number]:
                 yield _lane(lane, [token for token in lane.tokens if token.index >= told])
         self._lanes = known
+
+
+def _figures(state: LiveState, late: bool) -> Json:
+    """The figures that are told anew in every frame."""
+    figures = figures_of(state)
+    return {
+        "late": late,
+        "t": state.elapsed,
+        "closed": state.end.reason if state.end else None,
+        "n_steps": state.n_steps,
+        "n_failed": state.n_failed,
+        "n_tokens": state.n_tokens,
+        "n_prompt": state.n_prompt,
+        "n_requests": state.lanes.n_requests,
+        "n_messages": state.n_messages,
+        "busy": state.busy,
+        "rate": figures.rate,
+        "to_first": figures.to_first,
+        "between": figures.between,
+        "active": figures.active,
+        "cells": figures.cells,
+        "rss": figures.rss,
+        "working": figures.working,
+        "computing": figures.computing,
+        "heat": {phase: _heat(heat) for phase, heat in state.heat.items() if heat.steps},
+        "caches": [[*key, c.used, c.size, c.n_bytes, c.moves] for key, c in state.caches.items()],
+        "memory": [
+            [ctx, of.rss, [[b.buffer, b.model, b.context, b.compute] for b in of.buffers]]
+            for ctx, of in state.memory.items()
+        ],
+        "threads": [[ctx, of.working, of.waiting] for ctx, of in state.threads.items()],
+        "machine": _machine(state),
+        "session": _session(state),
+    }
+
+
+def glance(state: LiveState, late: bool, rows: int, columns: int) -> Json:
+    """Of a key frame, what a terminal of that size can show: `rows` lanes, those of requests under
+    way first, and of them, of the seconds and of the messages the latest."""
+    frame = _figures(state, late)
+    under_way = set(frame["active"])
+    lanes = sorted(state.lanes, key=lambda lane: (lane.number not in under_way, -lane.number))
+    frame["seconds"] = [_second(second) for second in list(state.seconds)[-columns:]]
+    frame["messages"] = [list(message) for message in list(state.messages)[-rows:]]
+    frame["lanes"] = [_lane(lane, list(lane.tokens)[-columns:]) for lane in lanes[:rows]]
+    return frame
 
 
 def _since(state: LiveState, number: int) -> list[Second]:
@@ -140,7 +164,7 @@ def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
         "reused": request.reused,
         "prompt": request.prompt,
         "to_first": request.to_first_token,
-        "between": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        "between": lane.between,
         "n_tokens": max(lane.n_tokens, len(times)),
         "over": lane.over,
         "tokens": [_token(token) for token in tokens],

@@ -1,16 +1,22 @@
-"""Whether what the page of a live session needs is installed. It imports none of it."""
+"""Whether what a view of a live session needs is installed. It imports none of it."""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import Literal
 
 from llamacpp_instr.errors import UsageError
 
-NEEDED = ("starlette", "uvicorn", "websockets", "prometheus_client")
+NEEDED = {
+    "live": ("starlette", "uvicorn", "websockets", "prometheus_client"),
+    "tui": ("textual",),
+}
+"""by the extra that installs them"""
 
 
-def check_installed() -> None:
-    """Raises UsageError, which names what to install, if a part is missing."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def check_installed(extra: Literal["live", "tui"]) -> None:
+    """Raises UsageError, which names what to install, if a part of the page (`live`) or of the
+    terminal view is missing."""
+    missing = [name for name in NEEDED[extra] if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f'{missing[0]} is not installed: pip install "llamacpp-instr[live]"')
+        raise UsageError(f'{missing[0]} is not installed: pip install "llamacpp-instr[{extra}]"')

@@ -49,6 +49,12 @@ class Lane:
     )
     """a character may need the bytes of several tokens"""
 
+    @property
+    def between(self) -> float | None:
+        """The mean time from a token to the next, in ns; None with less than two."""
+        times = self.request.token_times
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
     def add(self, token: Token) -> None:
         text = self.decode.decode(bytes.fromhex(token.hex) if token.hex else token.text.encode())
         self.tokens.append(Shown(self.n_tokens, text, token.t + token.dur, token.p))
@@ -66,11 +72,6 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         """by the identity of the request, which the lane keeps alive"""
         self._of_sequence: dict[tuple[int, int], Lane] = {}
-
-    @property
-    def n_active(self) -> int:
-        """Lanes of requests that are not over."""
-        return sum(not lane.over for lane in self._lanes.values())
 
     def __iter__(self) -> Iterator[Lane]:
         """In the order in which they began."""

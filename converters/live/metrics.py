@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from converters.live.figures import figures_of
 from converters.live.latencies import Histogram
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class _Figures(Collector):
         yield _counter("failed_steps", "Calls that returned an error.", state.n_failed)
         yield _counter("busy_seconds", "Time inside these calls.", state.busy / 1e9)
         yield _counter("messages", "Warnings and errors of llama.cpp.", state.n_messages)
-        yield _gauge("active_requests", "Requests under way.", state.lanes.n_active)
+        yield _gauge("active_requests", "Requests under way.", len(figures_of(state).active))
         cells = GaugeMetricFamily(
             "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
         )

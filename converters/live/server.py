@@ -1,126 +1,121 @@
 """Serves the page of a live session, its frames over a WebSocket, and its metrics.
 
-Invariant: it listens on the loopback interface, and answers only requests whose Host is that, and
-whose Origin, if any, is its own. What shows text of the session lies under a random name, because
-other users of this machine can reach the port. It never writes, and nothing that it gets is run.
+Invariant: what shows text of the session lies under the random name of `serving`. It never writes,
+and nothing that it gets is run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.resources
-import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from urllib.parse import urlsplit
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
-import uvicorn
-from starlette.applications import Starlette
+from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from converters.live.frames import step_details
-from converters.live.hub import FRAME_S, Hub
+from converters.live.hub import Hub
 from converters.live.metrics import CONTENT_TYPE, metrics_text
-from llamacpp_instr.errors import UsageError
+from converters.serving import LOOPBACK, LoopbackServer, page_routes
+from llamacpp_instr.errors import InstrError
 
-LOOPBACK = "127.0.0.1"
-HOSTS = (LOOPBACK, "localhost")
+IN_FLIGHT = 1 << 17
+"""bytes that the system keeps for a viewer that does not read; it misses the frames after them"""
+SCRIPTS = ("page.js", "draw.js", "steps.js", "time.js", "words.js", "uplot.js")
+STYLES = ("page.css", "uplot.css")
 PAGE = {
     "": ("page.html", "text/html"),
-    "page.css": ("page.css", "text/css"),
-    "page.js": ("page.js", "text/javascript"),
-    "draw.js": ("draw.js", "text/javascript"),
-    "uplot.js": ("uplot.js", "text/javascript"),
-    "uplot.css": ("uplot.css", "text/css"),
-}
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
+    **{name: (name, "text/javascript") for name in SCRIPTS},
+    **{name: (name, "text/css") for name in STYLES},
 }
 
 
-class LiveServer:
+class LiveServer(LoopbackServer):
     """A server of `hub`, bound to a port of the loopback interface; 0 takes a free one.
 
-    Raises UsageError if the port is taken.
+    `open_range` makes a trace of some seconds of the session, the first and the last, both
+    included: it returns the address where it can be seen, or its file. Raises UsageError if the
+    port is taken.
     """
 
-    def __init__(self, hub: Hub, port: int = 0) -> None:
+    def __init__(
+        self, hub: Hub, open_range: Callable[[int, int], str | Path], port: int = 0
+    ) -> None:
+        super().__init__(port)
         self._hub = hub
-        self._socket = socket.socket()
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((LOOPBACK, port))
-            self._socket.listen()
-        except OSError as error:
-            self._socket.close()
-            raise UsageError(f"--port {port}: {error.strerror}") from None
-        self.port: int = self._socket.getsockname()[1]
-        self._name = secrets.token_urlsafe(16)
-        self.address = f"http://{LOOPBACK}:{self.port}/{self._name}/"
+        self._open_range = open_range
+        self._opening = threading.Lock()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, IN_FLIGHT)
         self.metrics = f"http://{LOOPBACK}:{self.port}/metrics"
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
-        config = uvicorn.Config(
-            self._app(started), log_level="critical", lifespan="on", ws="auto",
-            timeout_graceful_shutdown=1, ws_max_size=1 << 16, server_header=False,
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        with suppress(KeyboardInterrupt), self._socket:
-            self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        """End `run`, from another thread."""
-        self._server.should_exit = True
-
-    def _app(self, started: Callable[[], None]) -> ASGIApp:
-        files = importlib.resources.files("converters.live") / "page"
-        shown = [
-            Route(f"/{path}", _file((files / name).read_bytes(), media_type))
-            for path, (name, media_type) in PAGE.items()
-        ]
         own = [
-            *shown,
+            *page_routes("converters.live", PAGE),
             WebSocketRoute("/frames", self._frames),
             Route("/step/{step:int}", self._step),
+            Route("/perfetto/{first:int}/{last:int}", self._perfetto),
         ]
-        routes = [Mount(f"/{self._name}", routes=own), Route("/metrics", self._metrics)]
 
-        @asynccontextmanager
-        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        def begin() -> None:
+            self._news = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def told() -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._ring)
+
+            self._hub.listen(told)
             started()
-            yield
 
-        return _OwnOnly(Starlette(routes=routes, lifespan=lifespan), self.port)
+        self.serve(own, begin, public=[Route("/metrics", self._metrics)])
+
+    def _ring(self) -> None:
+        """There is a new frame."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def _frames(self, viewer: WebSocket) -> None:
         """Every frame from the one after `?after=`, or from a key frame on."""
         after = viewer.query_params.get("after", "-1")
         n = int(after) if after.isdecimal() and len(after) < 19 else -1
         await viewer.accept()
-        gone = asyncio.create_task(_until_gone(viewer))
+        sends = asyncio.create_task(self._send(viewer, n))
+        # a viewer sends nothing; reading notices that it has left
+        while (await viewer.receive())["type"] != "websocket.disconnect":
+            pass
+        sends.cancel()
+
+    async def _send(self, viewer: WebSocket, n: int) -> None:
+        """Send a viewer what comes after its `n`-th frame, as fast as it reads."""
+        frame: tuple[int, bytes] | None
         with suppress(WebSocketDisconnect, RuntimeError):
-            while not gone.done():
-                frame = await asyncio.to_thread(self._hub.frame_after, n)
+            while True:
+                news = self._news
+                if self._hub.is_behind(n):
+                    frame = await asyncio.to_thread(self._hub.key_frame, n)
+                else:
+                    frame = self._hub.frame_after(n)
                 if frame is not None:
                     n, data = frame
                     await viewer.send_text(data.decode())
-                elif self._hub.is_over:
+                elif self._hub.over:
                     await viewer.close()
-                    break
+                    return
                 else:
-                    await asyncio.sleep(FRAME_S / 2)
-        gone.cancel()
+                    await news.wait()
 
     async def _step(self, request: Request) -> Response:
         step = request.path_params["step"]
@@ -129,48 +124,22 @@ class LiveServer:
             return PlainTextResponse(f"step {step} is not kept any more", 404)
         return JSONResponse(found)
 
+    async def _perfetto(self, request: Request) -> Response:
+        """Leads to the trace of some seconds, or sends it."""
+        first, last = request.path_params["first"], request.path_params["last"]
+        try:
+            # the end of the server does not wait for it
+            found = await to_thread.run_sync(self._trace_of, first, last, abandon_on_cancel=True)
+        except InstrError as error:
+            return PlainTextResponse(str(error), 404)
+        if isinstance(found, Path):
+            return FileResponse(found, filename=f"{first}-{last}{found.suffix}")
+        return RedirectResponse(found, 303)
+
+    def _trace_of(self, first: int, last: int) -> str | Path:
+        with self._opening:  # one after the other: it takes a CPU
+            return self._open_range(first, last)
+
     async def _metrics(self, _request: Request) -> Response:
         text = await asyncio.to_thread(self._hub.look, metrics_text)
         return Response(text, media_type=CONTENT_TYPE)
-
-
-class _OwnOnly:
-    """Refuses requests that another page or another name led here, and adds HEADERS."""
-
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self._app = app
-        self._hosts = {f"{host}:{port}" for host in HOSTS}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value for name, value in headers if name == b"host"]
-        origins = [value for name, value in headers if name == b"origin"]
-        own = len(hosts) == 1 and hosts[0] in self._hosts
-        if not own or any(urlsplit(origin).netloc not in self._hosts for origin in origins):
-            if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 4403})
-            else:
-                await Response(status_code=421)(scope, receive, send)
-            return
-
-        async def with_headers(message):  # type: ignore[no-untyped-def]
-            if message["type"] == "http.response.start":
-                added = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
-
-
-def _file(data: bytes, media_type: str) -> Callable[[Request], Response]:
-    return lambda _request: Response(data, media_type=media_type)
-
-
-async def _until_gone(viewer: WebSocket) -> None:
-    """A viewer sends nothing; reading notices that it has left."""
-    while (await viewer.receive())["type"] != "websocket.disconnect":
-        pass

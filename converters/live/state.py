@@ -36,6 +36,8 @@ SECOND = 1_000_000_000
 SECONDS = 3600
 STEPS = 2000
 MESSAGES = 200
+MOVES = ("shift", "seq_cp", "seq_add", "seq_div")
+"""operations on a cache that move cells"""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class Second:
     delay: int = 0
     """time in which threads waited for a CPU"""
     cpu: int = 0
+    step: int = -1
+    """the latest that ended in it or before"""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,11 @@ class StepRow:
 class Cache:
     """Cells of one cache of a context."""
 
-    used: int
-    size: int
-    n_bytes: int
+    used: int = 0
+    size: int = 0
+    n_bytes: int = 0
+    moves: int = 0
+    """how often cells were shifted to make room, or copied to another sequence"""
 
 
 @dataclass
@@ -117,6 +123,8 @@ class LiveState:
         self.end: SessionEnd | None = None
         self.latest = 0
         """the largest `t` so far"""
+        self.idle = 0
+        """how long ago the latest event came; 0 while the log is behind, and when it has ended"""
         self.models: dict[int, Model] = {}
         self.contexts: dict[int, Context] = {}
         self.lanes = Lanes()
@@ -136,8 +144,9 @@ class LiveState:
         self.n_events = self.n_steps = self.n_failed = self.n_tokens = self.n_prompt = 0
         self.n_messages = 0
         self.busy = 0
+        self.rss = 0
+        """of the process, in bytes, as last recorded"""
         self._open: dict[int, _Open] = {}
-        self._rss = 0
         self.takers: Takers = {
             SessionStart: self._session_start,
             SessionEnd: self._session_end,
@@ -154,6 +163,36 @@ class LiveState:
             Kv: self._kv,
             Token: self._token,
         }
+
+    @property
+    def now(self) -> int:
+        """The time on the clock of the log."""
+        return self.latest + self.idle
+
+    @property
+    def elapsed(self) -> int:
+        """The time since the session began."""
+        return self.now - self.start.t if self.start else 0
+
+    @property
+    def under_way(self) -> list[StepBegin]:
+        """The steps that have not ended."""
+        return [opened.begin for opened in self._open.values()]
+
+    def steps_between(self, first: int, last: int) -> tuple[int, int] | None:
+        """The first and last step that ended in these seconds of the session, both included; None
+        if none did, or none that is kept."""
+        before = None
+        chosen: list[Second] = []
+        for second in self.seconds:
+            if second.number < first:
+                before = second.step
+            elif second.number <= last and second.steps:
+                chosen.append(second)
+        if not chosen:
+            return None
+        begin = chosen[0].step - chosen[0].steps if before is None else before
+        return begin + 1, chosen[-1].step
 
     # --- the session ---
 
@@ -182,7 +221,7 @@ class LiveState:
 
     def _take_memory(self, memory: Memory) -> None:
         self.memory[memory.ctx] = memory
-        self._rss = memory.rss or self._rss
+        self.rss = memory.rss or self.rss
 
     def _take_machine(self, machine: Machine) -> None:
         self.machine = machine
@@ -201,6 +240,7 @@ class LiveState:
     # --- steps ---
 
     def _step_begin(self, begin: StepBegin) -> None:
+        self.latest = max(self.latest, begin.t)
         context = self.contexts.get(begin.ctx)
         model = self.models.get(context.model) if context else None
         layers = model.hparams.get("n_layer", 0) if model else 0
@@ -232,6 +272,7 @@ class LiveState:
         self.n_steps += 1
         self.busy += dur
         second = self._second(end.t)
+        second.step = max(second.step, begin.step)
         second.steps += 1
         second.busy += dur
         if begin.name != "decode":
@@ -264,7 +305,9 @@ class LiveState:
         opened.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
 
     def _kv(self, kv: Kv) -> None:
-        self.caches[kv.ctx, kv.cache] = Cache(kv.used, kv.size, kv.bytes)
+        cache = self.caches.setdefault((kv.ctx, kv.cache), Cache())
+        cache.used, cache.size, cache.n_bytes = kv.used, kv.size, kv.bytes
+        cache.moves += kv.op in MOVES
 
     def _token(self, token: Token) -> None:
         self.n_tokens += 1
@@ -279,8 +322,9 @@ class LiveState:
         self.latest = max(self.latest, t)
         number = max(t - self.start.t, 0) // SECOND
         if not self.seconds or self.seconds[-1].number < number:
-            self.seconds.append(Second(number))
+            step = self.seconds[-1].step if self.seconds else -1
+            self.seconds.append(Second(number, step=step))
         latest = self.seconds[-1]
         latest.cells = sum(cache.used for cache in self.caches.values())
-        latest.rss = self._rss
+        latest.rss = self.rss
         return latest

@@ -36,7 +36,7 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
         return
     from converters.live.installed import check_installed
 
-    check_installed()
+    check_installed("live")
     over = threading.Event()
     servers: list[subprocess.Popen[bytes]] = []
 

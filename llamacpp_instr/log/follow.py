@@ -46,6 +46,8 @@ class FollowedLog:
         self.end: LogEnd | None = None
         self.is_late = True
         self._stop = stop
+        if str(path) == "-" or _is_pipe(Path(path)):
+            raise LogError("only a file can be followed; name the log that is written", str(path))
         self._start = _start_of(Path(path))
         self._first = _first_part(Path(path), self._start.part)
         self._part = self._earliest_part()
@@ -80,6 +82,21 @@ class FollowedLog:
                 return
             self._part += 1
             self.path = str(following)
+
+    def parts_between(self, begin: int, end: int) -> list[Path]:
+        """The parts that may have events of that time (`t`), in order, as far as they still
+        exist. May be called while another thread iterates."""
+        found: list[Path] = []
+        for number in range(self._part, 0, -1):
+            path = part_path(self._first, number)
+            if not path.exists():
+                break
+            t = _start_of(path).t
+            if t <= end:
+                found.insert(0, path)
+            if t <= begin:
+                break
+        return found
 
     def _more(self) -> bool:
         if self._closed or self._stop.is_set():
@@ -126,6 +143,10 @@ def _number_of_newest(first: Path, number: int) -> int:
 
 def _newest(first: Path, number: int) -> Path:
     return part_path(first, _number_of_newest(first, number))
+
+
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _start_of(path: Path) -> SessionStart:

@@ -6,7 +6,9 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,9 +41,9 @@ RUNS = [
 ]
 
 
-def open_log(directory: Path, name: str = "it.log") -> tuple[Path, bytes]:
+def open_log(directory: Path, name: str = "it.log", seed: int = 5) -> tuple[Path, bytes]:
     """A log that this process is writing, and what it still lacks."""
-    events = make_log(Random(5).randint)
+    events = make_log(Random(seed).randint)
     assert isinstance(events[0], SessionStart)
     events[0].process.pid = os.getpid()
     events.insert(1, Message(t=events[0].t, level="warn", text=HOSTILE))
@@ -50,13 +52,15 @@ def open_log(directory: Path, name: str = "it.log") -> tuple[Path, bytes]:
     return directory / name, b"".join(lines[10:])
 
 
-def look(address: str, width: int = 1280, click: bool = False, **more: Any) -> dict[str, Any]:
-    """What Chromium shows of a session once it has ended."""
+def look(
+    address: str, width: int = 1280, click: bool = False, script: str = "live.mjs", **more: Any
+) -> dict[str, Any]:
+    """What Chromium shows of a session once it has ended, or what another script reports."""
     request = {
         "chromium": ui_kit.chromium(), "address": address, "width": width, "click": click, **more,
     }  # fmt: skip
     done = subprocess.run(
-        ["node", "live.mjs"], cwd=ui_kit.KIT, input=json.dumps(request), capture_output=True,
+        ["node", script], cwd=ui_kit.KIT, input=json.dumps(request), capture_output=True,
         text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -123,6 +127,50 @@ def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int
     assert HOSTILE in seen["messages"]
 
 
+@pytest.mark.native
+def test_one_looks_back_while_it_goes_on_and_opens_a_range(tmp_path: Path) -> None:
+    ui_kit.need_ui()
+    log = tmp_path / "session.log"
+    words = [sys.executable, "-m", "tests.kit.watched", str(log), "--requests", "4000"]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "recording\n"
+        program.stdin.write("\n")
+        program.stdin.flush()
+        with ui_kit.served(log, command="live") as address:
+            seen = look(address, script="live_back.mjs", steps=400, open=True)
+        program.kill()
+    assert (seen["errors"], seen["console"]) == ([], [])
+    assert "paused" in seen["paused"]["state"]
+    # the counting goes on, the drawing does not
+    assert seen["later"]["state"] != seen["paused"]["state"]
+    for what in ("lanes", "rate", "steps-note"):
+        assert seen["later"][what] == seen["paused"][what]
+
+    def shown_steps(of: str) -> tuple[int, int]:
+        found = re.match(r"Steps ([\d,]+) to ([\d,]+),", seen[of]["steps-note"])
+        assert found, seen[of]
+        first, last = (int(number.replace(",", "")) for number in found.groups())
+        return first, last
+
+    # 120 pixels of 4 for each step
+    assert shown_steps("dragged")[1] == shown_steps("paused")[1] - 30
+    chosen = shown_steps("dragged")[1]
+    assert seen["step"].startswith(f"Step {chosen}: ")
+    assert seen["before"].startswith(f"Step {chosen - 1}: ")
+    first, last = map(int, seen["href"].split("/")[1:])
+    assert first < last
+    assert f"{last} s" in seen["chosen"]["chosen-range"]
+    assert f"{first}-{last}-s.1.pftrace" in seen["opened"]
+    assert "paused" not in seen["resumed"]["state"]
+    assert shown_steps("resumed")[1] > shown_steps("paused")[1]
+    assert seen["resumed"]["shown-time"] == "up to now"
+
+
 @pytest.mark.parametrize("line", RUNS, ids=lambda line: line.text)
 def test_the_examples_work(line: Line, tmp_path: Path) -> None:
     """As a reader types them; a browser is a program that the environment names."""
@@ -149,7 +197,7 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
         while "--no-browser" not in line.text and not opened.exists():
             assert time.monotonic() < end
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM if "--port" in line.text else signal.SIGINT)
         assert process.wait(120) == 0
     if "--no-browser" in line.text:
         assert not opened.exists()
@@ -165,6 +213,19 @@ def test_a_log_that_nobody_writes_is_refused(instr: Instr, tmp_path: Path) -> No
     assert_refused(instr("live", "nothing.log"), "nothing.log: no such file")
     (tmp_path / "text.log").write_text("Hello\n")
     assert_refused(instr("live", "text.log"), "text.log: not a log")
+    assert_refused(instr("live", tmp_path), "is a directory, not a log")
+    os.mkfifo(tmp_path / "pipe")
+    for pipe in ("-", "pipe"):
+        assert_refused(instr("live", pipe), f"{pipe}: only a file can be followed")
+
+
+def test_a_port_in_use_is_refused(instr: Instr, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = instr("live", open_log(tmp_path)[0], "--port", port)
+    assert_refused(refused, f"--port {port}: Address already in use")
 
 
 def test_a_missing_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

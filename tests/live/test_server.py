@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from converters.live import hub as hub_module
 from converters.live.hub import Hub
-from converters.live.server import LiveServer
+from converters.live.server import PAGE, LiveServer
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.follow import FollowedLog
 from llamacpp_instr.schema import SessionStart
@@ -56,6 +56,13 @@ class Served:
         return "/" + self.server.address.split("/", 3)[3]
 
 
+def a_range(first: int, last: int) -> str | Path:
+    """What opens a range, for a server that cannot: 1 is shown, 2 is a file, 3 is not known."""
+    if first == 3:
+        raise UsageError(f"no step ended from second {first} to {last}")
+    return f"http://127.0.0.1:1/{last}" if first == 1 else Path(__file__)
+
+
 KEPT = 5
 """frames, so that a test does not wait for those of ten seconds"""
 
@@ -71,7 +78,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     log.write_bytes(lines.pop(0))
     stop, started = threading.Event(), threading.Event()
     hub = Hub(FollowedLog(log, stop))
-    server = LiveServer(hub)
+    server = LiveServer(hub, a_range)
     hub.start()
     thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
     thread.start()
@@ -136,7 +143,7 @@ def test_a_viewer_that_was_away_too_long_is_told_what_it_lost(served: Served) ->
 
 
 def test_the_page_and_its_parts_are_served(served: Served) -> None:
-    for path in ("", "page.js", "draw.js", "page.css", "uplot.js", "uplot.css"):
+    for path in PAGE:
         answer = served.get(served.name + path)
         assert answer.status == 200
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -155,6 +162,18 @@ def test_a_step_is_served_or_named(served: Served) -> None:
     assert answer.read() == b"step 99999999 is not kept any more"
 
 
+def test_a_range_is_shown_sent_or_named(served: Served) -> None:
+    shown = served.get(f"{served.name}perfetto/1/7")
+    assert (shown.status, shown.headers["Location"]) == (303, "http://127.0.0.1:1/7")
+    sent = served.get(f"{served.name}perfetto/2/7")
+    assert sent.read() == Path(__file__).read_bytes()
+    assert sent.headers["Content-Disposition"] == 'attachment; filename="2-7.py"'
+    unknown = served.get(f"{served.name}perfetto/3/7")
+    assert (unknown.status, unknown.read()) == (404, b"no step ended from second 3 to 7")
+    for wrong in ("perfetto/1/x", "perfetto/-1/2", "perfetto/1", "perfetto/../page.js"):
+        assert served.get(served.name + wrong).status == 404
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -166,7 +185,7 @@ def test_a_step_is_served_or_named(served: Served) -> None:
     ],
 )
 def test_other_pages_and_names_get_nothing(served: Served, headers: dict[str, str]) -> None:
-    for path in (served.name, "/metrics", f"{served.name}step/1"):
+    for path in (served.name, "/metrics", f"{served.name}step/1", f"{served.name}perfetto/1/2"):
         assert served.get(path, **headers).status == 421
     if "Origin" in headers:
         with pytest.raises(InvalidHandshake):
@@ -174,7 +193,7 @@ def test_other_pages_and_names_get_nothing(served: Served, headers: dict[str, st
 
 
 def test_without_its_name_nothing_of_the_session_is_served(served: Served) -> None:
-    for path in ("/", "/page.js", "/frames", "/step/1", "/../etc/passwd"):
+    for path in ("/", "/page.js", "/frames", "/step/1", "/perfetto/1/2", "/../etc/passwd"):
         assert served.get(path).status == 404
     with pytest.raises(InvalidHandshake):
         connect(f"ws://127.0.0.1:{served.server.port}/frames")
@@ -191,4 +210,4 @@ def test_what_a_viewer_sends_is_ignored(served: Served) -> None:
 
 def test_a_port_in_use_is_named(served: Served) -> None:
     with pytest.raises(UsageError, match=r"--port \d+: Address already in use"):
-        LiveServer(Hub(FollowedLog(served.log, threading.Event())), served.server.port)
+        LiveServer(Hub(FollowedLog(served.log, threading.Event())), a_range, served.server.port)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import msgspec
 import pytest
 
+from converters.live.figures import figures_of
 from converters.live.frames import FrameMaker, step_details
 from converters.live.metrics import metrics_text
 from converters.live.state import LiveState
@@ -15,6 +17,7 @@ from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.schema import Kv
 from tests.kit.made_log import encode, make_log
 
 
@@ -50,6 +53,12 @@ def test_the_figures_are_those_of_the_session(log: Path) -> None:
     assert [row.step for row in state.steps] == good["step"].tolist()
     assert sum(second.tokens for second in state.seconds) == len(session.tokens)
     assert sum(second.steps for second in state.seconds) == len(good)
+    kv = [event for _, event in read_events(log) if isinstance(event, Kv)]
+    assert sum(cache.moves for cache in state.caches.values()) == sum(
+        event.op in ("shift", "seq_cp", "seq_add", "seq_div") for event in kv
+    )
+    latest = {(event.ctx, event.cache): (event.used, event.size) for event in kv}
+    assert {key: (c.used, c.size) for key, c in state.caches.items()} == latest
 
 
 def test_the_heat_is_the_time_of_the_kernels(log: Path) -> None:
@@ -89,6 +98,24 @@ def kernel_times(session: Session, phase: str) -> dict[tuple[int, str], float]:
     return times
 
 
+def test_the_steps_of_some_seconds_are_those_that_ended_in_them(log: Path) -> None:
+    state, _ = state_of(log)
+    steps = load_session(log).steps
+    assert state.start is not None
+    good = steps["status"] == 0
+    ended = (steps["returned"][good] - state.start.t) // 10**9
+    numbers = steps["step"][good]
+    for first, last in ((0, 10**6), (0, 0), (int(ended.max(initial=0)), 10**6), (10**6, 10**7)):
+        inside = numbers[(ended >= first) & (ended <= last)]
+        found = state.steps_between(first, last)
+        if len(inside):
+            assert found is not None
+            assert found[0] <= inside.min()
+            assert found[1] == inside.max()
+        else:
+            assert found is None
+
+
 def test_the_lanes_are_the_requests(log: Path) -> None:
     state, _ = state_of(log)
     _, requests = find_requests(load_session(log))
@@ -119,6 +146,45 @@ def test_frames_tell_what_a_key_frame_tells(log: Path, pause: int) -> None:
             lanes[lane["lane"]] = {**lane, "tokens": before + lane["tokens"]}
     kept = {lane["lane"] for lane in key["lanes"]}
     assert [lane for number, lane in lanes.items() if number in kept] == key["lanes"]
+
+
+def test_a_key_frame_between_two_frames_repeats_nothing(log: Path) -> None:
+    state = LiveState()
+    maker = FrameMaker(state)
+    steps, messages = [], []
+    n_events = sum(1 for _ in read_events(log))
+    for n, (_, event) in enumerate(state.refs.follow(read_events(log)), 1):
+        if take := state.takers.get(type(event)):
+            take(event)
+        if n == n_events // 2:
+            maker.next_frame(late=False)
+        if n == n_events * 3 // 4:
+            key = maker.key_frame(late=False)
+            steps, messages = key["steps"], key["messages"]
+    last = maker.next_frame(late=False)
+    whole = maker.key_frame(late=False)
+    assert steps + last["steps"] == whole["steps"]
+    assert messages + last["messages"] == whole["messages"]
+
+
+def test_while_nothing_happens_the_figures_go_down(log: Path) -> None:
+    state, _ = state_of(log)
+    busy = figures_of(state)
+    assert bool(busy.active) == bool(state.lanes.n_requests)
+    state.idle = 10**10
+    idle = figures_of(state)
+    assert (idle.rate, idle.active) == (0, [])
+    assert (idle.to_first, idle.cells) == (busy.to_first, busy.cells)
+
+
+def test_the_first_figures_are_those_of_the_requests(log: Path) -> None:
+    state, _ = state_of(log)
+    _, requests = find_requests(load_session(log))
+    firsts = [request.to_first_token for request in requests if request.token_times]
+    betweens = [r.between_tokens.mean() for r in requests if len(r.token_times) > 1]
+    figures = figures_of(state)
+    assert figures.to_first == (pytest.approx(median(firsts)) if firsts else None)
+    assert figures.between == (pytest.approx(median(betweens)) if betweens else None)
 
 
 def test_a_kept_step_has_its_kernels(log: Path) -> None:

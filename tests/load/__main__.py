@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
 
 from tests.kit.native_kit import ROOT
 from tests.load.hold import Held, hold
+from tests.load.live import VIEWERS, LiveView
 
 MIB = 2**20
 MAX_GROWTH = 4 * MIB
@@ -22,16 +24,22 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rotate", type=int, default=16_000_000, metavar="BYTES")
     parser.add_argument("--directory", type=Path, default=ROOT / "out" / "load")
+    parser.add_argument("--live", action="store_true", help="show the recorded server meanwhile")
     options = parser.parse_args()
     shutil.rmtree(options.directory, ignore_errors=True)
     options.directory.mkdir(parents=True)
     held = hold(
         options.directory, 60 * options.minutes, options.clients, options.rotate,
         lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True),
+        options.live,
     )  # fmt: skip
     growth = held.growth("recorded") - held.growth("plain")
     if growth > MAX_GROWTH:
         held.problems.append(f"the recorded server grew by {growth:,} bytes more than the plain")
+    if held.live:
+        for what, grown in (("server", held.growth("live")), ("page", heap_growth(held.live.heap))):
+            if grown > MAX_GROWTH:
+                held.problems.append(f"the {what} of instr live grew by {grown:,} bytes")
     print(table(held))
     for problem in held.problems:
         print(f"WRONG: {problem}")
@@ -70,8 +78,31 @@ def table(held: Held) -> str:
             for name in ("recorded", "plain")
         )
         rows[f"{what} in the second half, MiB"] = ", ".join(values)
+    if held.live:
+        rows |= live_rows(held, held.live)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def live_rows(held: Held, live: LiveView) -> dict[str, str]:
+    heap = f"{heap_growth(live.heap) / MIB:+.2f} of {live.heap[-1] / MIB:.1f}"
+    return {
+        "live view": f"{VIEWERS} viewers and a page" if live.heap else f"{VIEWERS} viewers",
+        "  frames of each viewer": f"{live.frames:,}; {live.lost} lost",
+        "  steps that it counted": f"{live.metrics['llamacpp_instr_steps_total']:,.0f}",
+        "  Private_Dirty in the second half, MiB": (
+            f"{held.growth('live') / MIB:+.2f} of {held.last('live') / MIB:.1f}"
+        ),
+        "  heap of the page in the second half, MiB": heap if live.heap else "not measured",
+    }
+
+
+def heap_growth(heap: list[int]) -> int:
+    """From the middle to the end, in bytes; medians of tenths."""
+    if not heap:
+        return 0
+    tenth, half = max(1, len(heap) // 10), heap[len(heap) // 2 :]
+    return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth]))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.kit.native_kit import ROOT, unpatched_library
 from tests.load.account import Matched, Recording, Told, match_answers, read_recording
 from tests.load.client import Answer, ask
+from tests.load.live import LiveView
 from tests.load.mix import EMBEDDINGS, Request, requests_of
 from tests.load.server import Server
 
@@ -60,6 +61,8 @@ class Held:
     """samples of the servers `recorded` and `plain`"""
     recording: Recording | None = None
     matched: Matched | None = None
+    live: LiveView | None = None
+    """of the recorded server, if it was shown"""
     problems: list[str] = field(default_factory=list)
 
     def growth(self, server: str, what: str = "Private_Dirty") -> int:
@@ -76,10 +79,12 @@ class Held:
 
 
 def hold(
-    directory: Path, seconds: float, clients: int, rotate: int, tell: Callable[[str], None]
-) -> Held:
+    directory: Path, seconds: float, clients: int, rotate: int, tell: Callable[[str], None],
+    live: bool = False,
+) -> Held:  # fmt: skip
     """Run everything in the empty directory `directory`, with parts of `rotate` bytes: for
-    `seconds`, and until every client has sent all its requests. `tell` gets a line per stage."""
+    `seconds`, and until every client has sent all its requests. `tell` gets a line per stage.
+    `live` shows the recorded server meanwhile."""
     mix = [requests_of(client) for client in range(clients)]
     held = Held(clients)
     log = directory / "server.log"
@@ -99,16 +104,25 @@ def hold(
         tell("asking the unpatched library")
         expected = ask_everything(unpatched, mix)
         unpatched.stop()
+        if live:
+            held.live = LiveView(directory)
+            held.live.start(log)
         tell("asking the recorded server and the plain one")
         _load(held, {"recorded": recorded, "plain": plain}, mix, expected, seconds, tell)
         tell("stopping")
         for name, server in (("recorded", recorded), ("plain", plain)):
             if (code := server.stop(signal.SIGINT)) != 0:
                 held.problems.append(f"the {name} server ended with {code}")
+        if held.live:
+            held.live.stop()
+            held.memory["live"] = held.live.memory
     del held.problems[SHOWN:]
     tell("checking the log")
     held.recording = read_recording(log)
     held.problems += held.recording.wrong[:SHOWN]
+    if held.live:
+        held.live.check(held.recording)
+        held.problems += held.live.problems[:SHOWN]
     held.matched = match_answers(held.recording, held.told)
     held.problems += held.matched.wrong[:SHOWN]
     held.problems += check_sizes(held.recording.n_bytes, rotate)

@@ -80,9 +80,7 @@ class Server:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's memory by the kernel's names: `Rss`, `Pss`, `Private_Dirty`."""
-        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]
-        found = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
-        return {name: 1024 * found[name] for name in ("Rss", "Pss", "Private_Dirty")}
+        return memory_of(self.pid)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")
@@ -104,3 +102,10 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """Bytes of a process's memory by the kernel's names: `Rss`, `Pss`, `Private_Dirty`."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    found = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
+    return {name: 1024 * found[name] for name in ("Rss", "Pss", "Private_Dirty")}

@@ -6,7 +6,7 @@ const ink = () => getComputedStyle(document.body).color;
 // 0 to 1 as a colour from the page's background to a strong orange
 export function heatColour(share) {
   const light = dark.matches ? 9 + 46 * share : 100 - 48 * share;
-  return `hsl(${24 - 14 * share} 92% ${light}%)`;
+  return `hsl(${24 - 14 * share} ${dark.matches ? 10 + 82 * Math.sqrt(share) : 92}% ${light}%)`;
 }
 
 // Draws rows (the first is outside of layers) × blocks; returns a function from an event to its cell.
@@ -17,7 +17,7 @@ export function drawHeat(canvas, values, most) {
   canvas.style.height = `${Math.min(420, Math.max(90, rows * 14))}px`;
   const context = canvas.getContext("2d");
   values.forEach((row, y) => row.forEach((value, x) => {
-    context.fillStyle = heatColour(most ? Math.sqrt(value / most) : 0);
+    context.fillStyle = heatColour(most ? Math.min(1, Math.sqrt(value / most)) : 0);
     context.fillRect(x, y, 1, 1);
   }));
 }
@@ -32,7 +32,7 @@ export function cellAt(canvas, event, rows, columns) {
 const COLOUR = { prefill: "#8250df", decode: "#0a7ea4", encode: "#bf8700" };
 export const STEP_WIDTH = 4;
 
-// Draws the last of `steps` as bars of their time, on a logarithmic scale.
+// Draws `steps`, the latest at the right edge, as bars of their time on a logarithmic scale.
 export function drawSteps(canvas, steps, chosen) {
   const scale = devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
@@ -53,14 +53,25 @@ export function drawSteps(canvas, steps, chosen) {
   return shown;
 }
 
-// A chart of columns of `series` over seconds, the first of which are the x values.
-export function makeChart(place, series, format) {
+// A chart of columns of `series` over seconds. `edges()` are the first and last second that are
+// shown, `range()` those that are marked or null; `choose(from, to)` is called when somebody drags.
+export function makeChart(place, series, format, { edges, range, choose }) {
   const options = () => ({
     width: place.clientWidth || 300,
     height: 150,
-    scales: { x: { time: false } },
-    cursor: { y: false },
+    scales: { x: { time: false, range: edges }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+    cursor: { y: false, drag: { x: true, y: false, setScale: false }, sync: { key: "time" } },
     legend: { show: series.length > 1 },
+    hooks: {
+      setSelect: [(chart) => {
+        const { left, width } = chart.select;
+        if (width > 0) choose(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
+      }],
+      draw: [(chart) => {
+        const [left, right] = (range() ?? [0, 0]).map((second) => chart.valToPos(second, "x"));
+        chart.setSelect({ left, width: range() ? right - left : 0, top: 0, height: chart.over.clientHeight }, false);
+      }],
+    },
     series: [
       { label: "s" },
       ...series.map(([label, colour]) => ({ label, stroke: colour, width: 1.5, points: { show: false } })),
@@ -76,7 +87,9 @@ export function makeChart(place, series, format) {
   return chart;
 }
 
-function clock(seconds) {
-  const s = Math.max(0, Math.round(seconds));
-  return s < 60 ? `${s} s` : `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}`;
+// Seconds of the session, as in 12:07 or 1:02:03.
+export function clock(seconds) {
+  const s = Math.max(0, Math.round(seconds)), two = (n) => String(n).padStart(2, "0");
+  if (s < 60) return `${s} s`;
+  return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
 }

@@ -1,12 +1,16 @@
 // The page of a live session: takes frames from the server and draws what is new.
 
-import { cellAt, drawHeat, drawSteps, heatColour, makeChart, STEP_WIDTH } from "./draw.js";
+import { cellAt, clock, drawHeat, heatColour } from "./draw.js";
+import * as strip from "./steps.js";
+import * as time from "./time.js";
+import { $, count, duration, mib, middle, text } from "./words.js";
 
-const $ = (id) => document.getElementById(id);
 const KEPT_SECONDS = 3600, KEPT_STEPS = 2000, KEPT_TOKENS = 1000, SHOWN_LANES = 40;
 
 const kept = { seconds: new Map(), steps: [], lanes: new Map(), messages: [], frame: null };
-let after = -1, lost = 0, paused = false, dirty = false, chosen = null, stale = "Connecting …";
+let after = -1, lost = 0, dirty = false, stale = "Connecting …";
+let frozen = null;  // what there was when it was paused
+const what = () => frozen ?? kept;
 
 // --- frames ---
 
@@ -54,39 +58,33 @@ function take(frame) {
   dirty = true;
 }
 
-// --- words ---
-
-function duration(ns) {
-  if (ns === null || ns === undefined) return "–";
-  const [value, unit] = ns >= 1e9 ? [ns / 1e9, "s"] : ns >= 1e6 ? [ns / 1e6, "ms"] : [ns / 1e3, "µs"];
-  return `${value.toPrecision(3)} ${unit}`.replace(/e\+\d+/, "");
-}
-
-const count = (n) => n.toLocaleString("en");
-const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(bytes < 2 ** 30 ? 1 : 0)} MiB`;
-const middle = (values) => values.length ? values.sort((a, b) => a - b)[values.length >> 1] : null;
-
-function text(id, value) {
-  const element = $(id);
-  if (element.textContent !== value) element.textContent = value;
-}
-
 // --- drawing ---
 
 function draw() {
   const frame = kept.frame;
   const parts = [stale || (frame.over ? ended(frame.over) : frame.late ? "Reading what was recorded before …" : "Recording")];
-  if (frame) parts.push(`${count(frame.n_steps)} steps`, `${count(frame.n_tokens)} tokens`);
+  if (frame) {
+    parts.push(clock(frame.t / 1e9), `${count(frame.n_steps)} steps`, `${count(frame.n_tokens)} tokens`);
+    if (frame.n_failed) parts.push(`${count(frame.n_failed)} steps failed`);
+    if (frame.n_messages) parts.push(`${count(frame.n_messages)} message${frame.n_messages > 1 ? "s" : ""}`);
+    if (frame.computing?.[2] > 1e9) parts.push(`${frame.computing[0]} of ${count(frame.computing[1])} tokens for ${duration(frame.computing[2])}`);
+  }
   if (lost) parts.push(`${count(lost)} frames were not shown`);
-  if (paused) parts.push("paused");
+  if (frozen) parts.push("paused");
   text("state", parts.join(" · "));
-  $("state").classList.toggle("stale", stale !== "" || Boolean(frame?.over));
-  if (!frame || paused) return;
+  $("state").classList.toggle("stale", stale !== "" || Boolean(frame?.over) || Boolean(frame?.n_failed));
+  if (!frozen) drawAll();
+}
+
+// also while it is paused, when something else is to be seen of what there was
+function drawAll() {
+  const frame = what().frame;
+  if (!frame) return;
   drawFigures(frame);
-  drawLanes();
-  drawCharts();
+  drawLanes(frame);
+  time.drawCharts();
   drawHeats(frame);
-  drawnSteps = drawSteps($("steps"), kept.steps, chosen);
+  strip.drawStrip();
   drawMemory(frame);
   drawMessages();
 }
@@ -101,42 +99,27 @@ function drawFigures(frame) {
   const model = frame.session?.models.at(-1);
   if (model) text("model", `${model[1]} · ${model[2]}`);
   document.title = `${model ? model[1] : "instr"} – live`;
-  const now = Math.floor(frame.t / 1e9);
-  text("rate", count(kept.seconds.get(now - 1)?.[1] ?? kept.seconds.get(now)?.[1] ?? 0));
-  const lanes = [...kept.lanes.values()].slice(-100);
-  text("first", duration(middle(lanes.map((l) => l.to_first).filter((v) => v !== null))));
-  text("between", duration(middle(lanes.map((l) => l.between).filter((v) => v !== null))));
-  const under = lanes.filter((lane) => isActive(lane, frame)).length;
-  text("active", count(under));
-  const used = frame.caches.reduce((sum, c) => sum + c[2], 0), size = frame.caches.reduce((sum, c) => sum + c[3], 0);
-  text("cells", size ? `${count(used)} / ${count(size)}` : "–");
-  const rss = Math.max(0, ...frame.memory.map((of) => of[1]));
-  text("memory", rss ? mib(rss) : "–");
-  const threads = frame.threads.at(-1);
-  if (threads) {
-    const work = threads[1].reduce((a, b) => a + b, 0), wait = threads[2].reduce((a, b) => a + b, 0);
-    text("threads", `${(100 * work / Math.max(work + wait, 1)).toFixed(0)} %`);
-    $("threads").title = `${threads[1].length} threads in the log`;
-  }
+  text("rate", count(frame.rate));
+  text("first", duration(frame.to_first));
+  text("between", duration(frame.between));
+  text("active", count(frame.active.length));
+  text("cells", frame.cells ? `${count(frame.cells[0])} / ${count(frame.cells[1])}` : "–");
+  text("memory", frame.rss ? mib(frame.rss) : "–");
+  text("threads", frame.working === null ? "–" : `${(100 * frame.working).toFixed(0)} %`);
   const machine = frame.machine;
   if (machine) {
     const cpus = machine.cpu / machine.dur;
-    text("machine", `${cpus.toFixed(1)} / ${machine.cpus} CPUs`);
+    text("machine", `${cpus.toFixed(cpus < 1 ? 2 : 1)} / ${machine.cpus}`);
     $("machine").title = `load ${machine.load ?? "unknown"}; threads waited ${duration(machine.delay)} for a CPU`;
   }
 }
 
-// the application may never say that a request is over; one that gets no token for long is idle
-function isActive(lane, frame) {
-  return !lane.over && frame.t + frame.session.begin - lane.end < Math.max(1e9, 20 * (lane.between ?? 0));
-}
-
 const elements = new Map();
 
-function drawLanes() {
-  const frame = kept.frame;
-  const lanes = [...kept.lanes.values()];
-  const shown = lanes.sort((a, b) => isActive(b, frame) - isActive(a, frame) || b.lane - a.lane).slice(0, SHOWN_LANES);
+function drawLanes(frame) {
+  const lanes = [...what().lanes.values()], active = new Set(frame.active);
+  const isActive = (lane) => active.has(lane.lane);
+  const shown = lanes.sort((a, b) => isActive(b) - isActive(a) || b.lane - a.lane).slice(0, SHOWN_LANES);
   const place = $("lanes"), colour = $("colour").value;
   const times = shown.map((lane) => lane.between).filter((v) => v);
   const usual = middle(times) ?? 1e6;
@@ -150,9 +133,9 @@ function drawLanes() {
   shown.forEach((lane, i) => {
     const of = elements.get(lane.lane) ?? newLane(lane.lane);
     if (place.children[i] !== of.element) place.insertBefore(of.element, place.children[i] ?? null);
-    of.element.classList.toggle("over", !isActive(lane, frame));
-    const name = lane.name || `sequence ${lane.seq} of context ${lane.ctx}`;
-    const state = isActive(lane, frame) ? (lane.to_first === null ? "prompt" : "generating") : lane.over ? "done" : "idle";
+    of.element.classList.toggle("over", !isActive(lane));
+    const name = lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`;
+    const state = isActive(lane) ? (lane.to_first === null ? "prompt" : "generating") : lane.over ? "done" : "idle";
     if (of.name.textContent !== name) of.name.textContent = name;
     const facts = [
       ` ${state}`,
@@ -200,31 +183,6 @@ function drawText(of, lane, colour, usual) {
   if (bottom) of.words.scrollTop = of.words.scrollHeight;
 }
 
-const charts = {};
-
-function drawCharts() {
-  if (!charts.rate) {
-    charts.rate = makeChart($("chart-rate"), [["generated", "#0a7ea4"], ["of prompts", "#8250df"]], count);
-    charts.cells = makeChart($("chart-cells"), [["used", "#1a7f37"]], count);
-    charts.memory = makeChart($("chart-memory"), [["resident", "#bf8700"]], count);
-    charts.cpu = makeChart($("chart-cpu"), [["used", "#0a7ea4"], ["waiting", "#cf222e"]], (v) => v.toFixed(1));
-  }
-  const seconds = [...kept.seconds.values()].sort((a, b) => a[0] - b[0]);
-  const all = [];  // seconds in which nothing happened are zero
-  for (const second of seconds) {
-    const before = all.at(-1);
-    if (before && second[0] - before[0] > 1) {
-      all.push([before[0] + 1, 0, 0, 0, 0, before[5], before[6], 0, 0], [second[0] - 1, 0, 0, 0, 0, before[5], before[6], 0, 0]);
-    }
-    all.push(second);
-  }
-  const x = all.map((s) => s[0]), column = (i, by = 1) => all.map((s) => s[i] / by);
-  charts.rate.setData([x, column(1), column(2)]);
-  charts.cells.setData([x, column(5)]);
-  charts.memory.setData([x, column(6, 2 ** 20)]);
-  charts.cpu.setData([x, column(7, 1e9), column(8, 1e9)]);
-}
-
 function drawHeats(frame) {
   const phases = Object.keys(frame.heat), select = $("phase");
   if ([...select.options].map((o) => o.value).join() !== phases.join()) {
@@ -234,7 +192,7 @@ function drawHeats(frame) {
   }
   const heat = frame.heat[select.value];
   if (!heat) return;
-  const most = Math.max(...heat.mean.flat(), ...heat.last.flat());
+  const most = 2 * Math.max(...heat.mean.flat());  // a single slow kernel does not change the scale
   drawHeat($("heat-last"), heat.last, most);
   drawHeat($("heat-mean"), heat.mean, most);
   const total = (rows) => duration(rows.flat().reduce((a, b) => a + b, 0));
@@ -242,12 +200,12 @@ function drawHeats(frame) {
     if (place.childElementCount === heat.blocks.length) continue;
     place.replaceChildren(...heat.blocks.map((name) => Object.assign(document.createElement("span"), { textContent: name, title: name })));
   }
-  text("heat-note", `rows: outside of layers, then each layer; latest ${total(heat.last)}, average ${total(heat.mean)} of ${count(heat.steps)} steps`);
+  text("heat-note", `Top row: outside of layers. Latest ${total(heat.last)}, average ${total(heat.mean)} of ${count(heat.steps)} steps.`);
 }
 
 for (const which of ["last", "mean"]) {
   $(`heat-${which}`).addEventListener("mousemove", (event) => {
-    const heat = kept.frame?.heat[$("phase").value];
+    const heat = what().frame?.heat[$("phase").value];
     const cell = heat && cellAt(event.target, event, heat[which].length, heat.blocks.length);
     if (!cell) return;
     const [row, column] = cell;
@@ -256,44 +214,22 @@ for (const which of ["last", "mean"]) {
   });
 }
 
-let drawnSteps = [];
-
-$("steps").addEventListener("click", async (event) => {
-  const box = event.target.getBoundingClientRect();
-  const back = Math.ceil((box.right - event.clientX) / STEP_WIDTH);
-  const step = drawnSteps[drawnSteps.length - back];
-  if (!step) return;
-  chosen = step[0];
-  drawSteps($("steps"), kept.steps, chosen);
-  const answer = await fetch(`step/${chosen}`);
-  if (!answer.ok) {
-    $("step").textContent = await answer.text();
-    return;
-  }
-  showStep(await answer.json());
-});
-
-function showStep({ step, blocks, kernels }) {
-  const table = document.createElement("table");
-  const rows = [["op", "layer", "block", "time", "before it"]];
-  for (const [label, layer, block, gap, dur] of kernels) {
-    rows.push([label, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]);
-  }
-  const title = document.createElement("p");
-  title.textContent = `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
-    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at --level detailed.");
-  rows.forEach((cells, i) => {
-    const row = table.insertRow();
-    for (const cell of cells) {
-      const element = document.createElement(i ? "td" : "th");
-      element.textContent = cell;
-      row.append(element);
-    }
+function drawCaches(frame) {
+  const place = $("caches");
+  frame.caches.forEach(([ctx, cache, used, size, bytes, moves], i) => {
+    const row = place.children[i] ?? place.appendChild(document.createElement("p"));
+    if (!row.firstChild) row.append(document.createElement("span"), document.createElement("meter"), document.createElement("span"));
+    const [name, meter, told] = row.children;
+    name.textContent = `cache${frame.caches.length > 1 ? ` ${cache} of context ${ctx}` : ""}`;
+    meter.max = size;
+    meter.value = used;
+    told.textContent = `${count(used)} of ${count(size)} cells, ${mib(bytes)}${moves ? `; cells were moved ${count(moves)} times` : ""}`;
   });
-  $("step").replaceChildren(title, ...(kernels.length ? [table] : []));
+  while (place.children.length > frame.caches.length) place.lastChild.remove();
 }
 
 function drawMemory(frame) {
+  drawCaches(frame);
   const rows = [["buffer", "weights", "cache", "compute"]];
   for (const [ctx, , buffers] of frame.memory) {
     for (const [name, ...sizes] of buffers) rows.push([`${name}, context ${ctx}`, ...sizes.map(mib)]);
@@ -311,7 +247,7 @@ function drawMemory(frame) {
 function drawMessages() {
   const list = $("messages");
   const next = Number(list.dataset.next ?? 0);
-  for (const [number, , level, words] of kept.messages) {
+  for (const [number, , level, words] of what().messages) {
     if (number < next) continue;
     const item = document.createElement("li");
     item.className = level;
@@ -322,14 +258,39 @@ function drawMessages() {
   while (list.childElementCount > 200) list.lastChild.remove();
 }
 
+// Keeps what there is now. The counting goes on.
+function pause() {
+  const lanes = [...kept.lanes].map(([number, lane]) => [number, { ...lane, tokens: [...lane.tokens] }]);
+  frozen = {
+    frame: kept.frame, lanes: new Map(lanes), seconds: new Map(kept.seconds), steps: [...kept.steps],
+    messages: [...kept.messages],
+  };
+}
+
 $("pause").addEventListener("click", () => {
-  paused = !paused;
-  $("pause").textContent = paused ? "Continue" : "Pause";
-  $("pause").setAttribute("aria-pressed", paused);
-  draw();
+  if (frozen) {
+    frozen = null;
+    time.look(null);
+  } else {
+    pause();
+  }
+  told();
 });
-$("colour").addEventListener("change", draw);
-$("phase").addEventListener("change", draw);
+time.start(what, (isBack) => {
+  if (isBack && !frozen) pause();
+  strip.follow();
+  told();
+});
+
+function told() {
+  $("pause").textContent = frozen ? "Go on" : "Pause";
+  $("pause").setAttribute("aria-pressed", Boolean(frozen));
+  draw();
+  drawAll();
+}
+$("colour").addEventListener("change", drawAll);
+$("phase").addEventListener("change", drawAll);
+strip.start(what);
 
 function tick() {
   if (dirty) {

@@ -1,0 +1,18 @@
+// Numbers as people read them, and where they go.
+
+export const $ = (id) => document.getElementById(id);
+
+export function duration(ns) {
+  if (ns === null || ns === undefined) return "–";
+  const [value, unit] = ns >= 1e9 ? [ns / 1e9, "s"] : ns >= 1e6 ? [ns / 1e6, "ms"] : [ns / 1e3, "µs"];
+  return `${value.toPrecision(3)} ${unit}`.replace(/e\+\d+/, "");
+}
+
+export const count = (n) => n.toLocaleString("en");
+export const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(bytes < 2 ** 30 ? 1 : 0)} MiB`;
+export const middle = (values) => values.length ? values.sort((a, b) => a - b)[values.length >> 1] : null;
+
+export function text(id, value) {
+  const element = $(id);
+  if (element.textContent !== value) element.textContent = value;
+}

@@ -1,0 +1,273 @@
+"""A session as text for a terminal of any size, from a frame as the page gets it.
+
+Invariant: `draw` returns exactly `height` lines of at most `width` cells, and no text of a log or a
+model can control the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.color import Color
+from rich.style import Style
+from rich.text import Text
+
+from converters.report.report import shown
+from llamacpp_instr.terminal import printable
+
+Json = dict[str, Any]
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SHADES = " ░▒▓█"
+FIGURE, MOST_COLUMNS = 40, 3
+"""cells of a figure, at least, and figures in a line, at most"""
+LABEL, VALUE = 13, 14
+NAME = 14
+MOST_MESSAGES = 3
+LONG = 10**9
+"""ns, after which a step under way is named"""
+TOKENS, PROMPT, CELLS, RSS, CPU, DELAY = 1, 2, 5, 6, 7, 8
+"""columns of a second"""
+DIM, STRONG, BAD, GOOD = Style(dim=True), Style(bold=True), Style(color="red"), Style(color="green")
+
+
+def draw(frame: Json, width: int, height: int, phase: str | None, paused: bool) -> list[Text]:
+    """The lines of the screen. `phase` selects the steps of the heat map, None the usual ones."""
+    messages = frame["messages"][-MOST_MESSAGES:] if height > 20 else []
+    lines = [_heading(frame, width, paused), *_figures(frame, width)]
+    heat = frame["heat"].get(phase or usual_phase(frame))
+    room = height - len(lines) - 1 - bool(messages) - len(messages)
+    rows = 0
+    if heat is not None:
+        wanted = 2 + len(heat["last"])
+        rows = min(wanted, max(room // 2, room - len(frame["lanes"]) - 1))
+    lines += _lanes(frame, width, room - max(rows, 0))
+    if rows > 2:
+        lines += _heat(heat, phase or usual_phase(frame), width, rows)
+    lines += [Text()] * (height - len(lines) - bool(messages) - len(messages))
+    if messages:
+        lines.append(_rule("Messages", f"{frame['n_messages']:,} so far", width))
+        for _, _, level, words in messages:
+            lines.append(Text(printable(words.strip()), BAD if level == "error" else Style.null()))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines[:height]
+
+
+def usual_phase(frame: Json) -> str:
+    """The phase whose steps are shown first: decode, if there is one."""
+    return "decode" if "decode" in frame["heat"] else next(iter(frame["heat"]), "")
+
+
+# --- the first lines ---
+
+
+def _heading(frame: Json, width: int, paused: bool) -> Text:
+    session = frame["session"]
+    models = session["models"] if session else []
+    name = Text(printable(" ".join(models[-1][1:3])) if models else "instr live", STRONG)
+    name.truncate(width // 3, overflow="ellipsis")
+    over = frame["over"]
+    parts = [
+        *(["PAUSED"] if paused else []),
+        _ended(over) if over else "reading what is there …" if frame["late"] else "recording",
+        str(timedelta(seconds=frame["t"] // 10**9)),
+        f"{frame['n_steps']:,} steps",
+        f"{frame['n_tokens']:,} tokens",
+    ]
+    if frame["n_failed"]:
+        parts.append(f"{frame['n_failed']:,} steps failed")
+    if (step := frame["computing"]) and step[2] > LONG:
+        parts.append(f"{step[0]} of {step[1]:,} for {shown(step[2], 'ns')}")
+    return name.append("  " + " · ".join(parts), BAD if over else DIM)
+
+
+def _ended(over: str) -> str:
+    if over == "closed":
+        return "the session has ended"
+    if over == "not closed":
+        return "the program ended and did not close the log"
+    return f"reading stopped: {printable(over)}"
+
+
+def _figures(frame: Json, width: int) -> Iterator[Text]:
+    """Label, value and the latest seconds, one each character."""
+    cells, machine = frame["cells"], frame["machine"]
+    used = machine["cpu"] / max(machine["dur"], 1) if machine else 0
+    cpus = f"{used:.{2 if used < 1 else 1}f} of {machine['cpus']}" if machine else "-"
+    figures: list[tuple[str, str, int | None]] = [
+        ("tokens/s", f"{frame['rate']:,}", TOKENS),
+        ("prompt tok/s", f"{_latest(frame, PROMPT):,}", PROMPT),
+        ("cache cells", f"{cells[0]:,}/{cells[1]:,}" if cells else "-", CELLS),
+        ("memory", shown(frame["rss"], "bytes") if frame["rss"] else "-", RSS),
+        ("first token", _time(frame["to_first"]), None),
+        ("then each", _time(frame["between"]), None),
+        ("CPUs", cpus, CPU),
+        ("wait for CPU", _share(_latest(frame, DELAY) / 1e9), DELAY),
+        ("threads work", "-" if frame["working"] is None else _share(frame["working"]), None),
+        ("requests", f"{len(frame['active']):,} of {frame['n_requests']:,}", None),
+    ]
+    n = max(1, min(MOST_COLUMNS, width // FIGURE))
+    each = width // n
+    for i in range(0, len(figures), n):
+        line = Text()
+        for label, value, column in figures[i : i + n]:
+            line.append(f"{label:<{LABEL}}", DIM)
+            line.append(f"{value:>{VALUE}} ", STRONG)
+            room = each - LABEL - VALUE - 3
+            line.append(_sparks(frame, column, room) if column else " " * room, GOOD)
+            line.append("  ")
+        yield line
+
+
+def _time(ns: float | None) -> str:
+    return shown(ns, "ns") or "-"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _series(frame: Json, column: int, n: int) -> list[int]:
+    """A column of the `n` latest whole seconds; cells and memory stay while nothing happens."""
+    now = frame["t"] // 10**9
+    values: list[int | None] = [None] * n
+    before = 0
+    for second in frame["seconds"]:
+        at = second[0] - (now - n)
+        if 0 <= at < n:
+            values[at] = second[column]
+        elif at < 0:
+            before = second[column]
+    known: list[int] = []
+    for value in values:
+        before = (before if column in (CELLS, RSS) else 0) if value is None else value
+        known.append(before)
+    return known
+
+
+def _latest(frame: Json, column: int) -> int:
+    return _series(frame, column, 1)[0]
+
+
+def _sparks(frame: Json, column: int, n: int) -> str:
+    values = _series(frame, column, max(n, 0))
+    most = max(values, default=0) or 1
+    return "".join(SPARKS[min(7, 8 * value // most)] for value in values)
+
+
+# --- requests ---
+
+
+def _lanes(frame: Json, width: int, height: int) -> Iterator[Text]:
+    """A line for each request: what it waited for, and the end of its text."""
+    lanes, active = frame["lanes"], set(frame["active"])
+    hidden = frame["n_requests"] - min(len(lanes), max(height - 2, 0))
+    yield _rule("Requests", f"{hidden:,} more are not shown" if hidden > 0 else "", width)
+    if height < 2:
+        return
+    head = f"  {'':<{NAME}}{'prompt':>7}{'first':>9}{'then each':>10}{'tokens':>7}  "
+    yield Text(head + "text", DIM)
+    usual = frame["between"] or 1e6
+    for lane in lanes[: height - 2]:
+        under_way = lane["lane"] in active
+        state = "▸" if under_way else "✓" if lane["over"] else "·"
+        name = printable(lane["name"]) or f"sequence {lane['seq']}"
+        facts = (
+            f"{lane['prompt']:>7,}{_time(lane['to_first']):>9}{_time(lane['between']):>10}"
+            f"{lane['n_tokens']:>7,}  "
+        )
+        line = Text.assemble(
+            (f"{state} ", GOOD if under_way else DIM),
+            (set_cell_size(name, NAME - 1) + " ", STRONG if under_way else DIM),
+            (facts, Style.null() if under_way else DIM),
+        )
+        line.append_text(_tail(lane["tokens"], width - line.cell_len, usual, not under_way))
+        yield line
+    yield from [Text()] * (height - 2 - len(lanes))
+
+
+def _tail(tokens: list[Any], width: int, usual: float, dim: bool) -> Text:
+    """The end of a text; a token has a background the stronger the later it came."""
+    pieces: list[tuple[str, Style]] = []
+    room = width
+    for i in range(len(tokens) - 1, -1, -1):
+        text = printable(tokens[i][1].replace("\n", " "))
+        room -= cell_len(text)
+        if room < 0:
+            break
+        gap = tokens[i][2] - tokens[i - 1][2] if i else 0
+        late = min(1.0, max(0.0, math.log2(gap / usual) / 4)) if gap > 0 else 0.0
+        pieces.append((text, _background(late) if late > 0.1 else Style(dim=dim)))
+    return Text.assemble(*reversed(pieces))
+
+
+# --- layers × blocks ---
+
+
+def _heat(heat: Json, phase: str, width: int, height: int) -> Iterator[Text]:
+    """The latest step beside the average; the first row is outside of layers."""
+    last, mean = np.array(heat["last"], float), np.array(heat["mean"], float)
+    rows = list(_row_ranges(len(last), height - 2))
+    told = (
+        f"{phase}: latest {shown(last.sum(), 'ns')}, average {shown(mean.sum(), 'ns')} of"
+        f" {heat['steps']:,}"
+    )
+    yield _rule("Layers × blocks", told, width)
+    blocks = heat["blocks"]
+    each = max(2, (width - NAME) // 2 // len(blocks))
+    names = "".join(f"{name[: each - 1]:<{each}}" for name in blocks)
+    half = each * len(blocks) + 2
+    yield Text(f"{'':<{NAME - 2}}{names:<{half}}{names}", DIM)
+    # one scale for both, which a single slow kernel does not change
+    bands = [
+        np.array([heats[first:end].mean(axis=0) for first, end in rows]) for heats in (last, mean)
+    ]
+    most = 2 * bands[1].max() or 1.0
+    for i, (first, end) in enumerate(rows):
+        label = "outside" if not first else "layer " + _range(first - 1, end - 2)
+        line = Text(f"{label:<{NAME - 2}}", DIM)
+        for band in bands:
+            for value in band[i]:
+                line.append_text(_cell(value, most, each))
+            line.append("  ")
+        yield line
+
+
+def _row_ranges(n: int, height: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that fit, each with its end: the first alone, the others in equal groups."""
+    yield 0, 1
+    group = math.ceil((n - 1) / max(height - 1, 1))
+    for first in range(1, n, max(group, 1)):
+        yield first, min(first + group, n)
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _cell(value: float, most: float, width: int) -> Text:
+    share = min(1.0, math.sqrt(value / most))
+    if width >= 9:
+        words = shown(value, "ns") if value else ""
+        return Text(f"{words:^{width - 1}}", _background(share)).append(" ", Style.null())
+    shade = SHADES[min(4, math.ceil(4 * share))]
+    return Text(shade * (width - 1), Style(color="dark_orange")).append(" ")
+
+
+def _background(share: float) -> Style:
+    """From hardly visible to a strong orange, with letters that can be read on it."""
+    low, high = (40, 34, 30), (232, 93, 20)
+    mixed: Sequence[float] = [a + (b - a) * share for a, b in zip(low, high, strict=True)]
+    ink = "black" if share > 0.6 else "white"
+    return Style(color=ink, bgcolor=Color.from_rgb(*mixed))
+
+
+def _rule(title: str, told: str, width: int) -> Text:
+    line = Text.assemble((f"── {title} ", STRONG), (told and f"{told} ", DIM))
+    return line.append("─" * max(0, width - line.cell_len), DIM)

@@ -1,0 +1,175 @@
+"""Many viewers of a real recording, one of them stopped: nobody else notices, least the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from converters.live.server import IN_FLIGHT
+from tests.kit import ui_kit
+from tests.kit.native_kit import ROOT
+
+pytestmark = pytest.mark.native
+
+MIB = 2**20
+KEPT = 20
+"""frames, so that a test waits for those of two seconds and not of ten"""
+SERVER = f"""
+import sys
+from converters.live import hub
+hub.KEPT = {KEPT}
+from llamacpp_instr.cli.live import show
+show(sys.argv[1], browser=False)
+"""
+
+Frames = list[tuple[int, int, bool, int, int]]
+"""number, lost, is key, bytes, checksum"""
+
+
+@contextmanager
+def program(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python program of ours; killed at the end if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, *map(str, words)], cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def watched(log: Path, *options: object) -> list[object]:
+    return ["-m", "tests.kit.watched", log, "--pace", 0, *options]
+
+
+def viewers(address: str, *options: object) -> list[object]:
+    return ["-m", "tests.kit.live_viewers", address, *options]
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    assert text, "it has ended"
+    return text.strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def see_frame(process: subprocess.Popen[str], number: int) -> int:
+    """Wait until the first viewer has a frame of at least that number; returns its number."""
+    while (seen := int(line(process).removeprefix("frame "))) < number:
+        pass
+    return seen
+
+
+def what_they_got(process: subprocess.Popen[str]) -> list[Frames]:
+    told, _ = process.communicate(timeout=60)
+    frames: list[Frames] = json.loads(told.strip().splitlines()[-1])
+    return frames
+
+
+def resident(process: subprocess.Popen[str]) -> int:
+    pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_fifty_viewers_and_one_that_is_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "session.log"
+    with ExitStack() as stack:
+        application = stack.enter_context(program(*watched(log, "--requests", 10**6)))
+        assert line(application) == "recording"
+        server = stack.enter_context(program("-c", SERVER, log))
+        address = line(server)
+        others = stack.enter_context(program(*viewers(address, "--viewers", 50, "--leave", 7)))
+        stopped = stack.enter_context(program(*viewers(address, "--viewers", 1, "--receive", 4096)))
+        say(application)
+        see_frame(stopped, 5)
+        at = see_frame(others, 5)
+        stopped.send_signal(signal.SIGSTOP)
+        at = see_frame(others, at + 20)
+        before = resident(server)
+        at = see_frame(others, at + 4 * KEPT)
+        after = resident(server)
+        stopped.send_signal(signal.SIGCONT)
+        see_frame(stopped, at)
+        (late,) = what_they_got(stopped)
+        each = what_they_got(others)
+        assert application.poll() is None
+    assert after - before < 16 * MIB
+
+    # the others: every frame, in order, the same for all; also the one that left and came back
+    assert len(each) == 50
+    known: dict[int, int] = {}
+    for frames in each:
+        assert [is_key for _, _, is_key, _, _ in frames] == [True] + [False] * (len(frames) - 1)
+        numbers = [number for number, *_ in frames]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert len(numbers) > 4 * KEPT
+        for number, _, is_key, _, checksum in frames:
+            assert is_key or known.setdefault(number, checksum) == checksum
+
+    # the stopped one: what the system kept, then a frame that says how many it lost, then all
+    jump = next(i for i, (_, lost, *_) in enumerate(late) if lost)
+    assert late[jump][2], "a key frame"
+    assert late[jump][1] == late[jump][0] - late[jump - 1][0]
+    assert sum(size for _, _, _, size, _ in late[5:jump]) < 8 * IN_FLIGHT
+    for part in (late[:jump], late[jump:]):
+        numbers = [number for number, *_ in part]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert sum(lost for _, lost, *_ in part[1:]) == 0
+
+
+def test_the_page_says_how_many_frames_it_lost(tmp_path: Path) -> None:
+    ui_kit.need_ui()
+    log = tmp_path / "session.log"
+    with program(*watched(log, "--requests", 10**6, "--pace", 0.01)) as application:
+        assert line(application) == "recording"
+        with program("-c", SERVER, log) as server:
+            address = line(server)
+            say(application)
+            request = {"chromium": ui_kit.chromium(), "address": address, "away": 2000 + 100 * KEPT}
+            done = subprocess.run(
+                ["node", "live_away.mjs"], cwd=ui_kit.KIT, input=json.dumps(request),
+                capture_output=True, text=True, timeout=100, check=False,
+            )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout)
+    assert "not shown" not in seen["before"]
+    found = re.search(r"([\d,]+) frames were not shown", seen["lost"])
+    assert found
+    assert int(found[1].replace(",", "")) > KEPT
+    assert seen["lost"].startswith("Recording"), "and goes on"
+
+
+def test_logits_with_viewers_are_those_without(tmp_path: Path) -> None:
+    options = ("--requests", 60)
+    with program(*watched(tmp_path / "alone.log", *options)) as alone:
+        assert line(alone) == "recording"
+        say(alone)
+        expected = line(alone)
+    log = tmp_path / "seen.log"
+    with program(*watched(log, *options)) as seen:
+        assert line(seen) == "recording"
+        with ui_kit.served(log, command="live") as address, program(*viewers(address)) as eight:
+            see_frame(eight, 1)
+            say(seen)
+            assert line(seen) == expected
+            got = what_they_got(eight)
+    assert len(expected) == 64
+    for frames in got:
+        assert len(frames) > 5
+        assert frames[-1][:2] == got[0][-1][:2]

@@ -1,0 +1,99 @@
+"""Takes the pictures of docs/live.md: `python -m tests.programs.live_pictures`.
+
+They show a real recording, of four requests at once, in the page and in the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from converters.live.hub import Hub
+from converters.live.tui import LiveApp
+from llamacpp_instr.log.follow import FollowedLog
+from tests.kit import ui_kit
+from tests.kit.native_kit import ROOT
+from tests.kit.ui_kit import look_at_page, served
+
+IMAGES = ROOT / "docs" / "images"
+TERMINAL = (110, 34)
+SECONDS = 25
+"""of recording before a picture"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "session.log"
+        with recorded(log):
+            time.sleep(SECONDS)
+            with served(log, command="live") as address:
+                take_page(address, IMAGES / "live.png")
+            take_terminal(log, Path(folder), IMAGES / "live-tui.png")
+
+
+@contextmanager
+def recorded(log: Path) -> Iterator[None]:
+    words = ("-m", "tests.kit.watched", str(log), "--requests", "100000", "--pace", "0.02")
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "recording\n"
+        program.stdin.write("\n")
+        program.stdin.flush()
+        try:
+            yield
+        finally:
+            program.kill()
+
+
+def take_page(address: str, picture: Path) -> None:
+    request = {
+        "chromium": ui_kit.chromium(), "address": address, "width": 1280, "steps": 100,
+        "picture": str(picture),
+    }  # fmt: skip
+    subprocess.run(
+        ["node", "live_back.mjs"], cwd=ui_kit.KIT, input=json.dumps(request), text=True, check=True,
+        stdout=subprocess.DEVNULL, timeout=100,
+    )  # fmt: skip
+
+
+def take_terminal(log: Path, folder: Path, picture: Path) -> None:
+    stop = threading.Event()
+    hub = Hub(FollowedLog(log, stop))
+    hub.start()
+
+    async def take() -> str:
+        app = LiveApp(hub)
+        async with app.run_test(size=TERMINAL) as pilot:
+            while hub.is_late:
+                await pilot.pause(0.1)
+            await pilot.pause(0.5)
+            return app.export_screenshot(title="instr live server.log --tui")
+
+    svg = asyncio.run(take())
+    stop.set()
+    hub.join()
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of another host
+    width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    page = folder / "terminal.html"
+    page.write_text(f'<meta charset="utf-8"><title>{html.escape(log.name)}</title>'
+                    f'<style>body {{ margin: 0 }} svg {{ width: 100% }}</style>{svg}')  # fmt: skip
+    size = (1280, round(1280 * height / width))
+    look_at_page(page, size=size, picture=picture, whole=False)
+
+
+if __name__ == "__main__":
+    main()

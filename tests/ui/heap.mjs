@@ -1,0 +1,24 @@
+// Opens the page of `instr live` and prints the bytes of its heap every ten seconds, after a garbage
+// collection, until standard input ends. Standard input: one line, {chromium, address}.
+
+import readline from 'node:readline';
+import {chromium} from 'playwright-core';
+
+const lines = readline.createInterface({input: process.stdin});
+const first = await new Promise((told) => lines.once('line', told));
+const request = JSON.parse(first);
+const browser = await chromium.launch({
+  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
+});
+const page = await browser.newPage({viewport: {width: 1280, height: 900}});
+const session = await page.context().newCDPSession(page);
+await page.goto(request.address);
+const timer = setInterval(async () => {
+  await session.send('HeapProfiler.collectGarbage');
+  const {usedSize} = await session.send('Runtime.getHeapUsage');
+  process.stdout.write(`${usedSize}\n`);
+}, 10000);
+lines.once('close', async () => {
+  clearInterval(timer);
+  await browser.close();
+});

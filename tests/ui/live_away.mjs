@@ -1,0 +1,35 @@
+// Takes the page of `instr live` away from its server for a while, and reports what it then says.
+//
+// Standard input: {chromium, address, away}; standard output: {before, lost}, the first line of the
+// page. `away` is in ms: so long it gets no frame; then its connection breaks.
+
+import fs from 'node:fs';
+import {chromium} from 'playwright-core';
+
+const request = JSON.parse(fs.readFileSync(0, 'utf8'));
+const browser = await chromium.launch({
+  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
+});
+try {
+  const page = await browser.newPage();
+  let connections = 0;
+  await page.routeWebSocket(/\/frames/, (socket) => {
+    const server = socket.connectToServer();
+    if (connections++) return;
+    let frames = 0;
+    server.onMessage((message) => {
+      frames++;
+      if (frames <= 5) socket.send(message);
+      if (frames === 5) setTimeout(() => socket.close(), request.away);
+    });
+  });
+  await page.goto(request.address);
+  const state = page.locator('#state');
+  await page.waitForFunction(() => document.getElementById('state').textContent.startsWith('Recording'));
+  const before = await state.textContent();
+  await page.waitForFunction(
+    () => document.getElementById('state').textContent.includes('not shown'), null, {timeout: 60000});
+  process.stdout.write(JSON.stringify({before, lost: await state.textContent()}));
+} finally {
+  await browser.close();
+}
