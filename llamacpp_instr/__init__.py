@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from converters.notebook import load as load
+    from llamacpp_instr.debugger.api import debug as debug
     from llamacpp_instr.recording.session import record as record
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "record"]
+__all__ = ["__version__", "debug", "load", "record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,11 @@ def __getattr__(name: str) -> Any:
 
         globals()["record"] = record
         return record
+    if name == "debug":
+        from llamacpp_instr.debugger.api import debug
+
+        globals()["debug"] = debug
+        return debug
     if name == "load":
         from converters.notebook import load
 

@@ -70,6 +70,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.values:values",
             "Print the values that a log recorded, or compare two logs.",
         ),
+        "debug": (
+            "llamacpp_instr.cli.debug:debug",
+            "Stop a model between two ops, to read and change values.",
+        ),
         "probe": (
             "llamacpp_instr.cli.probe:probe",
             "Measure this machine, to judge the speeds in a log.",
@@ -99,6 +103,10 @@ GROUPS: dict[str, _Commands] = {
         "blocks": (
             "llamacpp_instr.cli.blocks:blocks",
             "Print the blocks of a quantized tensor of a model.",
+        ),
+        "weights": (
+            "llamacpp_instr.cli.weights:weights",
+            "Print, show or export the weights of a model.",
         ),
     },
     "Exchange": {

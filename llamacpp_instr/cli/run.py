@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ Examples:
   instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log
   instr run model.gguf --prompt-file prompt.txt --repeat 5 --force
   instr run demo --prompt "Once upon a time" --perfetto session.pftrace
+  instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations
   echo "a sentence" | instr run encoder.gguf --embed --prompt -
 """
 )
@@ -80,6 +82,18 @@ Examples:
 )
 @click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor contains a NaN.")
 @click.option(
+    "--capture",
+    metavar="PATTERN",
+    help="Write the values of the ops whose names match, such as l_out-*, to the directory of -o.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory for --capture: shards of safetensors, and an index.",
+)
+@click.option(
     "--repeat",
     default=1,
     show_default=True,
@@ -118,6 +132,8 @@ def run(
     embed: bool,
     stats: str | None,
     stop_on_nan: bool,
+    capture: str | None,
+    output: Path | None,
     repeat: int,
     live: bool,
     perfetto: str | None,
@@ -135,6 +151,7 @@ def run(
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.recording.files import fresh_log
+    from llamacpp_instr.run.capture import capturing
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
     from llamacpp_instr.terminal import notice
@@ -161,6 +178,8 @@ def run(
         level=level,
         stats=stats,
         stop_on_nan=stop_on_nan,
+        capture=capture,
+        output=output,
         sampling=Sampling(temp, top_k, top_p, min_p, seed).with_seed(),
         context=context,
         mmap=not no_mmap,
@@ -170,10 +189,16 @@ def run(
         on_log_error="stop" if on_log_error == "stop" else "continue",
         force=force,
     )
+    options.check()
     before = _identity(log)
     out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
-    with watched(live, lambda: log if _identity(log) not in (None, before) else None):
-        written = run_model(options, out)
+    with (
+        watched(live, lambda: log if _identity(log) not in (None, before) else None),
+        capturing(capture, output, force, notice)
+        if capture and output
+        else nullcontext() as debugger,
+    ):
+        written = run_model(options, out, debugger=debugger)
     if str(written) == "-":
         return
     _print_summary(written)

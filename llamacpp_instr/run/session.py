@@ -9,12 +9,14 @@ import codecs
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamacpp_instr import terminal
+from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
@@ -48,6 +50,9 @@ class RunOptions:
     level: str = "detailed"
     stats: str | None = None
     stop_on_nan: bool = False
+    capture: str | None = None
+    """nodes whose values go to the directory `output`: what the `debugger` of `run` does"""
+    output: Path | None = None
     sampling: Sampling = field(default_factory=Sampling)
     context: ContextOptions = field(default_factory=ContextOptions)
     mmap: bool = True
@@ -75,17 +80,27 @@ class RunOptions:
             raise UsageError("--chat and --embed exclude each other")
         if self.stop_on_nan and not self.stats:
             raise UsageError("--stop-on-nan needs --stats PATTERN, the tensors to look at")
+        if (self.capture is None) != (self.output is None):
+            raise UsageError("--capture PATTERN and --output DIR need each other")
+        if self.capture is not None and self.stats:
+            raise UsageError("--capture and --stats exclude each other: both read values at nodes")
 
 
 def run(
-    options: RunOptions, out: BinaryIO | None = None, notice: Callable[[str], None] | None = None
+    options: RunOptions,
+    out: BinaryIO | None = None,
+    notice: Callable[[str], None] | None = None,
+    debugger: Debugger | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Path:
     """Run the model, write its text (or JSON arrays) to `out` as it is generated; returns the
     log's path. If `out` is a terminal, control characters of the text are escaped.
 
     `out` defaults to standard output. `notice` is called with lines about the progress; by default
-    it prints them to standard error. Raises `UsageError` for wrong input, `NativeError` without the
-    patched library, `InstrError` if a compute fails or the log is incomplete.
+    it prints them to standard error. `debugger` may stop the computes; if it ends one, the run ends
+    without an error. `interrupt` can end it from another thread. Raises `UsageError` for wrong
+    input, `NativeError` without the patched library, `InstrError` if a compute fails or the log is
+    incomplete.
     """
     options.check()
     file = load_model_file(options.model)
@@ -93,7 +108,7 @@ def run(
     path = file.path
     if options.log is not None:
         check_not_input(options.log, *file.headers)
-    interrupt = Interrupt()
+    interrupt = interrupt or Interrupt()
     with interrupt.watching(), interrupt.deferred():
         native.load()  # an interrupted import raises a misleading error, so Ctrl-C waits
     check_memory(file, options.context, options.mmap)
@@ -111,6 +126,7 @@ def run(
             aside=True,
             stop_on_nan=options.stop_on_nan,
             on_log_error=options.on_log_error,
+            debugged=debugger is not None,
         )
 
         def about() -> tuple[str, int]:
@@ -120,7 +136,11 @@ def run(
             return f"{path}, recorded in {'standard output' if str(log) == '-' else log}", 1
 
         try:
-            with last_words(about), LoadedModel(path, llama_log, options.mmap) as model:
+            with (
+                last_words(about),
+                debugger or nullcontext(),
+                LoadedModel(path, llama_log, options.mmap) as model,
+            ):
                 (_run_embed if options.embed else _run_text)(
                     options,
                     prompts,
@@ -137,6 +157,8 @@ def run(
             abandon_standard_output()
             raise InstrError(f"the output was closed; stopped, log: {log}") from None
         except ComputeError:
+            if debugger is not None and debugger.go is Go.QUIT:
+                return log
             if session.nan_seen and options.stop_on_nan:
                 raise InstrError(
                     f"stopped: a tensor that {options.stats!r} matches held a NaN; see "

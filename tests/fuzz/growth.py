@@ -348,6 +348,7 @@ INPUTS: dict[str, dict[str, Callable[[int], bytes]]] = {
     "log": {respect: _logs(make) for respect, make in LOGS.items()},
     "gguf": MODELS,
     "imatrix": {},
+    "dap": {},
 }
 
 

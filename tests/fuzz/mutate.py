@@ -7,6 +7,7 @@ behind these checks is reached by wrong values in well-formed input.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from random import Random
@@ -186,4 +187,20 @@ def mutate_imatrix(data: bytes, most: int, random: Random, mutate: Mutate) -> by
     return mutate(data, most)
 
 
-MUTATORS = {"log": mutate_log, "gguf": mutate_gguf, "imatrix": mutate_imatrix}
+def mutate_dap(data: bytes, most: int, random: Random, mutate: Mutate) -> bytes:
+    """Messages of a debugger's client, of which one, or one value of one, is changed."""
+    if random.random() < 0.15:
+        return mutate(data, most)
+    bodies = re.split(rb"Content-Length: \d+\r\n\r\n", data)[1:]
+    if not bodies:
+        return mutate(data, most)
+    changed = mutate_log(b"\n".join(bodies), most, random, mutate).split(b"\n")
+    return b"".join(b"Content-Length: %d\r\n\r\n%b" % (len(body), body) for body in changed)[:most]
+
+
+MUTATORS = {
+    "log": mutate_log,
+    "gguf": mutate_gguf,
+    "imatrix": mutate_imatrix,
+    "dap": mutate_dap,
+}

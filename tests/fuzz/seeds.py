@@ -10,6 +10,7 @@ import gzip
 import struct
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import gguf
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 import zstandard
 
 from llamacpp_instr import schema as s
+from llamacpp_instr.debugger.dap.framing import write_message
 from llamacpp_instr.model.types import TYPES
 from tests.kit.gguf_files import save
 from tests.kit.made_log import encode, make_log
@@ -126,7 +128,55 @@ def _write(writer: gguf.GGUFWriter) -> None:
     save(writer)
 
 
+CONSOLE = (
+    "help", "tensors ffn", "break l_out-2 if nan", "delete 1", "ffn_out-1", "print [0, :8]",
+    "set 1 [0, 3]", "scale 2 ffn_out-1", "tokens", "lens 0", "attention 1 head=0", "next",
+    "ablate layer=1 head=0", "step page",
+)  # fmt: skip
+
+
+def write_protocol(directory: Path) -> None:
+    """A client that asks about everything at a stop."""
+    result, row = {"variablesReference": 1}, {"variablesReference": 7}
+    points = [
+        {"name": "ffn_out-* if absmax > 60 or nan", "hitCondition": ">= 2"},
+        {"name": f"{HOSTILE[:30]} layer=1-3 op=MUL_MAT", "condition": "mean < 0"},
+    ]
+    lines = [{"line": 30, "condition": "max > 1", "hitCondition": "2"}, {"line": 5}]
+    paged = {"supportsVariablePaging": True, "supportsInvalidatedEvent": True}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("initialize", {"adapterID": "instr", "linesStartAt1": True} | paged),
+        ("launch", {"prompt": HOSTILE, "n": 2, "ctx": 64, "temp": 0.5, "stopOnEntry": True}),
+        ("setBreakpoints", {"source": {"path": "graph-1"}, "breakpoints": lines, "lines": [30]}),
+        ("setFunctionBreakpoints", {"breakpoints": points}),
+        ("setExceptionBreakpoints", {"filters": ["nan", "inf"]}),
+        ("configurationDone", {}), ("threads", {}), ("loadedSources", {}),
+        ("source", {"source": {"sourceReference": 1}, "sourceReference": 1}),
+        ("stackTrace", {"threadId": 1, "startFrame": 0, "levels": 20}),
+        ("scopes", {"frameId": 1}), ("scopes", {"frameId": 3}),
+        *(("variables", {"variablesReference": n, "start": 0, "count": 9}) for n in range(1, 8)),
+        ("variables", row | {"filter": "indexed", "start": 3, "count": 5}),
+        ("setVariable", result | {"name": "[0]", "value": "1e-3"}),
+        ("setVariable", row | {"name": "[3]", "value": "nan"}),
+        *(
+            ("evaluate", {"expression": text, "context": "repl", "frameId": 1})
+            for text in CONSOLE
+        ),
+        ("evaluate", {"expression": HOSTILE, "context": "hover"}),
+        ("instr/tensor", {"name": "ffn_out-1", "slice": "[0, :8]", "rows": 4, "columns": 9}),
+        ("pause", {"threadId": 1}), ("next", {"threadId": 1, "granularity": "layer"}),
+        ("continue", {"threadId": 1}), ("disconnect", {"terminateDebuggee": True}),
+    ]  # fmt: skip
+    with (directory / "seed-session.dap").open("wb") as file:
+        for number, (command, arguments) in enumerate(asked, 1):
+            message = {"seq": number, "type": "request", "command": command}
+            write_message(file, message | {"arguments": arguments})
+
+
 if __name__ == "__main__":
-    for kind, write in (("log", write_logs), ("gguf", write_models), ("imatrix", write_importance)):
+    for kind, write in (
+        ("log", write_logs), ("gguf", write_models), ("imatrix", write_importance),
+        ("dap", write_protocol),
+    ):  # fmt: skip
         (CORPUS / kind).mkdir(parents=True, exist_ok=True)
         write(CORPUS / kind)

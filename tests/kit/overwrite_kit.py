@@ -88,6 +88,11 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("blocks", "--heat-map"): [
         Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg")
     ],
+    ("weights", "--output"): [
+        Case(f"weights quantized.gguf --against {SPLIT} -o {{}}"),
+        Case("weights quantized.gguf -o {}", "out.npz"),
+        Case(f"weights {SPLIT} -o {{}}", "out.safetensors"),
+    ],
     ("quantize", "--output"): [
         Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
              creates=("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
@@ -100,6 +105,11 @@ CASES: dict[tuple[str, str], list[Case]] = {
         Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --perfetto {{}}",
              reads=("text.txt",), creates=("out", "new.log")),
     ],
+    ("run", "--output"): [
+        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --capture l_out-* -o {{}}",
+             "captured", ("text.txt",), ("captured", "captured/*", "new.log")),
+    ],
+    ("debug", "--log"): [Case(f"debug {SPLIT} -p hello {RUN} --log {{}}", "old.log")],
     ("exec", "--log"): [
         Case(f"exec --log {{}} {rotate} -- {sys.executable} program.py", "old.log",
              ("program.py",), ("old.log", "old.part2.log"))
@@ -110,7 +120,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
-    ("roofline", "--probe"), ("diff", "--before"), ("diff", "--after"),
+    ("weights", "--against"), ("roofline", "--probe"), ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

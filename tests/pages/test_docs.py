@@ -17,21 +17,30 @@ import pytest
 
 from llamacpp_instr.build.cache import cache_dir
 from llamacpp_instr.build.upstream import patches_dir, read_upstream
+from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.image import engine_lines
 from tests.kit import tiny_models
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.split_log import split_log
-from tests.live import test_live_command
+from tests.live import test_live_command, test_tui
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
+from tests.weights_view import test_weights_page
 
 LINES = [line for page in PAGES for line in lines_of(page)]
 BLOCKS = [list(block) for _, block in groupby(LINES, lambda line: (line.page, line.block))]
 
 OTHERS = {
-    "make test": [*test_docs_servers.RUNS, *test_live_command.RUNS],
+    "make test": [
+        *test_docs_servers.RUNS,
+        *test_live_command.RUNS,
+        *test_tui.RUNS,
+        *test_dap_docs.RUNS,
+        *test_debug_page_server.RUNS,
+        *test_weights_page.RUNS,
+    ],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),
 }

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.cli import test_converter_faults as converters
+from tests.debugger import test_lens
+from tests.debugger import test_values as values
 from tests.exports import test_perfetto_sql
 from tests.kit.native_kit import ROOT, random_models
+from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES
 from tests.memory import test_memory_plan as memory
 from tests.recording import test_accounting, test_faults, test_identity
 
@@ -31,6 +34,9 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
         ("test_every_architecture", f"{N_ARCHITECTURES} architectures"),
         ("test_memory_plan", f"{len(memory.QUANTIZED_FILE_TYPES)} file types"),
         ("test_memory_plan", f"{len(memory.ARCHITECTURES)} architectures"),
+        ("test_values", f"{len(values.ARCHITECTURES)} architectures"),
+        ("test_values", f"{len(QUANTIZED_FILE_TYPES)} file types"),
+        ("test_lens", f"{len(test_lens.ARCHITECTURES)} architectures"),
     ],
 )
 def test_a_figure_is_that_of_its_test(test: str, figure: str) -> None:

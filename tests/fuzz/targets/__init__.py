@@ -19,4 +19,5 @@ SURFACES = (
     "model_report",
     "weights",
     "imatrix",
+    "debug_protocol",
 )

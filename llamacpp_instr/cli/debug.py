@@ -1,0 +1,237 @@
+"""`instr debug`: stops a model between two ops."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacpp_instr.cli import debug_page
+from llamacpp_instr.cli.context_options import context_options
+from llamacpp_instr.cli.unchanged import compare_with_unchanged
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from llamacpp_instr.debugger.terminal import Terminal
+    from llamacpp_instr.llama.engine import ContextOptions
+
+
+class _Debug(click.Command):
+    """Everything after -- is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["program"] = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(
+    cls=_Debug,
+    epilog="""\b
+Examples:
+  instr debug demo --prompt "Once upon a time" --break "l_out-3"
+  instr debug model.gguf -p "Hello" --break "ffn_out-* if absmax > 60 or nan"
+  instr debug --break "block=attention layer=2" -- app.py --port 8080
+  instr debug demo --prompt "Once upon a time" --page
+  instr debug demo --dap-port 4711
+""",
+)
+@click.argument("model", required=False)
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - is not possible here.")
+@click.option("-n", default=16, show_default=True, help="Tokens to generate at most.")
+@click.option(
+    "-b",
+    "--break",
+    "breakpoints",
+    multiple=True,
+    metavar="TEXT",
+    help="A breakpoint, as `help break` describes it; may be repeated.  [default: the first op]",
+)
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The log to write.  [default: debug.log, or debug-2.log and so on if that exists]",
+)
+@click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
+@click.option("--chat", is_flag=True, help="Apply the model's own chat template to the prompt.")
+@context_options
+@click.option(
+    "--dap",
+    is_flag=True,
+    help="Speak the Debug Adapter Protocol with an editor over standard input and output.",
+)
+@click.option(
+    "--dap-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="The same over TCP, at a port of 127.0.0.1; 0 takes a free one.",
+)
+@click.option("--page", is_flag=True, help="Stop, look and change in the browser.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of the page.  [default: any free]"
+)
+@click.option("--no-browser", is_flag=True, help="Print the page's address and open no browser.")
+@click.pass_context
+def debug(
+    ctx: click.Context,
+    model: str | None,
+    prompt: str | None,
+    n: int,
+    breakpoints: tuple[str, ...],
+    log: Path | None,
+    force: bool,
+    chat: bool,
+    context: ContextOptions,
+    dap: bool,
+    dap_port: int | None,
+    page: bool,
+    port: int | None,
+    no_browser: bool,
+) -> None:
+    """Stop a model between two ops, to read and change values.
+
+    MODEL is a GGUF file, or demo for the demo model; or give a Python program after --, which runs
+    in this process. A compute stops after an op, when its result is there. Commands are read from
+    standard input; `help` lists them. The generated text goes to standard output, everything else
+    to standard error.
+
+    With --dap or --dap-port an editor gives the commands, and its launch configuration the options.
+    With --page a browser gives them, at an address of 127.0.0.1.
+    """
+    if not page and (port is not None or no_browser):
+        raise UsageError("--port and --no-browser are for --page")
+    if dap or dap_port is not None:
+        _check_launch_gives(ctx)
+        _serve_editor(model, prompt, dap, dap_port)
+        return
+    from llamacpp_instr.recording.files import fresh_log
+
+    program: Sequence[str] | None = ctx.meta["program"]
+    default = Path("debug.log")
+    log = log or (default if force else fresh_log(default))
+    if str(log) == "-":
+        raise UsageError("the log must be a file; give --log the name of one")
+    if program is not None and (model is not None or prompt is not None):
+        raise UsageError("give a model with --prompt, or a program after --, not both")
+    if program is None and (model is None or prompt is None):
+        raise UsageError("give a model and --prompt TEXT, or a program after --")
+    if page:
+        shown = breakpoints, port or 0, not no_browser
+        if program is not None:
+            debug_page.debug_program(program, log, force, *shown)
+        else:
+            told = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
+            debug_page.debug_model({**told, "force": force, **_camel(context)}, *shown)
+        return
+    from llamacpp_instr.debugger.terminal import Terminal
+
+    terminal = Terminal(breakpoints)
+    if program is not None:
+        _debug_program(program, terminal, log, force)
+    else:
+        assert model is not None
+        assert prompt is not None
+        _debug_model(model, prompt, n, chat, context, terminal, log, force)
+
+
+def _camel(context: ContextOptions) -> dict[str, Any]:
+    """As a launch configuration has them."""
+    from dataclasses import asdict
+
+    return {
+        re.sub(r"_(.)", lambda match: match[1].upper(), name): value
+        for name, value in asdict(context).items()
+    }
+
+
+def _check_launch_gives(ctx: click.Context) -> None:
+    """Raises `UsageError` for an option that an editor's launch configuration has instead."""
+    given = click.core.ParameterSource.COMMANDLINE
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name in ("model", "prompt", "dap", "dap_port"):
+            continue
+        if ctx.get_parameter_source(name) is given:
+            raise UsageError(
+                f"{parameter.opts[-1]} is not for --dap; the launch configuration has it"
+            )
+    if ctx.meta["program"] is not None:
+        raise UsageError("--dap is for models; leave out the program after --")
+
+
+def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | None) -> None:
+    from llamacpp_instr.debugger.dap.adapter import Adapter
+    from llamacpp_instr.debugger.dap.transports import serve_stdio, serve_tcp
+    from llamacpp_instr.run.launch import launch
+
+    def adapter(send: Any) -> Adapter:
+        return Adapter(send, lambda arguments, *to: launch(arguments, model, prompt, *to))
+
+    if dap and port is not None:
+        raise UsageError("--dap and --dap-port exclude each other")
+    if port is None:
+        serve_stdio(adapter)
+    else:
+        serve_tcp(adapter, port, lambda port: click.echo(f"listening on 127.0.0.1:{port}"))
+
+
+def _debug_model(
+    model: str,
+    prompt: str,
+    n: int,
+    chat: bool,
+    context: ContextOptions,
+    terminal: Terminal,
+    log: Path,
+    force: bool,
+) -> None:
+    from llamacpp_instr.debugger.collected import CollectedLogits
+    from llamacpp_instr.debugger.show import comparison_table
+    from llamacpp_instr.debugger.stop import Go
+    from llamacpp_instr.run.session import RunOptions, run
+    from llamacpp_instr.terminal import notice, printable_text
+
+    options = RunOptions(
+        model=model, prompts=[prompt], log=log, n=n, chat=chat, context=context, force=force
+    )
+    logits = CollectedLogits()
+    terminal.debugger.followers.append(logits)
+    written = run(options, sys.stdout.buffer, debugger=terminal.debugger)
+    notice(f"log: {written}")
+    if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
+        notice("running again without the changes, for comparison")
+        compared, texts = compare_with_unchanged(options, written, logits)
+        click.echo(printable_text(comparison_table(compared, texts.__getitem__)), err=True)
+
+
+def _debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
+    from llamacpp_instr.debugger.program import check_program, run_program
+    from llamacpp_instr.debugger.stop import Go
+    from llamacpp_instr.recording.session import begin_session
+    from llamacpp_instr.terminal import notice
+
+    check_program(program)
+    session = begin_session(
+        log,
+        level="detailed",
+        stats=None,
+        args={},
+        force=force,
+        force_option="--force",
+        stop_on_nan=False,
+        on_log_error="continue",
+        debugged=True,
+    )
+    with session, terminal.debugger:
+        try:
+            run_program(program)
+        except RuntimeError:
+            # llama_cpp raises it when a compute was ended
+            if terminal.debugger.go is not Go.QUIT:
+                raise
+    notice(f"log: {log}")

@@ -1,0 +1,211 @@
+"""`instr debug --page`: the run is stopped, looked at and changed in the browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamacpp_instr.cli.unchanged import compare_with_unchanged
+
+if TYPE_CHECKING:
+    from llamacpp_instr.debug_page.hub import Hub
+    from llamacpp_instr.debug_page.server import DebugServer
+    from llamacpp_instr.debugger.comparison import Comparison
+    from llamacpp_instr.debugger.control import Debugger
+    from llamacpp_instr.debugger.dap.adapter import Program
+    from llamacpp_instr.run.launch import Launched
+
+Json = dict[str, Any]
+PATIENCE_S = 3.0
+"""a program that goes on after its compute was ended is interrupted then"""
+
+
+def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser: bool) -> None:
+    """Run a model by a launch configuration, and serve its page until somebody quits there, or
+    Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    from llamacpp_instr.debugger.dap.transports import ends_by_signals
+    from llamacpp_instr.run.launch import launch
+
+    def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
+        launched = launch(arguments, None, None, debugger, *say)
+        return _Compared(launched, debugger, hub, say[1])
+
+    hub, server = _serving(make, breakpoints, port)
+    with ends_by_signals():
+        try:
+            hub.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
+            server.run(lambda: _show(server, browser))
+        finally:
+            hub.close()
+    _report(hub)
+
+
+def debug_program(
+    command: Sequence[str],
+    log: Path,
+    force: bool,
+    breakpoints: Sequence[str],
+    port: int,
+    browser: bool,
+) -> None:
+    """Run a Python program in this thread, and serve its page in another, until the program has
+    ended and somebody quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    from llamacpp_instr.debugger.dap.transports import ends_by_signals
+    from llamacpp_instr.debugger.program import check_program, run_program
+    from llamacpp_instr.debugger.stop import Go
+    from llamacpp_instr.recording.session import begin_session, check_log_path
+    from llamacpp_instr.terminal import notice
+
+    check_program(command)
+    check_log_path(log, force, "--force")
+    program = _InThisThread(stop_on_entry=not breakpoints)
+    hub, server = _serving(lambda *_: program, breakpoints, port)
+    started = threading.Event()
+
+    hub.on_quit = program.end_soon
+    thread = threading.Thread(target=server.run, args=(started.set,), name="page")
+    with ends_by_signals():
+        try:
+            session = begin_session(
+                log, level="detailed", stats=None, args={}, force=force, force_option="--force",
+                stop_on_nan=False, on_log_error="continue", debugged=True,
+            )  # fmt: skip
+            thread.start()
+            started.wait()
+            hub.start({}, breakpoints, wait=False)
+            _show(server, browser)
+            try:
+                with session, hub.adapter.debugger:
+                    run_program(command)
+            except RuntimeError:
+                # llama_cpp raises it when a compute was ended
+                if hub.adapter.debugger.go is not Go.QUIT:
+                    raise
+            finally:
+                notice(f"log: {log}")
+                program.end()
+            thread.join()
+        finally:
+            program.end()
+            hub.close()
+            if thread.is_alive():
+                server.stop()
+                thread.join()
+
+
+def _serving(
+    make: Callable[..., Program], breakpoints: Sequence[str], port: int
+) -> tuple[Hub, DebugServer]:
+    from converters.live.installed import check_installed
+
+    check_installed("live")
+    from llamacpp_instr.debug_page.hub import Hub
+    from llamacpp_instr.debug_page.looks import Looks
+    from llamacpp_instr.debug_page.server import DebugServer
+    from llamacpp_instr.debugger.dap.adapter import Adapter
+    from llamacpp_instr.debugger.points import Breakpoint
+
+    for text in breakpoints:
+        Breakpoint.parse(text)
+    hub = Hub(lambda send: Adapter(send, make))
+    looks = Looks(hub.adapter.debugger, hub.adapter.console.commands.lens)
+    hub.adapter.more = looks.requests
+    return hub, DebugServer(hub, port)
+
+
+def _show(server: DebugServer, browser: bool) -> None:
+    import webbrowser
+
+    from llamacpp_instr.terminal import print_line
+
+    print_line(server.address)
+    if browser:
+        # some browsers are waited for, and they wait for the page
+        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+
+
+def _report(hub: Hub) -> None:
+    """What the run said, and its exit status."""
+    from llamacpp_instr.terminal import notice
+
+    for line in hub.lines:
+        notice(line)
+    if hub.exit_code:
+        sys.exit(hub.exit_code)
+
+
+class _Compared:
+    """A model's run; after changes it runs again without them, and both are compared."""
+
+    def __init__(
+        self, launched: Launched, debugger: Debugger, hub: Hub, notice: Callable[[str], None]
+    ) -> None:
+        from llamacpp_instr.llama.interrupt import Interrupt
+
+        self.stop_on_entry = launched.stop_on_entry
+        self._launched, self._debugger, self._hub, self._notice = launched, debugger, hub, notice
+        self._interrupt = Interrupt()
+
+    def run(self) -> None:
+        from llamacpp_instr.debugger.collected import CollectedLogits
+        from llamacpp_instr.debugger.stop import Go
+
+        logits = CollectedLogits()
+        self._debugger.followers.append(logits)
+        self._launched.run()
+        if self._hub.adapter.console.commands.changes and self._debugger.go is not Go.QUIT:
+            self._notice("running again without the changes, for comparison")
+            options = self._launched.options
+            assert options.log is not None
+            compared = compare_with_unchanged(options, options.log, logits, self._interrupt)
+            self._hub.tell("instr/comparison", _comparison(*compared))
+
+    def interrupt(self) -> None:
+        self._launched.interrupt()
+        self._interrupt.request()
+
+
+class _InThisThread:
+    """A program that the main thread runs, as the adapter's own thread sees it."""
+
+    def __init__(self, stop_on_entry: bool) -> None:
+        self.stop_on_entry = stop_on_entry
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        self._ended.wait()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._ended.set()
+
+    def end_soon(self) -> None:
+        """Interrupt it unless it ends by itself, because its compute was ended."""
+        timer = threading.Timer(PATIENCE_S, self.interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def interrupt(self) -> None:
+        if not self._ended.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _comparison(compared: Comparison, texts: dict[int, str]) -> Json:
+    def text(token: int | None) -> str | None:
+        return None if token is None else texts[token]
+
+    return {
+        "firstDifference": compared.first_difference,
+        "steps": [
+            {
+                "number": step.number, "before": text(step.before), "after": text(step.after),
+                "divergence": step.divergence if step.same_past else None,
+            }
+            for step in compared.steps
+        ],
+    }  # fmt: skip

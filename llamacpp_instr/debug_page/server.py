@@ -1,0 +1,90 @@
+"""Serves the debugger's page, and the protocol over its WebSocket.
+
+Invariant: both lie under the random name of `serving`, which checks Host and Origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from converters.serving import LoopbackServer, page_routes
+from llamacpp_instr.debug_page.hub import Hub
+from llamacpp_instr.debugger.dap.framing import ProtocolError
+
+SCRIPTS = ("page", "protocol", "breakpoints", "listing", "tensor", "looks", "parts")
+PAGE = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    **{f"{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
+}
+WAITING = 4096
+"""messages that a browser may be behind; then its connection ends, and it comes back"""
+
+
+class DebugServer(LoopbackServer):
+    """A server of `hub`, bound to a port of the loopback interface; 0 takes a free one.
+
+    Raises UsageError if the port is taken.
+    """
+
+    def __init__(self, hub: Hub, port: int = 0) -> None:
+        super().__init__(port)
+        self._hub = hub
+
+    def run(self, started: Callable[[], None]) -> None:
+        """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is called once it
+        answers."""
+        own = [
+            *page_routes("llamacpp_instr.debug_page", PAGE),
+            WebSocketRoute("/dap", self._talk),
+        ]
+        self.serve(own, started)
+
+    async def _talk(self, browser: WebSocket) -> None:
+        await browser.accept()
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(WAITING)
+
+        def put(data: bytes) -> None:
+            try:
+                waiting.put_nowait(data)
+            except asyncio.QueueFull:
+                writer.cancel()
+
+        def send(data: bytes) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(put, data)
+
+        writer = asyncio.create_task(_write(browser, waiting))
+        reader = asyncio.create_task(self._read(browser, send))
+        self._hub.join(send)
+        await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+        self._hub.leave(send)
+        if self._hub.is_over:
+            await asyncio.sleep(0)
+            while not waiting.empty() and not writer.done():
+                await asyncio.sleep(0.01)
+        writer.cancel()
+        reader.cancel()
+        with suppress(RuntimeError, WebSocketDisconnect):
+            await browser.close()
+        if self._hub.is_over:
+            self.stop()
+
+    async def _read(self, browser: WebSocket, send: Callable[[bytes], None]) -> None:
+        """Answers messages until the browser leaves or has ended the session."""
+        with suppress(WebSocketDisconnect, ProtocolError, KeyError, RuntimeError):
+            while not self._hub.is_over:
+                data = await browser.receive_text()
+                await asyncio.to_thread(self._hub.handle, send, data)
+
+
+async def _write(browser: WebSocket, waiting: asyncio.Queue[bytes]) -> None:
+    with suppress(WebSocketDisconnect, RuntimeError):
+        while True:
+            await browser.send_text((await waiting.get()).decode())

@@ -1,0 +1,1 @@
+"""Stops a model between two ops of a compute: breakpoints, values, changes."""

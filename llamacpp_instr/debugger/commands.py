@@ -1,0 +1,226 @@
+"""What can be asked and changed at a stop, as one line of words: for a terminal, an editor, a page.
+
+Nothing is evaluated as code.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llamacpp_instr.debugger.ablation import AblatedLayer, ablate_block, ablate_head
+from llamacpp_instr.debugger.attention import attention
+from llamacpp_instr.debugger.changes import (
+    Edit,
+    add_noise,
+    change,
+    load_values,
+    replace,
+    scale,
+    set_to,
+    zero,
+)
+from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.figures import Slice
+from llamacpp_instr.debugger.lens import Lens, most_probable
+from llamacpp_instr.debugger.show import (
+    attention_table,
+    describe_tensor,
+    describe_tokens,
+    lens_table,
+    probability_table,
+)
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.vocabulary import Vocabulary
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.llama import native
+
+
+class Commands:
+    """Commands by name: each takes a stop and the words after its name, and returns a text. The
+    first line of its docstring is its help. They raise `UsageError` for what cannot be done."""
+
+    def __init__(self, debugger: Debugger) -> None:
+        self.debugger = debugger
+        self.changes = 0
+        """changes that were made, or are made in every compute from now on"""
+        self.lens = Lens()
+        self._texts: dict[int, str] = {}
+        debugger.followers.append(self.lens)
+        self._all: dict[str, Callable[[Stop, list[str]], str]] = {
+            "print": self._print,
+            "tensors": self._tensors,
+            "tokens": self._tokens,
+            "lens": self._look_through,
+            "attention": self._attention,
+            "next": self._next,
+            "set": self._set,
+            "zero": self._zero,
+            "scale": self._scale,
+            "noise": self._noise,
+            "replace": self._replace,
+            "ablate": self._ablate,
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._all)
+
+    def help(self, name: str) -> str:
+        """What a command does."""
+        lines = (self._all[name].__doc__ or "").splitlines()
+        return "\n".join(line.strip() for line in lines).strip()
+
+    def run(self, stop: Stop, line: str) -> str:
+        """The text that a command gives. Raises `UsageError`."""
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"{line!r}: {error}") from None
+        if not words or words[0] not in self._all:
+            raise UsageError(f"no command is called {line!r}; `help` lists them")
+        return self._all[words[0]](stop, words[1:])
+
+    # --- look ---
+
+    def _print(self, stop: Stop, words: list[str]) -> str:
+        """print [TENSOR] [SLICE]: figures and values of the op's result, or of a tensor at hand.
+
+        A slice is one of numpy's, as [3, :8]: token 3, the first eight values.
+        """
+        name, part = _place(words)
+        return describe_tensor(stop, name, part)
+
+    def _tensors(self, stop: Stop, words: list[str]) -> str:
+        """tensors [TEXT]: the tensors whose values are in memory; TEXT is a part of their names."""
+        text = " ".join(words)
+        names = [name for name in stop.at_hand() if text in name]
+        return "\n".join(names) or f"no tensor at hand has {text!r} in its name"
+
+    def _tokens(self, stop: Stop, _words: list[str]) -> str:
+        """tokens: the tokens of this compute and their positions."""
+        return describe_tokens(stop, self.text)
+
+    def _look_through(self, stop: Stop, words: list[str]) -> str:
+        """lens [TOKEN]: the logit lens, what the model would say if it ended after each layer.
+
+        TOKEN is the number of a token of this compute, the last one if it is left out.
+        """
+        token = _number("lens", words[0]) if words else -1
+        return lens_table(self.lens.look(stop, token), self.text)
+
+    def _attention(self, stop: Stop, words: list[str]) -> str:
+        """attention [LAYER] [head=N]: how much each token looks at each cell of the KV cache.
+
+        Without a head, the last token of each head.
+        """
+        head = next((_number("head", w[5:]) for w in words if w.startswith("head=")), None)
+        layers = [_number("attention", word) for word in words if "=" not in word]
+        return attention_table(attention(stop, layers[0] if layers else None), head)
+
+    def _next(self, stop: Stop, _words: list[str]) -> str:
+        """next: the most probable next tokens, once the logits are there."""
+        vocabulary = Vocabulary(self.debugger.context)
+        values = stop.values()
+        if values.shape[-1] != vocabulary.n:
+            raise UsageError(
+                f"{stop.node.name} is not the logits; `until result_output` runs there"
+            )
+        logits = np.atleast_2d(values)[-1]
+        return probability_table(most_probable(logits, 10), self.text)
+
+    def text(self, token: int) -> str:
+        """The text of a token of the context that computes."""
+        if token not in self._texts:
+            self._texts[token] = Vocabulary(self.debugger.context).text(token)
+        return self._texts[token]
+
+    # --- change ---
+
+    def _set(self, stop: Stop, words: list[str]) -> str:
+        """set VALUE [TENSOR] [SLICE]: every value, or those of a slice, becomes VALUE."""
+        return self._change(stop, set_to(_float("set", words)), words[1:])
+
+    def _zero(self, stop: Stop, words: list[str]) -> str:
+        """zero [TENSOR] [SLICE]: every value becomes 0."""
+        return self._change(stop, zero(), words)
+
+    def _scale(self, stop: Stop, words: list[str]) -> str:
+        """scale FACTOR [TENSOR] [SLICE]: every value times FACTOR."""
+        return self._change(stop, scale(_float("scale", words)), words[1:])
+
+    def _noise(self, stop: Stop, words: list[str]) -> str:
+        """noise DEVIATION [TENSOR] [SLICE]: adds normal noise, the same at every call."""
+        return self._change(stop, add_noise(_float("noise", words), 0), words[1:])
+
+    def _replace(self, stop: Stop, words: list[str]) -> str:
+        """replace FILE [TENSOR] [SLICE]: the values of an .npy, .npz or .safetensors file."""
+        if not words:
+            raise UsageError("replace FILE: give the name of a file")
+        return self._change(stop, replace(load_values(words[0]), words[0]), words[1:])
+
+    def _ablate(self, _stop: Stop, words: list[str]) -> str:
+        """ablate layer=N [head=H | block=attention | block=feed-forward]: in this and every later
+        compute, what a layer, a head or a block adds to the residual stream is left out."""
+        told = dict(word.partition("=")[::2] for word in words)
+        if "layer" not in told or set(told) - {"layer", "head", "block"} or len(told) > 2:
+            raise UsageError("ablate: give layer=N, and perhaps head=H or block=NAME")
+        layer = _number("layer", told["layer"])
+        follower: Any
+        if "head" in told:
+            follower = ablate_head(layer, _number("head", told["head"]), self._note)
+        elif "block" in told:
+            block = told["block"]
+            if block not in ("attention", "feed-forward"):
+                raise UsageError("ablate: block is attention or feed-forward")
+            follower = ablate_block(layer, block, self._note)  # type: ignore[arg-type]
+        else:
+            follower = AblatedLayer(layer, self._note)
+        now = self.debugger.follow(follower)
+        self.changes += 1
+        return f"{' '.join(words)} is left out from {'this' if now else 'the next'} compute on"
+
+    def _change(self, stop: Stop, edit: Edit, words: list[str]) -> str:
+        name, part = _place(words)
+        self.apply(stop, edit, name, part)
+        return f"{name or stop.node.name}{part}: {edit.what}"
+
+    def apply(
+        self,
+        stop: Stop,
+        edit: Edit,
+        name: str | None = None,
+        part: str | Slice = "",
+        address: int | None = None,
+    ) -> None:
+        """Change a tensor, as `changes.change` does; it is noted in the log and counts."""
+        change(stop, edit, self._note, name, part, address)
+        self.changes += 1
+
+    def _note(self, name: str, data: Any) -> None:
+        if native.load().note(name, json.dumps(data)) != 0:
+            raise InstrError("the change could not be written to the log")
+
+
+def _place(words: list[str]) -> tuple[str | None, str]:
+    """The name of a tensor, None for the op's result, and a slice."""
+    name, bracket, part = " ".join(words).partition("[")
+    return name.strip() or None, bracket + part
+
+
+def _number(what: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise UsageError(f"{what}: {word!r} is not a whole number") from None
+
+
+def _float(command: str, words: list[str]) -> float:
+    try:
+        return float(words[0])
+    except (IndexError, ValueError):
+        raise UsageError(f"{command}: give a number first") from None

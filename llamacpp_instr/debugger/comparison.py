@@ -1,0 +1,122 @@
+"""The unchanged continuation beside the changed one: logits, divergence, tokens, text.
+
+Invariant: pure functions of two runs' tokens and logits, which begin with the same prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacpp_instr.debugger.lens import most_probable
+from llamacpp_instr.debugger.tensors import Array
+from llamacpp_instr.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a run generated, and from which logits."""
+
+    tokens: Sequence[int]
+    logits: npt.NDArray[np.float32]
+    """(tokens, vocabulary) row i: what token i was chosen from"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One generated token of both runs; None where a run had ended."""
+
+    number: int
+    before: int | None
+    after: int | None
+    same_past: bool
+    """both runs had generated the same tokens so far, so their logits answer the same question"""
+    divergence: float | None
+    """Kullback-Leibler divergence of the changed run's probabilities from the unchanged ones, in
+    nats: sum of p log(p/q)"""
+    largest: float | None
+    """the largest difference of two logits"""
+    top_before: list[tuple[int, float]]
+    """the most probable tokens with their probabilities"""
+    top_after: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two continuations of one prompt."""
+
+    steps: list[Step]
+    first_difference: int | None
+    """the number of the first generated token that differs, None if none does"""
+
+
+def compare(before: Continuation, after: Continuation, top: int = 5) -> Comparison:
+    """Both continuations, token by token. Raises `UsageError` if their vocabularies differ."""
+    for run in (before, after):
+        if len(run.tokens) != len(run.logits):
+            raise UsageError(f"{len(run.tokens)} tokens were chosen from {len(run.logits)} logits")
+    if before.logits.shape[1:] != after.logits.shape[1:]:
+        raise UsageError("the two runs are of models with different vocabularies")
+    steps: list[Step] = []
+    same = True
+    for i, (old, new) in enumerate(zip_longest(before.tokens, after.tokens)):
+        p = before.logits[i] if old is not None else None
+        q = after.logits[i] if new is not None else None
+        steps.append(_step(i, old, new, same, p, q, top))
+        same = same and old == new
+    first = next((step.number for step in steps if step.before != step.after), None)
+    return Comparison(steps, first)
+
+
+def _step(
+    number: int,
+    before: int | None,
+    after: int | None,
+    same_past: bool,
+    p: Array | None,
+    q: Array | None,
+    top: int,
+) -> Step:
+    return Step(
+        number, before, after, same_past,
+        divergence(p, q) if p is not None and q is not None else None,
+        float(np.abs(p.astype(np.float64) - q).max()) if p is not None and q is not None else None,
+        most_probable(p, top) if p is not None else [],
+        most_probable(q, top) if q is not None else [],
+    )  # fmt: skip
+
+
+def divergence(before: Array, after: Array) -> float:
+    """Kullback-Leibler divergence in nats of the probabilities that the logits `after` give from
+    those that `before` give: how surprised one is who expects `after` and sees `before`."""
+    p, q = log_soft_max(before), log_soft_max(after)
+    return max(0.0, float(np.sum(np.exp(p) * np.where(np.isneginf(p), 0.0, p - q))))
+
+
+def log_soft_max(logits: Array) -> npt.NDArray[np.float64]:
+    """Logarithms of the probabilities, in float64."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def side_by_side(comparison: Comparison, piece: Callable[[int], bytes]) -> tuple[str, str, str]:
+    """The text that both continuations begin with, and how each goes on; `piece` gives the bytes of
+    a token."""
+    at = comparison.first_difference
+    shared = comparison.steps[:at]
+
+    def text(tokens: list[int | None]) -> str:
+        return b"".join(piece(token) for token in tokens if token is not None).decode(
+            errors="replace"
+        )
+
+    rest = comparison.steps[len(shared) :]
+    return (
+        text([step.before for step in shared]),
+        text([step.before for step in rest]),
+        text([step.after for step in rest]),
+    )

@@ -1,0 +1,1 @@
+"""The Debug Adapter Protocol: an editor, or a page, drives the debugger."""

@@ -1,0 +1,59 @@
+"""Requests and their arguments, as types; a wrong one is one line that names it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from llamacpp_instr.debugger.dap.sources import SourceArgument
+from llamacpp_instr.errors import UsageError
+
+T = TypeVar("T")
+
+
+def parse(request: str, arguments: Any, of_type: type[T]) -> T:
+    """`arguments` as `of_type`. Raises `UsageError` for a missing key or a wrong type."""
+    try:
+        return msgspec.convert(arguments if arguments is not None else {}, of_type)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        what, _, where = str(error).partition(" - at `$.")
+        place = f"{where.rstrip('`')}: " if where else ""
+        raise UsageError(f"{request}: {place}{re.sub(r'`', '', what)}") from None
+
+
+class Request(msgspec.Struct):
+    seq: int
+    type: Literal["request", "response"]
+    command: str = ""
+    arguments: Any = None
+
+
+class InitializeArguments(msgspec.Struct, rename="camel"):
+    lines_start_at_1: bool = msgspec.field(default=True, name="linesStartAt1")
+    supports_variable_paging: bool = False
+    supports_invalidated_event: bool = False
+
+
+class StackTraceArguments(msgspec.Struct, rename="camel"):
+    start_frame: int = 0
+    levels: int = 0
+
+
+class ScopesArguments(msgspec.Struct, rename="camel"):
+    frame_id: int
+
+
+class SourceArguments(msgspec.Struct, rename="camel"):
+    source_reference: int
+    source: SourceArgument | None = None
+
+
+class StepArguments(msgspec.Struct, rename="camel"):
+    granularity: str = "statement"
+
+
+class EvaluateArguments(msgspec.Struct, rename="camel"):
+    expression: str
+    context: str | None = None

@@ -1,0 +1,299 @@
+"""The variables of a stop: scopes, tensors, their rows and elements, page by page.
+
+A reference is valid until the compute goes on, and is never used again. A tensor's values are read
+when a client first asks for what is in it. Rows are the tensor's outermost dimension in numpy's
+order, tokens first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from llamacpp_instr.debugger.changes import Edit, set_to
+from llamacpp_instr.debugger.dap.frames import OP, Frame
+from llamacpp_instr.debugger.figures import Figures, Slice, figures_of
+from llamacpp_instr.debugger.ggml import tensor_at
+from llamacpp_instr.debugger.graph import Node, Source
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import Array, read, shape_of
+from llamacpp_instr.debugger.ubatch import Ubatch
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.types import TYPES
+
+PAGE = 100
+"""elements in one group, for a client that does not ask page by page"""
+MOST = 1 << 26
+"""values of a tensor that is read"""
+MOST_AT_ONCE = 1 << 16
+"""variables in one answer"""
+_KEPT = 4  # tensors whose values are kept while a compute is stopped
+_SHOWN = 4  # values in the line of a row
+
+Json = dict[str, Any]
+Change = Callable[[Stop, Edit, str, Slice, int], None]
+"""changes a part of the tensor with a name and an address, and says so in the log"""
+
+
+class VariablesArguments(msgspec.Struct, rename="camel"):
+    variables_reference: int
+    filter: Literal["indexed", "named"] | None = None
+    start: int = 0
+    count: int = 0
+    """0 for all"""
+
+
+class SetVariableArguments(msgspec.Struct, rename="camel"):
+    variables_reference: int
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by its address, which is valid while the compute is stopped."""
+
+    name: str
+    address: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(tensor_at(self.address))
+
+    @property
+    def type(self) -> str:
+        dims = "×".join(str(n) for n in self.shape)
+        return f"{TYPES[tensor_at(self.address).type].name}[{dims}]"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows, or elements, from `begin` to `end` of what lies at `index` of a tensor."""
+
+    tensor: Tensor
+    index: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def has_figures(self) -> bool:
+        return not self.index and (self.begin, self.end) == (0, self.tensor.shape[0])
+
+
+Content = Part | tuple[Tensor, ...] | Callable[[], list[Json]]
+"""what a reference stands for"""
+
+
+class Variables:
+    """The variables of one stop after the other. `paged` clients ask for elements by page; others
+    get more than `PAGE` of them in groups."""
+
+    def __init__(self, change: Change, text: Callable[[int], str]) -> None:
+        """`text` tells the text of a token."""
+        self.paged = False
+        self._change, self._text = change, text
+        self._stop: Stop | None = None
+        self._begin = 1  # the first reference of this stop
+        self._contents: list[Content] = []
+        self._values: dict[int, Array] = {}
+
+    def stopped(self, stop: Stop | None) -> None:
+        """From now on everything is about `stop`, and earlier references are wrong; None if the
+        compute has gone on."""
+        self._stop = stop
+        self._begin += len(self._contents)
+        self._contents, self._values = [], {}
+
+    def scopes(self, stop: Stop, frame: Frame) -> list[Json]:
+        """`Scope`s of a frame."""
+        [*_, node] = frame.nodes
+        if frame.id != OP:
+            return [self._scope("Results", tuple(_tensor(one) for one in frame.nodes))]
+        named = {source.address: source for source in node.sources}.values()
+        weights = tuple(_tensor(source) for source in named if source.kind == "weight")
+        others = tuple(_tensor(source) for source in named if source.kind != "weight")
+        scopes = [{"name": "Result", "expensive": False, **self._into(whole(_tensor(node)))}]
+        for name, tensors in (("Sources", others), ("Weights", weights)):
+            if tensors:
+                scopes.append(self._scope(name, tensors))
+        told = {"purpose": node.purpose, **node.params}
+        scopes.append(self._scope("Op", lambda: [_plain(k, v) for k, v in told.items()]))
+        scopes.append(self._scope("Tokens", partial(self._tokens, stop.ubatch)))
+        return scopes
+
+    def children(self, wanted: VariablesArguments) -> list[Json]:
+        """`Variable`s in what a reference stands for. Raises `UsageError` for a reference that is
+        not valid, and for values that cannot be read."""
+        content = self._content(wanted.variables_reference)
+        if not isinstance(content, Part):
+            return list(map(self._of_tensor, content)) if isinstance(content, tuple) else content()
+        found: list[Json] = []
+        if content.has_figures and wanted.filter != "indexed":
+            found += self._figures(content.tensor)
+        if wanted.filter != "named":
+            found += self._indexed(content, max(wanted.start, 0), wanted.count)
+        return found
+
+    def set(self, wanted: SetVariableArguments) -> Json:
+        """Set an element, or all elements of a row or a tensor, to a number; returns the variable
+        as it is then. Raises `UsageError`."""
+        content = self._content(wanted.variables_reference)
+        stop = self._stop
+        assert stop is not None
+        if isinstance(content, Part):
+            match = re.fullmatch(r"\[(\d{1,18})\]", wanted.name)
+            if not match or not content.begin <= int(match[1]) < content.end:
+                raise UsageError(f"{wanted.name[:60]!r} cannot be set; an element, as [0], can")
+            tensor, index = content.tensor, (*content.index, int(match[1]))
+        else:
+            named = content if isinstance(content, tuple) else ()
+            found = [one for one in named if one.name == wanted.name and self._intact(one)]
+            if not found:
+                raise UsageError(f"{wanted.name[:60]!r} is no tensor in memory and cannot be set")
+            tensor, index = found[-1], ()
+        number = _number(wanted.value, self._read(tensor).dtype)
+        self._change(stop, set_to(number), tensor.name, index, tensor.address)
+        self.forget_values()
+        return self._at(tensor, index)
+
+    def forget_values(self) -> None:
+        """Read values again: some have changed, and other tensors may be views of those."""
+        self._values = {}
+
+    def named(self, name: str) -> Json:
+        """The tensor called `name`. Raises `UsageError` if its values are not at hand."""
+        tensor, _ = self.values(name)
+        return self._at(tensor, ()) | {"type": tensor.type}
+
+    def values(self, name: str | None) -> tuple[Tensor, Array]:
+        """The result of the op, or the tensor called `name`, and its values. Raises `UsageError`
+        if they are not at hand."""
+        stop = self._stop
+        if stop is None:
+            raise UsageError("the model is not stopped; pause it first")
+        tensor = Tensor(name or stop.node.name, stop.address(name))
+        return tensor, self._read(tensor)
+
+    # --- what is shown ---
+
+    def _scope(self, name: str, content: Content) -> Json:
+        expensive = name == "Weights"
+        return {"name": name, "expensive": expensive, "variablesReference": self._add(content)}
+
+    def _intact(self, tensor: Tensor) -> bool:
+        stop = self._stop
+        return stop is not None and stop.graph.intact(tensor.address, stop.node.index)
+
+    def _of_tensor(self, tensor: Tensor) -> Json:
+        if not self._intact(tensor):
+            return _plain(tensor.name, f"{tensor.type}, gone: a later op uses its memory")
+        return {"name": tensor.name, "value": tensor.type, **self._into(whole(tensor))}
+
+    def _tokens(self, ubatch: Ubatch) -> list[Json]:
+        if ubatch.tokens is None:
+            return []
+        positions = range(ubatch.n_tokens) if ubatch.positions is None else ubatch.positions
+        return [
+            _plain(f"position {at}", f"{token} {self._text(int(token))!r}")
+            for at, token in zip(positions, ubatch.tokens, strict=True)
+        ]
+
+    def _figures(self, tensor: Tensor) -> list[Json]:
+        hint = {"presentationHint": {"attributes": ["readOnly"]}}
+        return [
+            _plain(name, f"{value:.6g}" if isinstance(value, float) else value) | hint
+            for name, value in asdict(figures_of(self._read(tensor))).items()
+        ]
+
+    def _indexed(self, part: Part, start: int, count: int) -> list[Json]:
+        begin = min(part.begin + start, part.end)
+        end = min(begin + count, part.end) if count > 0 else part.end
+        if not self.paged and end - begin > PAGE:
+            step = PAGE
+            while (end - begin) > step * PAGE:
+                step *= PAGE
+            groups = [(at, min(at + step, end)) for at in range(begin, end, step)]
+            return [
+                {
+                    "name": f"[{at}…{to - 1}]", "value": "",
+                    **self._into(replace(part, begin=at, end=to)),
+                }
+                for at, to in groups
+            ]  # fmt: skip
+        if end - begin > MOST_AT_ONCE:
+            raise UsageError(f"{end - begin} variables at once; ask for at most {MOST_AT_ONCE}")
+        return [self._at(part.tensor, (*part.index, i)) for i in range(begin, end)]
+
+    def _at(self, tensor: Tensor, index: tuple[int, ...]) -> Json:
+        """The variable of an element, or of a row or tensor, whose line has its first values."""
+        values = self._read(tensor)[index]
+        name = f"[{index[-1]}]" if index else tensor.name
+        if np.ndim(values) == 0:
+            return _plain(name, values)
+        first = ", ".join(str(value) for value in values.reshape(-1)[:_SHOWN])
+        more = ", …" if values.size > _SHOWN else ""
+        into = self._into(Part(tensor, index, 0, values.shape[0]))
+        return {"name": name, "value": f"{first}{more}", **into}
+
+    def _into(self, part: Part) -> Json:
+        """The reference to a part, and how much is in it."""
+        into: Json = {"variablesReference": self._add(part)}
+        if self.paged:
+            into["namedVariables"] = len(fields(Figures)) if part.has_figures else 0
+            into["indexedVariables"] = part.end - part.begin
+        return into
+
+    # --- references and values ---
+
+    def _add(self, content: Content) -> int:
+        self._contents.append(content)
+        return self._begin + len(self._contents) - 1
+
+    def _content(self, reference: int) -> Content:
+        if self._stop is None:
+            raise UsageError("the model is not stopped; pause it first")
+        at = reference - self._begin
+        if not 0 <= at < len(self._contents):
+            raise UsageError(f"variables {reference} are not those of this stop")
+        return self._contents[at]
+
+    def _read(self, tensor: Tensor) -> Array:
+        if (known := self._values.get(tensor.address)) is not None:
+            return known
+        if (n := math.prod(tensor.shape)) > MOST:
+            raise UsageError(f"{tensor.name} has {n} values; at most {MOST} are shown")
+        while len(self._values) >= _KEPT:
+            del self._values[next(iter(self._values))]
+        self._values[tensor.address] = values = read(tensor.address)
+        return values
+
+
+def _tensor(of: Node | Source) -> Tensor:
+    return Tensor(of.name, of.address)
+
+
+def whole(tensor: Tensor) -> Part:
+    """All rows of a tensor."""
+    return Part(tensor, (), 0, tensor.shape[0])
+
+
+def _number(text: str, of: np.dtype[Any]) -> float:
+    """The number in a text. Raises `UsageError` if it is none, or does not fit."""
+    try:
+        if of.kind == "f":
+            return float(text)
+        return int(of.type(int(text)))
+    except (ValueError, OverflowError):
+        kind = "a number" if of.kind == "f" else f"a whole number that fits into {of}"
+        raise UsageError(f"{text[:60]!r} is not {kind}") from None
+
+
+def _plain(name: str, value: object) -> Json:
+    return {"name": name, "value": str(value), "variablesReference": 0}

@@ -1,0 +1,200 @@
+"""Breakpoints: where to stop, and on which values.
+
+A breakpoint is one line of words: a pattern of tensor names (`*`, `?`, `[…]`), `key=value` for
+filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 60`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import operator
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.tensors import Array
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.ops import BLOCKS
+
+FIGURES: dict[str, Callable[[Array], float]] = {
+    "absmax": lambda finite: float(np.abs(finite).max(initial=0)),
+    "min": lambda finite: float(finite.min(initial=math.inf)),
+    "max": lambda finite: float(finite.max(initial=-math.inf)),
+    "mean": lambda finite: float(finite.mean()) if finite.size else math.nan,
+    "std": lambda finite: float(finite.std()) if finite.size else math.nan,
+}
+"""of the finite values, in float64"""
+COUNTS: dict[str, Callable[[Array], float]] = {
+    "nan": lambda values: float(np.isnan(values).sum()),
+    "inf": lambda values: float(np.isinf(values).sum()),
+    "zero": lambda values: float((values == 0).sum()),
+}
+_COMPARE = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_RANGES = ("layer", "step", "token")
+_KEYS = ("op", "block", *_RANGES, "hits")
+_TERM = re.compile(r"(\w+)(?:\s*(<=|>=|==|!=|<|>)\s*([-+.\w]+))?$")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Comparisons of figures of a tensor's values, joined by `or` and `and` (which binds more)."""
+
+    text: str
+    alternatives: tuple[tuple[tuple[str, str, float], ...], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Raises `UsageError` for anything else. Nothing is evaluated as code."""
+        alternatives = tuple(
+            tuple(_comparison(term.strip(), text) for term in re.split(r"\band\b", part))
+            for part in re.split(r"\bor\b", text)
+        )
+        return cls(text, alternatives)
+
+    def holds(self, values: Array) -> bool:
+        """Whether the values of a tensor satisfy it."""
+        numbers = values.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        known: dict[str, float] = {}
+
+        def figure(name: str) -> float:
+            if name not in known:
+                of_all = name in COUNTS
+                known[name] = COUNTS[name](numbers) if of_all else FIGURES[name](finite)
+            return known[name]
+
+        return any(
+            all(bool(_COMPARE[sign](figure(name), limit)) for name, sign, limit in terms)
+            for terms in self.alternatives
+        )
+
+
+def _comparison(term: str, text: str) -> tuple[str, str, float]:
+    match = _TERM.match(term)
+    names = (*FIGURES, *COUNTS)
+    if not match or match[1] not in names:
+        raise UsageError(
+            f"condition {text!r}: {term!r} is not a comparison like `absmax > 60`; "
+            f"the figures are {', '.join(names)}"
+        )
+    if match[2] is None:
+        if match[1] not in COUNTS:
+            raise UsageError(f"condition {text!r}: compare {match[1]} with a number")
+        return match[1], ">", 0.0
+    try:
+        return match[1], match[2], float(match[3])
+    except ValueError:
+        raise UsageError(f"condition {text!r}: {match[3]!r} is not a number") from None
+
+
+@dataclass
+class Breakpoint:
+    """Where a compute stops. `hits` counts how often the place was reached and the condition
+    held."""
+
+    text: str
+    pattern: str = "*"
+    op: str | None = None
+    block: str | None = None
+    ranges: dict[str, range] = field(default_factory=dict)
+    condition: Condition | None = None
+    from_hit: int = 1
+    """the first hit that stops"""
+    hits: int = 0
+    enabled: bool = True
+    number: int = 0
+    once: bool = False
+    """removed when it has stopped"""
+
+    @classmethod
+    def parse(cls, text: str) -> Breakpoint:
+        """Raises `UsageError` for a word that is not understood."""
+        place, _, condition = f" {text} ".partition(" if ")
+        try:
+            words = shlex.split(place)
+        except ValueError as error:
+            raise UsageError(f"breakpoint {text!r}: {error}") from None
+        self = cls(text.strip())
+        names = []
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals:
+                names.append(word)
+            elif key in _RANGES:
+                self.ranges[key] = _range(text, key, value)
+            elif key == "op":
+                self.op = value.upper()
+            elif key == "block":
+                if value not in BLOCKS:
+                    raise UsageError(f"breakpoint {text!r}: block is one of {', '.join(BLOCKS)}")
+                self.block = value
+            elif key == "hits":
+                self.from_hit = _range(text, key, value).start
+            else:
+                raise UsageError(f"breakpoint {text!r}: {key!r} is none of {', '.join(_KEYS)}")
+        if names:
+            self.pattern = " ".join(names)
+        if condition.strip():
+            self.condition = Condition.parse(condition.strip())
+        elif not words:
+            raise UsageError("a breakpoint needs a pattern, a filter or a condition")
+        return self
+
+    def applies(self, step: int, positions: frozenset[int]) -> bool:
+        """Whether a compute of this step and of tokens at these positions can stop here."""
+        of_step, of_token = self.ranges.get("step"), self.ranges.get("token")
+        return (
+            self.enabled
+            and (of_step is None or step in of_step)
+            and (of_token is None or any(position in of_token for position in positions))
+        )
+
+    def matches(self, node: Node) -> bool:
+        """Whether a node is one of those where it stops."""
+        layers = self.ranges.get("layer")
+        return (
+            node.runs
+            and (self.op is None or node.op == self.op)
+            and (self.block is None or node.block == self.block)
+            and (layers is None or node.layer in layers)
+            and fnmatch.fnmatchcase(node.name, self.pattern)
+        )
+
+    def reached(self, values: Callable[[], Array]) -> bool:
+        """Counts a hit, and tells whether to stop. `values` reads the node's."""
+        if self.condition is not None and not self.condition.holds(values()):
+            return False
+        self.hits += 1
+        return self.hits >= self.from_hit
+
+    def check(self, graph: LiveGraph) -> None:
+        """Raises `UsageError`, with the nearest names, if no node of the graph can match."""
+        if any(self.matches(node) for node in graph.nodes):
+            return
+        if self.pattern in graph.by_name:
+            # it has the name of a view, or other filters exclude it
+            node = graph.nodes[graph.by_name[self.pattern]]
+            shown = node.sources[0].name if node.sources else ""
+            why = f"{node.name} is only a view of {shown}" if not node.runs else f"it is {node}"
+            raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches; {why}")
+        names = [node.name for node in graph.nodes if node.runs]
+        near = difflib.get_close_matches(self.pattern, names, 3, 0.5)
+        hint = f"; the nearest are {', '.join(near)}" if near else ""
+        raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches{hint}")
+
+
+def _range(text: str, key: str, value: str) -> range:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if not match:
+        raise UsageError(f"breakpoint {text!r}: {key} is a number or a range like 3-5")
+    first = int(match[1])
+    return range(first, int(match[2] or first) + 1)

@@ -1,0 +1,187 @@
+"""`instr debug`: commands from standard input, on a pipe and on a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Instr
+
+pytestmark = pytest.mark.native
+
+APP = """
+import sys, llama_cpp
+model = llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False)
+print(model("Once upon a time", max_tokens=4, temperature=0)["choices"][0]["text"])
+"""
+
+
+def debug(instr: Instr, commands: str, *options: object) -> str:
+    """The lines of the debugger; the run must end well."""
+    done = instr("debug", "demo", "-p", "Once upon a time", "-n", 4, *options, input=commands)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_it_stops_at_the_first_op_if_no_breakpoint_is_given(instr: Instr) -> None:
+    said = debug(instr, "continue\n")
+    assert "embd = GET_ROWS(token_embd.weight, inp_tokens)" in said
+    assert "embedding lookup" in said
+    assert said.endswith("log: debug.log\n")
+
+
+def test_the_text_is_that_of_run(instr: Instr) -> None:
+    ran = instr("run", "demo", "-p", "Once upon a time", "-n", 4)
+    done = instr("debug", "demo", "-p", "Once upon a time", "-n", 4, input="c\n")
+    assert done.stdout == ran.stdout
+
+
+def test_breakpoints_stop_where_their_condition_holds(instr: Instr) -> None:
+    said = debug(instr, "c\nc\nquit\n", "-b", "ffn_out-* if absmax > 20")
+    assert said.count("breakpoint 1: ffn_out-* if absmax > 20") == 3
+    assert "ffn_out-1 = MUL_MAT" in said
+
+
+def test_a_session_of_commands(instr: Instr) -> None:
+    commands = """\
+step layer
+print
+print blk.0.attn_norm.weight
+tensors cache_k
+list
+break
+break l_out-2
+break
+delete 1
+until result_output
+where
+nonsense
+st
+quit
+"""
+    said = debug(instr, commands)
+    assert "l_out-0 = ADD(ffn_out-0, ffn_inp-0)  F32 5×256" in said
+    assert "absmax 10.1407" in said
+    assert "blk.0.attn_norm.weight  256" in said
+    assert "cache_k_l0" in said
+    assert "->   " in said
+    assert "breakpoint 1: l_out-2" in said
+    assert "1: l_out-2  (0 hits)" in said
+    assert "breakpoint 2: result_output" in said
+    assert "'nonsense' is no command; `help` lists them" in said
+    assert said.count("op 130 of 130") == 2
+
+
+def test_the_end_of_the_commands_ends_the_run_with_a_whole_log(
+    instr: Instr,
+) -> None:
+    assert debug(instr, "", "--log", "a.log").endswith("log: a.log\n")
+    assert instr("check", "a.log").returncode == 0
+
+
+def test_a_program_is_debugged_in_this_process(
+    instr: Instr, tmp_path: Path, demo_model: Path
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    done = instr("debug", "-b", "l_out-3", "--", "app.py", demo_model, input="c\nc\nc\nc\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("breakpoint 1: l_out-3") == 4
+    assert len(done.stdout.split()) >= 1
+    assert instr("check", "debug.log").returncode == 0
+
+
+def test_quitting_ends_a_program_too(instr: Instr, tmp_path: Path, demo_model: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    done = instr("debug", "--", "python", "app.py", demo_model, input="quit\n")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith("log: debug.log\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo"], "give a model and --prompt TEXT, or a program after --"),
+        (["demo", "-p", "a", "--", "app.py"], "not both"),
+        (["--"], "no program is given"),
+        (["--", "none.py"], "none.py is not a file"),
+        (["demo", "-p", "a", "-b", "x if y"], "is not a comparison"),
+        (["demo", "-p", "a", "-b", "ffn_oot-*"], "the nearest are ffn_out-"),
+        (["demo", "-p", "a", "--log", "-"], "the log must be a file"),
+        (["none.gguf", "-p", "a"], "none.gguf"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_no_log(
+    instr: Instr, tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = instr("debug", *words, input="c\n")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.glob("*.log")) == []
+
+
+def test_the_lens_after_the_last_layer_is_what_the_model_says(instr: Instr) -> None:
+    said = debug(instr, "step decode\nlens\nnext\nquit\n").splitlines()
+    last = next(line for line in said if line.startswith("layer   3: "))
+    best = next(line for line in said if line.lstrip().startswith("100.00%"))
+    assert "','" in last
+    assert "','" in best
+    assert [line.split(":")[0].split()[-1] for line in said if line.startswith("layer  ")] == [
+        "0", "1", "2", "3",
+    ]  # fmt: skip
+
+
+def test_attention_is_shown_where_it_is_computed_and_named_where_it_is_gone(instr: Instr) -> None:
+    said = debug(
+        instr, "until op=FLASH_ATTN_EXT layer=2\nattention\nattention head=1\nattention 3\nquit\n"
+    )
+    assert "layer 2, cells 0 to 4, computed from queries and keys" in said
+    assert said.count("head   ") == 4
+    assert said.count("token   ") == 5
+    assert "has not been computed yet" in said
+
+
+def test_a_change_is_compared_with_the_same_run_without_it(instr: Instr) -> None:
+    said = debug(instr, "ablate layer=3\nscale 1\ncontinue\n")
+    assert "layer=3 is left out from this compute on" in said
+    assert "embd: scale by 1" in said
+    table = said.split("KL divergence, nats\n")[1].splitlines()
+    assert len(table) == 4
+    notes = instr("cat", "--event", "note", "debug.log").stdout.splitlines()
+    assert len(notes) == 1 + 4
+
+
+def test_a_change_that_changes_nothing_diverges_by_nothing(instr: Instr) -> None:
+    said = debug(instr, "scale 1\ncontinue\n")
+    table = said.split("KL divergence, nats\n")[1].splitlines()
+    assert [line.split()[-1] for line in table] == ["0"] * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("print nonsense", "no tensor 'nonsense'"),
+        ("print [7]", "7 is outside a dimension of 5"),
+        ("lens 9", "there is no token 9"),
+        ("lens now", "'now' is not a whole number"),
+        ("next", "embd is not the logits"),
+        ("attention head=99", "has not been computed yet"),
+        ("set", "give a number first"),
+        ("zero token_embd.weight", "is a weight"),
+        ("replace none.npy", "none.npy"),
+        ("ablate", "give layer=N"),
+        ("ablate layer=9", "layer 9"),
+        ("step sideways", "give one of op, block, layer, decode"),
+        ("delete x", "`break` lists the numbers"),
+        ("delete 7", "there is no breakpoint 7"),
+        ("help me", "no command is called 'me'"),
+        ("print 'a", "No closing quotation"),
+    ],
+)
+def test_a_wrong_command_is_told_in_one_line_and_the_stop_goes_on(
+    instr: Instr, command: str, said: str
+) -> None:
+    lines = debug(instr, f"{command}\nquit\n").splitlines()
+    assert len(lines) == 7  # a blank line, four of the stop, this one, the log's
+    assert said in lines[5]

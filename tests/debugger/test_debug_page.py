@@ -1,0 +1,310 @@
+"""The page of `instr debug --page` in Chromium: what it shows of a stop, what its buttons do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamacpp_instr.log.check import check_log
+from llamacpp_instr.recording.files import shortcoming
+from tests.kit import ui_kit
+from tests.kit.browser_kit import Browser, Debugged, browser, debugged
+from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.tiny_models import write_speaker
+
+pytestmark = pytest.mark.native
+
+PROMPT = "Once upon a time"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def page() -> Iterator[Browser]:
+    ui_kit.need_ui()
+    with browser() as opened:
+        yield opened
+
+
+def stopped(page: Browser, act: Callable[[], object], before: str | None = None) -> str:
+    """Where the model is after the stop that an act leads to, when everything is drawn."""
+    before = before or page.read("document.body.dataset.visit ?? ''")
+    act()
+    page.wait(
+        "document.body.dataset.state === 'stopped' && "
+        f"(document.body.dataset.visit ?? '') > '' && document.body.dataset.visit !== {before!r}"
+    )
+    return page.text("#where")
+
+
+def opened(page: Browser, run: Debugged) -> str:
+    """Where the model is when the page is opened."""
+    return stopped(page, lambda: page.do("goto", run.address), "none")
+
+
+def figures(page: Browser) -> dict[str, str]:
+    found: dict[str, str] = page.read(
+        "Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
+        ".map((of) => [of.dataset.figure, of.dataset.value]))"
+    )
+    return found
+
+
+def shares(page: Browser, of: str) -> list[tuple[int, float]]:
+    """Tokens and their probabilities, in the order in which they are shown."""
+    found = page.read(
+        f"[...document.querySelectorAll('{of} [data-share]')]"
+        ".map((one) => [+one.dataset.token, +one.dataset.share])"
+    )
+    return [(token, share) for token, share in found]
+
+
+READ = """
+import json, sys
+import numpy as np
+import llama_cpp, llamacpp_instr
+from llamacpp_instr.debugger.attention import attention
+from llamacpp_instr.debugger.figures import figures_of
+from llamacpp_instr.debugger.lens import Lens, most_probable
+
+model, prompt, log = sys.argv[1:]
+found = {}
+with llamacpp_instr.debug(log) as d:
+    lens = Lens()
+    d.debugger.followers.append(lens)
+    llm = llama_cpp.Llama(model, n_ctx=512, flash_attn=True, verbose=False)
+    tokens = llm.tokenize(prompt.encode())
+    for name in ("op=FLASH_ATTN_EXT layer=1", "l_out-1", "result_output"):
+        d.add(name)
+    for stop in d.run(lambda: llm.eval(tokens)):
+        name = stop.node.name
+        values = stop.values()
+        if stop.node.op == "FLASH_ATTN_EXT":
+            found["attention"] = attention(stop).weights.tolist()
+            continue
+        found[name] = values.tolist()
+        found[name + " figures"] = vars(figures_of(values))
+        found[name + " lens"] = [[g.layer, g.top(5)] for g in lens.look(stop)]
+        if name == "result_output":
+            found["next"] = most_probable(np.atleast_2d(values)[-1], 10)
+    lens.close()
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def read_by_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Python reads at the same stops, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, DEMO, PROMPT, tmp_path_factory.mktemp("read") / "read.log"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_what_it_shows_of_a_stop_is_what_python_reads_there(
+    page: Browser, tmp_path: Path, read_by_python: dict[str, Any]
+) -> None:
+    breaks = ("-b", "op=FLASH_ATTN_EXT layer=1 step=0", "-b", "l_out-1 step=0")
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 2, *breaks) as run:
+        where = opened(page, run)
+        assert where.endswith("layer 1, attention · step 0: 5 tokens")
+        last = [float(of) for of in page.read(
+            "[...document.querySelectorAll('#head-values li')].map((of) => of.dataset.value)"
+        )]  # fmt: skip
+        weights = np.array(read_by_python["attention"])
+        assert last == pytest.approx(np.sort(weights[0, -1])[::-1][: len(last)], abs=1e-6)
+        assert page.texts("#head-columns span") == ["<s>", "␣Once", "␣upon", "␣a", "␣time"]
+        assert stopped(page, lambda: page.click("#continue")).startswith("l_out-1 · layer 1")
+        known = read_by_python["l_out-1 figures"]
+        assert {name: float(of) for name, of in figures(page).items()} == known
+        page.do("fill", "#slice", text="[2:5, 3:7]")
+        page.wait("document.querySelectorAll('#values [data-value]').length === 12")
+        shown = page.read(
+            "[...document.querySelectorAll('#values [data-value]')].map((of) => +of.dataset.value)"
+        )
+        assert shown == np.array(read_by_python["l_out-1"])[2:5, 3:7].reshape(-1).tolist()
+        assert shares(page, "#lens") == [
+            (token, share) for _, best in reversed(read_by_python["l_out-1 lens"])
+            for token, share in best
+        ]  # fmt: skip
+        stopped(page, lambda: page.click("#to-logits"))
+        assert shares(page, "#next") == [tuple(one) for one in read_by_python["next"]]
+        page.click("#quit")
+        run.ended()
+
+
+def test_a_click_in_the_listing_is_a_breakpoint_and_steps_end_where_they_say(
+    page: Browser, tmp_path: Path
+) -> None:
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4) as run:
+        assert opened(page, run).startswith("embd · embedding")
+        page.read(
+            "[...document.querySelectorAll('.line')].find((line) => line.querySelector('.name')"
+            "?.textContent === 'ffn_inp-0').querySelector('.point').click()"
+        )
+        page.wait("document.querySelector('#breaks code')?.textContent.startsWith('ffn_inp-0')")
+        assert page.read("document.querySelectorAll('#listing .line').length") < 60, "of 111"
+        assert stopped(page, lambda: page.click("#continue")).startswith("ffn_inp-0 ")
+        assert "breakpoint" in page.text("#state")
+        page.do("fill", "#breaks input", text="absmax < 0")
+        assert "layer 0, feed-forward" in stopped(page, lambda: page.click("[data-step=layer]"))
+        assert stopped(page, lambda: page.click("[data-step=op]")).startswith("norm-1 ")
+        assert "layer 1, norm" in stopped(page, lambda: page.click("[data-step=block]"))
+        cell = "#map button[data-layer='2'][data-block='feed-forward']"
+        assert "layer 2, feed-forward" in stopped(page, lambda: page.click(cell))
+        assert stopped(page, lambda: page.click("[data-step=decode]")).startswith("result_output")
+        assert "step 1" in stopped(page, lambda: page.click("[data-step=op]"))
+        page.click("#continue")  # the breakpoint's condition never holds
+        page.wait("document.body.dataset.state === 'over'")
+        page.click("#quit")
+        run.ended()
+
+
+def test_zeros_change_the_next_token_and_both_texts_are_compared(
+    page: Browser, tmp_path: Path, read_by_python: dict[str, Any]
+) -> None:
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4, "-b", "ffn_out-1 step=0") as run:
+        opened(page, run)
+        page.click("[data-edit=zero]")
+        page.wait("document.querySelector('#changes code')?.textContent === 'zero'")
+        page.wait("document.querySelector('[data-figure=absmax]').dataset.value === '0'")
+        stopped(page, lambda: page.click("#to-logits"))
+        after = shares(page, "#next")
+        assert after != [tuple(one) for one in read_by_python["next"]]
+        assert sum(share for _, share in after) <= 1
+        page.click("#continue")
+        page.wait("!document.getElementById('comparison').hidden")
+        rows = page.read(
+            "[...document.querySelectorAll('#compared tr')].slice(1)"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        assert len(rows) == 4
+        assert float(rows[0][3]) > 0
+        page.click("#quit")
+        assert "running again without the changes" in run.ended()
+    notes = [
+        line for line in (tmp_path / "debug.log").read_text().splitlines() if "instr.change" in line
+    ]
+    assert len(notes) == 1
+
+
+def test_a_nan_is_found_shown_and_looked_at(page: Browser, tmp_path: Path) -> None:
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4, "-b", "l_out-1 step=0") as run:
+        opened(page, run)
+        page.do("fill", "#slice", text="[2, 7]")
+        page.wait("document.querySelector('#change-what').textContent.includes('[2, 7]')")
+        page.do("fill", "#edit-set", text="nan")
+        page.click("[data-edit=set]")
+        page.wait("document.querySelector('#values [data-value=null]') !== null")
+        page.click("#on-nan")
+        where = stopped(page, lambda: page.click("#continue"))
+        assert where.startswith("norm-2 · layer 2, norm")
+        assert "NaN" in page.text("#state")
+        assert figures(page)["nan"] == "256"  # of one token
+        page.click("#sources button")
+        page.wait("document.querySelector('#tensor-name').textContent === 'l_out-1'")
+        assert figures(page)["nan"] == "1"
+        page.click("#quit")
+        run.ended()
+
+
+def test_a_page_that_is_loaded_again_shows_the_same_stop(page: Browser, tmp_path: Path) -> None:
+    shown = ("#where", "#state", "#tokens", "#changes", "#breaks code", "#figures", "#lens")
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4, "-b", "l_out-2 step=1") as run:
+        opened(page, run)
+        page.click("[data-edit=scale]")
+        page.wait("document.querySelector('#changes code')")
+        page.do("fill", "#break-text", text="ffn_oot-1")
+        page.wait("document.querySelector('#breaks .problem')")
+        before = [page.text(selector) for selector in shown]
+        opened(page, run)
+        page.wait("document.querySelector('#breaks .problem')")
+        assert [page.text(selector) for selector in shown] == before
+        assert "the nearest are ffn_out-1" in page.text("#breaks .problem")
+        page.click("#quit")
+        run.ended()
+
+
+def test_quitting_at_a_stop_and_an_interrupt_leave_a_whole_log(
+    page: Browser, tmp_path: Path
+) -> None:
+    with debugged(tmp_path, "demo", "-p", PROMPT, "--log", "quit.log") as run:
+        opened(page, run)
+        page.click("#quit")
+        page.wait("document.body.dataset.state === 'over'")
+        assert run.ended().endswith("log: quit.log\n")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with debugged(tmp_path, "demo", "-p", PROMPT, "--log", f"{number.name}.log") as run:
+            run.process.send_signal(number)
+            run.ended()
+    for name in ("quit", "SIGINT", "SIGTERM"):
+        log = tmp_path / f"{name}.log"
+        assert (list(check_log(log)), shortcoming(log)) == ([], "")
+
+
+APP = """
+import sys, llama_cpp
+model = llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False)
+for _ in range(2):
+    try:
+        print(model("Once upon a time", max_tokens=4, temperature=0)["choices"][0]["text"])
+    except RuntimeError:
+        print("ended")  # as a server, which goes on
+if "stay" in sys.argv:
+    import time
+    time.sleep(1000)
+"""
+
+
+def test_a_program_is_stopped_too(page: Browser, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with debugged(tmp_path, "-b", "l_out-3 step=1", "--", "app.py", DEMO) as run:
+        assert "layer 3" in opened(page, run)
+        assert page.texts("#tokens .now") != []
+        page.click("#continue")
+        page.wait("document.body.dataset.state === 'over'")
+        page.click("#quit")
+        run.ended()
+    with debugged(tmp_path, "--log", "stays.log", "--", "app.py", DEMO, "stay") as run:
+        opened(page, run)
+        page.click("#quit")
+        run.ended()
+    for name in ("debug.log", "stays.log"):
+        assert (list(check_log(tmp_path / name)), shortcoming(tmp_path / name)) == ([], "")
+
+
+def test_what_a_model_or_a_user_names_stays_text(page: Browser, tmp_path: Path) -> None:
+    model = write_speaker(tmp_path / f"{HOSTILE}.gguf", [f"{HOSTILE}{i}" for i in range(40)])
+    words = (model, "-p", "aaa", "-n", 3, "-b", "l_out-1 step=1")
+    with debugged(tmp_path, *words) as run:
+        opened(page, run)
+        page.do("fill", "#break-text", text=HOSTILE)
+        page.wait("document.querySelectorAll('#breaks code').length === 2")
+        page.do("fill", "#slice", text=f"[{HOSTILE}]")
+        page.wait("document.querySelector('#tensor-problem').textContent.includes('<img')")
+        assert HOSTILE in page.text("#tokens")
+        assert HOSTILE in page.text("#lens")
+        assert page.texts("#breaks code")[1] == HOSTILE
+        assert page.read("document.images.length") == 0
+        page.click("#quit")
+        run.ended()
+
+
+@pytest.mark.parametrize("width", [400, 1280, 1600])
+def test_it_fits_the_screen(page: Browser, tmp_path: Path, width: int) -> None:
+    page.do("size", [width, 900])
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-b", "op=FLASH_ATTN_EXT layer=1") as run:
+        opened(page, run)
+        assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.click("#quit")
+        run.ended()

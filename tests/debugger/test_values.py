@@ -1,0 +1,133 @@
+"""What a stop shows is what llama.cpp's own eval callback reads there, bit by bit.
+
+The truth is a program of the unpatched library that reads tensors as llama.cpp's example
+`eval-callback` does. Stops and followers that change nothing change no logit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.model.types import TYPES
+from tests.kit.debugger_kit import opened, prompt_of, run
+from tests.kit.native_kit import (
+    DEMO,
+    ROOT,
+    compile_program,
+    random_models,
+    unpatched_library,
+)
+from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
+
+pytestmark = pytest.mark.native
+
+ARCHITECTURES = (
+    "llama-dense", "llama4-moe", "gemma2-dense", "gemma3-dense", "gpt2-dense", "gpt-oss-moe",
+    "qwen3-dense", "qwen3moe-moe", "qwen35-dense", "phi3-dense", "falcon-dense", "bloom-dense",
+    "mpt-dense", "mamba2-dense", "jamba-dense", "deepseek2-moe", "lfm2-dense", "olmo2-dense",
+    "cohere2-dense", "granitemoe-moe", "nemotron_h-dense", "minimax-m3-moe", "kimi-linear-moe",
+    "glm5-next-moe",
+)  # fmt: skip
+TOKENS, FIRST = 9, 3
+
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64}
+
+Dump = list[tuple[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def eval_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = ROOT / "tests" / "native" / "eval_dump.cpp"
+    return compile_program(source, unpatched_library(), tmp_path_factory.mktemp("eval_dump"))
+
+
+def truth(program: Path, model: Path, to: Path) -> Dump:
+    subprocess.run([program, model, to, str(TOKENS), str(FIRST)], check=True)
+    data, at = to.read_bytes(), 0
+    found: Dump = []
+    while at < len(data):
+        end = data.index(b"\n", at)
+        name, type_, *numbers = data[at:end].decode().split("\t")
+        *sizes, n_bytes = map(int, numbers)
+        at = end + 1 + n_bytes
+        stored = np.frombuffer(data[end + 1 : at], _DTYPES[TYPES[int(type_)].name])
+        # views of a cache have gaps between their rows
+        values = as_strided(stored, sizes[3::-1], sizes[:3:-1])
+        found.append((name, values))
+    return found
+
+
+def stops(model: Path, log: Path) -> Dump:
+    found: Dump = []
+
+    def keep(stop: Stop) -> None:
+        found.append((stop.node.name, stop.values()))
+
+    with opened(model) as loaded:
+        tokens = prompt_of(loaded, TOKENS, FIRST)
+        run(loaded, log, breakpoints=["*"], on_stop=keep, prompt=tokens, decodes=0)
+    return found
+
+
+def same(shown: np.ndarray, real: np.ndarray) -> bool:
+    """F16 is shown as float32, which holds it exactly."""
+    return shown.size == real.size and shown.tobytes() == real.astype(shown.dtype).tobytes()
+
+
+def check(program: Path, model: Path, folder: Path) -> None:
+    real = truth(program, model, folder / "truth")
+    shown = stops(model, folder / "debug.log")
+    assert [name for name, _ in shown] == [name for name, _ in real]
+    assert len(real) > 20
+    assert [n for (n, a), (_, b) in zip(shown, real, strict=True) if not same(a, b)] == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_values_are_those_of_the_eval_callback_for_every_architecture(
+    architecture: str, eval_dump: Path, tmp_path: Path
+) -> None:
+    check(eval_dump, random_models() / f"{architecture}.gguf", tmp_path)
+
+
+@pytest.mark.parametrize("file_type", QUANTIZED_FILE_TYPES)
+def test_values_are_those_of_the_eval_callback_for_every_type(
+    file_type: str, eval_dump: Path, tmp_path: Path
+) -> None:
+    check(eval_dump, quantized_demo(file_type), tmp_path)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "demo",
+        "Q4_K_M",
+        "gemma2-dense",
+        "qwen3moe-moe",
+        "mamba2-dense",
+        "gpt-oss-moe",
+        "bloom-dense",
+    ],
+)
+def test_stops_after_every_op_change_no_logit(name: str, threads: int, tmp_path: Path) -> None:
+    """Also where a norm and the product that follows it are one kernel without stops."""
+    path = {"demo": DEMO, "Q4_K_M": quantized_demo("Q4_K_M")}.get(name)
+    seen = 0
+
+    def count(_stop: Stop) -> None:
+        nonlocal seen
+        seen += 1
+
+    with opened(path or random_models() / f"{name}.gguf") as model:
+        plain = run(model, threads=threads)
+        stopped = run(
+            model, tmp_path / "debug.log", breakpoints=["*"], on_stop=count, threads=threads
+        )
+    assert seen > 100
+    assert stopped.same_bits(plain)

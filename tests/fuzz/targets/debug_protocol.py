@@ -1,0 +1,83 @@
+"""The debug adapter's input: bytes of a client, while a model is stopped.
+
+The demo model runs once and waits after an op; every input is answered about that stop, as if its
+client had launched it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.dap.adapter import Adapter
+from llamacpp_instr.debugger.dap.framing import read_message, write_message
+from llamacpp_instr.debugger.stop import Go, Stop
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.run.launch import Launched, launch
+from tests.fuzz.guard import check_message, check_terminal
+
+KIND = "dap"
+WHERE = "ffn_out-1"
+
+
+def attempt(path: Path) -> None:
+    sent = io.BytesIO()
+    adapter = Adapter(lambda message: write_message(sent, message), check_launch)
+    real, stop = stopped()
+    for name in ("graph", "ubatch", "context", "step"):
+        setattr(adapter.debugger, name, getattr(real, name))
+    waits = threading.Thread(target=adapter.reached, args=(stop,))
+    waits.start()
+    try:
+        with path.open("rb") as source:
+            while not adapter.is_over and (message := read_message(source)) is not None:
+                adapter.handle(message)
+    except InstrError as error:
+        check_message(error)
+    finally:
+        adapter.close()
+        waits.join()
+    sent.seek(0)
+    while (message := read_message(sent)) is not None:
+        check_answer(message)
+
+
+def check_answer(message: dict[str, Any]) -> None:
+    for key in ("message", "output", "result"):
+        check_terminal(str({**message, **(message.get("body") or {})}.get(key, "")))
+
+
+def check_launch(arguments: dict[str, Any], debugger: Debugger, *out: Any) -> Launched:
+    """Checks what is launched, and runs nothing."""
+    launch(arguments, "demo", "a", debugger, *out)
+    raise UsageError("the model runs already")
+
+
+@functools.cache
+def stopped() -> tuple[Debugger, Stop]:
+    """A debugger at a stop of the demo model that lasts until this process ends."""
+    reached = threading.Event()
+    stops: list[Stop] = []
+
+    def wait(stop: Stop) -> Go:
+        stops.append(stop)
+        reached.set()
+        threading.Event().wait()
+        raise AssertionError
+
+    debugger = Debugger(wait)
+    debugger.add(WHERE)
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            wanted = {"model": "demo", "prompt": "Once upon a time", "log": f"{directory}/log"}
+            launch(wanted, None, None, debugger, print, print).run()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert reached.wait(60)
+    return debugger, stops[0]

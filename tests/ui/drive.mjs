@@ -1,0 +1,66 @@
+// Opens a page in headless Chromium and does what standard input says, one JSON object a line:
+// {goto}, {click}, {fill, text}, {hover, x, y}, {wait} (an expression that must become true), {read}
+// (an expression), {picture}, {size}, {dark}, {seen}. Each is answered by a line.
+
+import readline from 'node:readline';
+import {chromium} from 'playwright-core';
+
+const seen = {errors: [], console: [], foreign: []};
+const browser = await chromium.launch({
+  executablePath: process.argv[2],
+  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
+    '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
+});
+const page = await browser.newPage({viewport: {width: 1280, height: 900}, colorScheme: 'light'});
+page.setDefaultTimeout(120000);
+page.on('pageerror', (error) => seen.errors.push(String(error)));
+page.on('console', (message) => {
+  if (message.type() !== 'log') seen.console.push(message.text());
+});
+let origin = null;
+page.on('request', (asked) => {
+  if (origin && new URL(asked.url()).origin !== origin && !asked.url().startsWith('data:'))
+    seen.foreign.push(asked.url());
+});
+
+const actions = {
+  goto: async ({goto}) => {
+    origin = new URL(goto).origin;
+    await page.goto(goto);
+  },
+  click: ({click}) => page.click(click),
+  fill: async ({fill, text}) => {
+    await page.fill(fill, text);
+    await page.press(fill, 'Enter');
+  },
+  hover: async ({hover, x, y}) => {
+    const box = await page.locator(hover).boundingBox();
+    await page.hover(hover, {position: {x: x * box.width, y: y * box.height}});
+  },
+  // as evaluate, which the page's policy does not stop
+  wait: async ({wait}) => {
+    const end = Date.now() + 120000;
+    while (!await page.evaluate(wait)) {
+      if (Date.now() > end) throw new Error(`it did not become true: ${wait}`);
+      await page.waitForTimeout(20);
+    }
+  },
+  read: ({read}) => page.evaluate(read),
+  picture: async ({picture, whole}) => void await page.screenshot({path: picture, fullPage: whole}),
+  size: ({size: [width, height]}) => page.setViewportSize({width, height}),
+  dark: ({dark}) => page.emulateMedia({colorScheme: dark ? 'dark' : 'light'}),
+  seen: () => seen,
+};
+
+for await (const line of readline.createInterface({input: process.stdin})) {
+  const wanted = JSON.parse(line);
+  const [name] = Object.keys(wanted);
+  let answer;
+  try {
+    answer = {value: await actions[name](wanted) ?? null};
+  } catch (error) {
+    answer = {error: `${name}: ${error.message}`};
+  }
+  process.stdout.write(`${JSON.stringify(answer)}\n`);
+}
+await browser.close();
