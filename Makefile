@@ -11,11 +11,12 @@
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
 # make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
-# make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results
+# make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
+#                   LIVE=1 shows it with instr live meanwhile
 # make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
 # make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
-# make pictures     take docs/images of `instr view` and `instr page` in Chromium
+# make pictures     take docs/images of `instr view`, `page`, `weights` and `debug` in Chromium
 # make quantization measure the demo model in seven file types, and write docs/quantization.md
 # make bench        measure the cost of recording and converting, as ratios (most of an hour on a quiet machine)
 #
@@ -107,7 +108,7 @@ docker-test: $(TEST_INSTALLED)
 	    $(BIN)/python -m pytest tests/image/engine_suite.py
 
 load: native $(TEST_INSTALLED)
-	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES)
+	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES) $(if $(LIVE),--live)
 
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz

@@ -26,10 +26,14 @@ BELOW: dict[str, set[str]] = {
     "quantize": {"llama", "model"},
     "quality": {"llama", "memory", "model"},
     "weights": {"llama", "model"},
-    "run": {"llama", "memory", "model", "quantize", "recording"},
+    "debugger": {"graph", "llama", "model", "recording", "weights"},
+    "debug_page": {"converters.serving", "debugger"},
+    "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log"},
-    "converters.live": {"graph", "log"},
+    "converters.serving": set(),
+    "converters.live": {"converters.report", "converters.serving", "graph", "log"},
+    "converters.weights_view": {"converters.serving", "model", "weights"},
     "converters.analyses": {
         "converters.report", "graph", "log", "memory", "model", "probe", "quality", "quantize",
         "weights",
@@ -42,6 +46,7 @@ BELOW: dict[str, set[str]] = {
 # the public API, the entry point, and the two that are beside the folders but not in the floor
 TOP: dict[str, set[str]] = {
     "llamacpp_instr": {
+        "llamacpp_instr.debugger.api",
         "llamacpp_instr.errors",
         "llamacpp_instr.recording.session",
         "converters.notebook",
@@ -52,7 +57,16 @@ TOP: dict[str, set[str]] = {
 }
 CLI_SHARED = {
     f"llamacpp_instr.cli.{name}"
-    for name in ("context_options", "live_option", "logs", "ranges", "report_output")
+    for name in (
+        "context_options",
+        "debug_page",
+        "live_option",
+        "live_range",
+        "logs",
+        "ranges",
+        "report_output",
+        "unchanged",
+    )
 }
 
 # Libraries that are slow to import or may be missing, and the modules that may import them.

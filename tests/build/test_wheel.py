@@ -27,8 +27,9 @@ LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
 # the modules of every extra, and those that only tests need
 ABSENT = (
-    "llama_cpp", "matplotlib", "prometheus_client", "pyarrow", "scipy", "starlette", "uvicorn",
-    "viztracer", "websockets",
+    "llama_cpp", "matplotlib", "prometheus_client", "pyarrow", "safetensors", "scipy", "starlette",
+    "textual",
+    "uvicorn", "viztracer", "websockets",
 )  # fmt: skip
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
@@ -96,7 +97,9 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
-    assert sorted(extras) == ["live", "native", "parquet", "report", "test", "view"]
+    assert sorted(extras) == [
+        "live", "native", "parquet", "report", "tensors", "test", "tui", "view",
+    ]  # fmt: skip
     needed = {line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line}
     bounds = {f"{name}>={bound}" for name, bound in load_bounds().items()}
     assert needed <= bounds
@@ -152,6 +155,8 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
         ("view session.log", 'pip install "llamacpp-instr[view]"'),
         ("to-parquet session.log -o tables", 'pip install "llamacpp-instr[parquet]"'),
         ("run demo --prompt hi", "run `instr build`"),
+        ("weights demo -o w.safetensors", 'pip install "llamacpp-instr[tensors]"'),
+        ("weights demo --view", 'pip install "llamacpp-instr[live]"'),
         ("quantize demo --types Q8_0", "run `instr build`"),
         ("quality demo demo", "run `instr build`, or use --only weights"),
         ("compare demo --types Q8_0", "run `instr build`"),

@@ -39,6 +39,9 @@ COMMANDS = {
     "compare": f"compare {LOG} {LOG} -o output.html",
     "inspect": f"inspect {MODEL} --json -o output",
     "blocks": f"blocks {MODEL} {TENSOR} --html -o output",
+    "weights": f"weights {MODEL} *q4_k* --html -o output",
+    "weights, npz": "weights demo -o output.npz",
+    "weights, safetensors": "weights demo -o output.safetensors",
     "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
 }
 KILLS = 8

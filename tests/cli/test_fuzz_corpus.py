@@ -46,7 +46,7 @@ def test_every_surface_has_inputs() -> None:
         "tree LOG --folded", "diff LOG LOG", "report LOG", "compare LOG LOG", "stats BAD",
         "check BAD",
         "inspect GGUF --tensors", "inspect GGUF --csv", "inspect GGUF --json", "inspect NAMED",
-        "blocks GGUF ABSENT", "report NAMED",
+        "blocks GGUF ABSENT", "weights GGUF ABSENT", "report NAMED",
     ],
 )  # fmt: skip
 def test_no_command_steers_the_terminal(

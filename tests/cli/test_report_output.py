@@ -31,6 +31,7 @@ REPORTS = {
     "inspect": "inspect demo",
     "memory": f"memory {LOG}",
     "blocks": f"blocks {MODEL} blk.1.q4_k.weight",
+    "weights": "weights demo blk.0.* --against demo",
     "one block": f"blocks {MODEL} blk.1.q4_k.weight --block 0",
     "quality": "quality demo demo --only weights",
     "quantize": "quantize demo --types Q8_0,Q4_0 --dry-run",

@@ -149,6 +149,8 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),
         ("to-parquet", "NAME.log", "--csv", "-o", "NAME"),
         ("blocks", "demo", "NAME"),
+        ("weights", "demo", "NAME"),
+        ("weights", "NAME", "--view"),
         ("exec", "--", "NAME"),
         ("NAME",),
     ],

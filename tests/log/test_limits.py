@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "inspection": ("gguf", ["inspect FILE", "inspect FILE --tensors"]),
     "blocks": ("gguf", ["blocks FILE token_embd.weight", "blocks FILE blk.0.f16.weight"]),
     "model_report": ("gguf", ["report FILE", f"compare FILE {TYPES}"]),
-    "weights": ("gguf", [f"quality FILE {TYPES} --only weights"]),
+    "weights": ("gguf", ["weights FILE", f"quality FILE {TYPES} --only weights"]),
     "imatrix": ("imatrix", [f"quantize {DEMO} --types Q4_K_M --imatrix FILE --dry-run"]),
 }
 """what a user types to reach each surface, and the kind of its files"""
@@ -54,7 +54,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_surface_has_its_commands() -> None:
-    assert set(COMMANDS) == set(SURFACES)
+    """But the debugger's protocol, which comes through a pipe: its framing has limits."""
+    assert set(COMMANDS) == set(SURFACES) - {"debug_protocol"}
 
 
 @pytest.mark.parametrize("surface", COMMANDS)

@@ -1,7 +1,7 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
-They show a session of the demo model as `instr view` opens it, and the first part of its page; they
-are not edited.
+They show a session of the demo model as `instr view` opens it, the first part of its page, the
+model's weights, and a stop in the debugger; they are not edited.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import tempfile
 from pathlib import Path
 
 from tests.conftest import ROOT, read_events
+from tests.kit.browser_kit import browser, debugged
+from tests.kit.native_kit import DEMO
 from tests.kit.ui_kit import look, look_at_page, served
+from tests.weights_view.test_weights_page import look as look_at_weights
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1400
@@ -39,6 +42,8 @@ def main() -> None:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
             look(closer, select=op, picture=IMAGES / "layer.png", size=(1160, 880))
         take_page(Path(folder))
+        take_weights(Path(folder))
+        take_debugger(Path(folder))
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
 
@@ -54,6 +59,36 @@ def take_page(folder: Path) -> None:
         capture_output=True,
     )  # fmt: skip
     look_at_page(log.with_suffix(".html"), size=PAGE, picture=IMAGES / "page.png", whole=False)
+
+
+def take_weights(folder: Path) -> None:
+    """Weights of the demo model at the bounds of blocks, before and after quantizing."""
+    subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "quantize", "demo", "--types", "Q4_K_M",
+         "-o", folder / "model-Q4_K_M.gguf"],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    (folder / "model-F16.gguf").symlink_to(DEMO)
+    options = ("--view", "--against", str(folder / "model-F16.gguf"))
+    with served(folder / "model-Q4_K_M.gguf", *options, command="weights") as address:
+        steps = [["tensor", "blk.1.ffn_down.weight"], ["go", 206, 256], ["keys", "-", "-"]]
+        look_at_weights(
+            address, steps, width=1400, picture=str(IMAGES / "weights.png"), whole=False
+        )
+
+
+def take_debugger(folder: Path) -> None:
+    """A stop at a layer's attention, with a change."""
+    prompt = "Once upon a time, there was a little"
+    stop = "op=FLASH_ATTN_EXT layer=2"
+    with debugged(folder, "demo", "-p", prompt, "-b", stop) as run, browser() as page:
+        page.do("size", [1600, 1170])
+        page.do("goto", run.address)
+        page.wait("'visit' in document.body.dataset")
+        page.click("#ablate-head")
+        page.wait("document.querySelector('#changes li') !== null")
+        page.do("picture", str(IMAGES / "debugger.png"), whole=False)
+        page.click("#quit")
 
 
 def record(folder: Path, *options: str) -> Path:

@@ -184,8 +184,8 @@ busy, idle = (api.llama_init_from_model(model, params) for _ in range(2))
 token = (ctypes.c_int32 * 1)(7)
 for step in range(1500):
     if step % 200 == 0:
-        api.llama_memory_clear(api.llama_get_memory(busy), False)
         before = size()
+        api.llama_memory_clear(api.llama_get_memory(busy), False)  # has an event of its own
         while step and size() == before:
             time.sleep(0.01)  # the recorder catches up
     context = idle if step < 3 else busy
