@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,24 @@ import pytest
 from llamacpp_instr.cli import main
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.recording.session import record
 from tests.fuzz import growth, guard
 from tests.fuzz.guard import CONTROL, Finding, try_input
-from tests.fuzz.targets import SURFACES
+from tests.fuzz.targets import SURFACES, debug_protocol
 
 pytestmark = pytest.mark.native
 
 CORPUS = Path(__file__).parent.parent / "fuzz" / "corpus"
 INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file())
 TARGETS = {name: importlib.import_module(f"tests.fuzz.targets.{name}") for name in SURFACES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    debug_protocol.end()
+    with record(tmp_path_factory.mktemp("after") / "session.log"):
+        pass
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}-{path.name}")

@@ -23,6 +23,7 @@ from tests.fuzz.guard import check_message, check_terminal
 
 KIND = "dap"
 WHERE = "ffn_out-1"
+_ENDED = threading.Event()
 
 
 def attempt(path: Path) -> None:
@@ -60,15 +61,15 @@ def check_launch(arguments: dict[str, Any], debugger: Debugger, *out: Any) -> La
 
 @functools.cache
 def stopped() -> tuple[Debugger, Stop]:
-    """A debugger at a stop of the demo model that lasts until this process ends."""
+    """A debugger at a stop of the demo model that lasts until `end`, or until this process ends."""
     reached = threading.Event()
     stops: list[Stop] = []
 
     def wait(stop: Stop) -> Go:
         stops.append(stop)
         reached.set()
-        threading.Event().wait()
-        raise AssertionError
+        _ENDED.wait()
+        return Go.QUIT
 
     debugger = Debugger(wait)
     debugger.add(WHERE)
@@ -78,6 +79,18 @@ def stopped() -> tuple[Debugger, Stop]:
             wanted = {"model": "demo", "prompt": "Once upon a time", "log": f"{directory}/log"}
             launch(wanted, None, None, debugger, print, print).run()
 
-    threading.Thread(target=run, daemon=True).start()
+    _ENDED.clear()
+    thread = threading.Thread(target=run, name=KIND, daemon=True)
+    thread.start()
     assert reached.wait(60)
     return debugger, stops[0]
+
+
+def end() -> None:
+    """Let the model go on to its end: while it is stopped, this process can record nothing else,
+    and every other compute of it stops, too."""
+    _ENDED.set()
+    for thread in threading.enumerate():
+        if thread.name == KIND:
+            thread.join()
+    stopped.cache_clear()
