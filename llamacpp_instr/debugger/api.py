@@ -99,15 +99,13 @@ def debug(
     that cannot be opened, `NativeError` without the patched library. Begin it before the first
     decode, and while no other session is open.
     """
-    recording = begin_session(
-        Path(log),
-        level=level,
-        stats=None,
-        args={},
-        force=force,
-        force_option="force=True",
-        stop_on_nan=False,
-        on_log_error="continue",
-        debugged=True,
-    )
-    return Debugging(recording)
+    return Debugging(begin_debugged(Path(log), force, "force=True", level))
+
+
+def begin_debugged(log: Path, force: bool, force_option: str, level: str = "detailed") -> Recording:
+    """A session whose log says that a debugger may stop its computes; arguments and errors as
+    those of `begin_session`."""
+    return begin_session(
+        log, level=level, stats=None, args={}, force=force, force_option=force_option,
+        stop_on_nan=False, on_log_error="continue", debugged=True,
+    )  # fmt: skip

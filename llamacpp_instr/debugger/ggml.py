@@ -10,9 +10,8 @@ import functools
 from typing import Any
 
 from llamacpp_instr.errors import NativeError
-from llamacpp_instr.llama.native import load
+from llamacpp_instr.llama.ggml import POINTER, Signatures, declare
 
-POINTER = ctypes.c_void_p
 MAX_SRC = 10
 
 
@@ -65,9 +64,8 @@ ON_NODE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
 def ggml() -> Any:
     """The library, its functions declared. Raises NativeError without the patched library, or if
     its tensors differ from what this module reads."""
-    lib = load().lib
     size, text = ctypes.c_size_t, ctypes.c_char_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: Signatures = {
         "ggml_graph_node": (POINTER, [POINTER, ctypes.c_int]),
         "ggml_op_name": (text, [ctypes.c_int]),
         "ggml_nbytes": (size, [POINTER]),
@@ -79,12 +77,7 @@ def ggml() -> Any:
         "ggml_backend_buffer_is_host": (ctypes.c_bool, [POINTER]),
         "llama_instr_debug": (None, [ON_COMPUTE, ON_NODE]),
     }
-    for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError:
-            raise NativeError(f"the installed ggml has no {name}; run `instr build`") from None
-        function.restype, function.argtypes = result, arguments
+    lib = declare(signatures)
     if lib.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + _OBJECT_BYTES:
         raise NativeError("the installed ggml has other tensors; run `instr build`")
     return lib

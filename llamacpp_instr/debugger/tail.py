@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.debugger.ggml import MAX_SRC, POINTER, Tensor, ggml, tensor_at
+from llamacpp_instr.debugger.ggml import MAX_SRC, Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.residual import Residual
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.errors import InstrError, NativeError, UsageError
+from llamacpp_instr.llama.ggml import POINTER, InitParams, Signatures, declare
 from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.model.types import TYPES
 
@@ -101,7 +102,7 @@ class Tail:
         self._check(nodes, end)
         lib = self._lib
         room = (len(nodes) + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
-        self._ctx = lib.ggml_init(_InitParams(room, None, True))
+        self._ctx = lib.ggml_init(InitParams(room, None, True))
         if not self._ctx:
             raise NativeError("ggml gets no memory for a graph")
         clones: dict[int, int] = {}
@@ -219,22 +220,12 @@ def _needed(graph: LiveGraph, end: Node, logits: Node) -> list[Node]:
     return [graph.nodes[i] for i in sorted(needed)]
 
 
-class _InitParams(ctypes.Structure):
-    """`struct ggml_init_params`: ggml/include/ggml.h."""
-
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
-
-
 @functools.cache
 def _functions() -> Any:
-    lib = ggml()
+    ggml()  # checks what the tensors look like
     size, i32 = ctypes.c_size_t, ctypes.c_int
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ggml_init": (POINTER, [_InitParams]),
+    signatures: Signatures = {
+        "ggml_init": (POINTER, [InitParams]),
         "ggml_free": (None, [POINTER]),
         "ggml_graph_overhead": (size, []),
         "ggml_new_graph": (POINTER, [POINTER]),
@@ -253,10 +244,4 @@ def _functions() -> Any:
         "ggml_backend_cpu_set_n_threads": (None, [POINTER, i32]),
         "ggml_backend_graph_compute": (i32, [POINTER, POINTER]),
     }
-    for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError:
-            raise NativeError(f"the installed ggml has no {name}; run `instr build`") from None
-        function.restype, function.argtypes = result, arguments
-    return lib
+    return declare(signatures)

@@ -9,28 +9,17 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from llamacpp_instr.errors import NativeError
-from llamacpp_instr.llama.native import load
+from llamacpp_instr.llama.ggml import POINTER, InitParams, Signatures, declare
 
-POINTER, I64 = ctypes.c_void_p, ctypes.c_int64
+I64 = ctypes.c_int64
 F32 = 0
 """GGML_TYPE_F32"""
 OVERHEAD = 1 << 20
 """bytes for a graph and its tensors, without their data; ggml needs 400 for a tensor"""
-
-
-class _InitParams(ctypes.Structure):
-    """`struct ggml_init_params`: ggml/include/ggml.h."""
-
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
 
 
 class _Plan(ctypes.Structure):
@@ -51,9 +40,8 @@ class Ggml:
     """The functions of ggml that graphs need. Raises NativeError if the library lacks one."""
 
     def __init__(self) -> None:
-        lib = load().lib
-        signatures: dict[str, tuple[Any, list[Any]]] = {
-            "ggml_init": (POINTER, [_InitParams]),
+        signatures: Signatures = {
+            "ggml_init": (POINTER, [InitParams]),
             "ggml_free": (None, [POINTER]),
             "ggml_new_tensor_2d": (POINTER, [POINTER, ctypes.c_int, I64, I64]),
             "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
@@ -70,13 +58,7 @@ class Ggml:
             "ggml_graph_plan": (_Plan, [POINTER, ctypes.c_int, POINTER]),
             "ggml_graph_compute": (ctypes.c_int, [POINTER, ctypes.POINTER(_Plan)]),
         }
-        for name, (result, arguments) in signatures.items():
-            try:
-                function = getattr(lib, name)
-            except AttributeError:
-                raise NativeError(f"the installed ggml has no {name}; run `instr build`") from None
-            function.restype, function.argtypes = result, arguments
-        self.lib = lib
+        self.lib = declare(signatures)
 
     def row_bytes(self, type_: int, n: int) -> int:
         """Bytes of a row of `n` elements, whole blocks."""
@@ -89,7 +71,7 @@ class Graph:
     def __init__(self, ggml: Ggml, n_bytes: int) -> None:
         self._lib = ggml.lib
         self._ggml = ggml
-        self._ctx = self._lib.ggml_init(_InitParams(n_bytes + 4 * OVERHEAD, None, False))
+        self._ctx = self._lib.ggml_init(InitParams(n_bytes + 4 * OVERHEAD, None, False))
         if not self._ctx:
             raise NativeError(f"ggml gets no memory for {n_bytes:,} bytes")
         self._graph = self._lib.ggml_new_graph_custom(self._ctx, 2048, False)
