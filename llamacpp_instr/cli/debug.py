@@ -200,7 +200,7 @@ def _debug_model(
         model=model, prompts=[prompt], log=log, n=n, chat=chat, context=context, force=force
     )
     logits = CollectedLogits()
-    terminal.debugger.followers.append(logits)
+    terminal.debugger.witnesses.append(logits)
     written = run(options, sys.stdout.buffer, debugger=terminal.debugger)
     notice(f"log: {written}")
     if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
@@ -210,24 +210,13 @@ def _debug_model(
 
 
 def _debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
+    from llamacpp_instr.debugger.api import begin_debugged
     from llamacpp_instr.debugger.program import check_program, run_program
     from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.recording.session import begin_session
     from llamacpp_instr.terminal import notice
 
     check_program(program)
-    session = begin_session(
-        log,
-        level="detailed",
-        stats=None,
-        args={},
-        force=force,
-        force_option="--force",
-        stop_on_nan=False,
-        on_log_error="continue",
-        debugged=True,
-    )
-    with session, terminal.debugger:
+    with begin_debugged(log, force, "--force"), terminal.debugger:
         try:
             run_program(program)
         except RuntimeError:

@@ -55,10 +55,11 @@ def debug_program(
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
     ended and somebody quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    from llamacpp_instr.debugger.api import begin_debugged
     from llamacpp_instr.debugger.dap.transports import ends_by_signals
     from llamacpp_instr.debugger.program import check_program, run_program
     from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.recording.session import begin_session, check_log_path
+    from llamacpp_instr.recording.session import check_log_path
     from llamacpp_instr.terminal import notice
 
     check_program(command)
@@ -71,10 +72,7 @@ def debug_program(
     thread = threading.Thread(target=server.run, args=(started.set,), name="page")
     with ends_by_signals():
         try:
-            session = begin_session(
-                log, level="detailed", stats=None, args={}, force=force, force_option="--force",
-                stop_on_nan=False, on_log_error="continue", debugged=True,
-            )  # fmt: skip
+            session = begin_debugged(log, force, "--force")
             thread.start()
             started.wait()
             hub.start({}, breakpoints, wait=False)
@@ -156,7 +154,7 @@ class _Compared:
         from llamacpp_instr.debugger.stop import Go
 
         logits = CollectedLogits()
-        self._debugger.followers.append(logits)
+        self._debugger.witnesses.append(logits)
         self._launched.run()
         if self._hub.adapter.console.commands.changes and self._debugger.go is not Go.QUIT:
             self._notice("running again without the changes, for comparison")

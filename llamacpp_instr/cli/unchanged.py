@@ -40,7 +40,7 @@ def compare_with_unchanged(
     texts: dict[int, str] = {}
     logits = CollectedLogits()
     debugger = Debugger(lambda _stop: Go.ON)
-    debugger.followers.append(logits)
+    debugger.witnesses.append(logits)
     with tempfile.TemporaryDirectory() as directory:
         other = Path(directory) / "unchanged.log"
         run(replace(options, log=other), io.BytesIO(), lambda _line: None, debugger, interrupt)

@@ -13,7 +13,7 @@ from llamacpp_instr.debugger.ubatch import Ubatch
 
 
 class CollectedLogits:
-    """Keeps the last row of what each compute gives; a follower of a `Debugger`."""
+    """Keeps the last row of what each compute gives; a witness of a `Debugger`."""
 
     def __init__(self) -> None:
         self.rows: list[npt.NDArray[np.float32]] = []

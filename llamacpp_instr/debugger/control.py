@@ -47,6 +47,8 @@ class Debugger:
         self.breakpoints: list[Breakpoint] = []
         self.followers: list[Follower] = []
         """called in this order, before breakpoints are looked at"""
+        self.witnesses: list[Follower] = []
+        """called last, when the compute goes on: they see what a stop has changed"""
         self.error: BaseException | None = None
         self.go = Go.ON
         self.graph: LiveGraph | None = None
@@ -60,6 +62,7 @@ class Debugger:
         self._info: Info | None = None
         self._active: list[Breakpoint] = []
         self._followed: list[tuple[Follower, Collection[int]]] = []
+        self._witnessed: list[tuple[Follower, Collection[int]]] = []
         self._target = -1
         self._stopped: Stop | None = None
         self._graphs: dict[int, LiveGraph] = {}
@@ -159,6 +162,7 @@ class Debugger:
         if is_new:
             self.on_graph(graph)
         self._followed = [(of, of.wants(graph, self.ubatch)) for of in self.followers]
+        self._witnessed = [(of, of.wants(graph, self.ubatch)) for of in self.witnesses]
         self._want(-1)
 
     def _want_first(self, info: Info) -> None:
@@ -179,7 +183,7 @@ class Debugger:
         for node in graph.nodes[at + 1 :]:
             if any(point.matches(node) for point in self._active):
                 wanted[node.index] = 1
-        for _, nodes in self._followed:
+        for _, nodes in (*self._followed, *self._witnessed):
             for index in nodes:
                 if index > at:
                     wanted[index] = 1
@@ -214,15 +218,11 @@ class Debugger:
         node = graph.nodes[index]
         stop = Stop(graph, node, "", self.step, int(info.compute), int(info.n_tokens), self.ubatch)
         try:
-            self._pass(stop)
+            _pass(self._followed, stop)
             self._stop(stop)
+            _pass(self._witnessed, stop)
         finally:
             stop.over = True
-
-    def _pass(self, stop: Stop) -> None:
-        for follower, nodes in self._followed:
-            if stop.node.index in nodes:
-                follower.passed(stop)
 
     def _stop(self, stop: Stop) -> None:
         node = stop.node
@@ -243,3 +243,9 @@ class Debugger:
         self._stopped = None
         if self.go is not Go.QUIT:
             self._want(node.index)
+
+
+def _pass(followed: list[tuple[Follower, Collection[int]]], stop: Stop) -> None:
+    for follower, nodes in followed:
+        if stop.node.index in nodes:
+            follower.passed(stop)

@@ -158,6 +158,12 @@ def test_a_change_that_changes_nothing_diverges_by_nothing(instr: Instr) -> None
     assert [line.split()[-1] for line in table] == ["0"] * 4
 
 
+def test_a_change_of_the_logits_themselves_is_compared(instr: Instr) -> None:
+    said = debug(instr, "until result_output\nscale 2\ncontinue\n")
+    table = said.split("KL divergence, nats\n")[1].splitlines()
+    assert [float(line.split()[-1]) > 0 for line in table] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
