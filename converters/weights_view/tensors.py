@@ -55,18 +55,22 @@ class Tensors:
         self._threads = threads
         self._cache = Cache(MAX_BYTES)
         self._figures: list[dict[str, Any]] = []
+        self._starting = threading.Lock()
         self._stopped = threading.Event()
         self._troubles = [_trouble(weight, model[1]) for weight in self._weights]
         self._measuring = threading.Thread(target=self._measure, name="measure", daemon=True)
 
     def start(self) -> None:
-        """Begin to measure, in the background."""
-        self._measuring.start()
+        """Begin to measure, in the background, unless it has begun."""
+        with self._starting:
+            if self._measuring.ident is None:
+                self._measuring.start()
 
     def stop(self) -> None:
         """End it, after the tensor that is being measured."""
         self._stopped.set()
-        self._measuring.join()
+        if self._measuring.ident is not None:
+            self._measuring.join()
 
     def listing(self) -> dict[str, Any]:
         """The models and their tensors."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamacpp_instr.cli.unchanged import compare_with_unchanged
 
 if TYPE_CHECKING:
+    from converters.weights_view.tensors import Tensors
     from llamacpp_instr.debug_page.hub import Hub
     from llamacpp_instr.debug_page.server import DebugServer
     from llamacpp_instr.debugger.comparison import Comparison
@@ -35,7 +36,7 @@ def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser:
         launched = launch(arguments, None, None, debugger, *say)
         return _Compared(launched, debugger, hub, say[1])
 
-    hub, server = _serving(make, breakpoints, port)
+    hub, server = _serving(make, breakpoints, port, arguments["model"])
     with ends_by_signals():
         try:
             hub.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
@@ -97,8 +98,9 @@ def debug_program(
 
 
 def _serving(
-    make: Callable[..., Program], breakpoints: Sequence[str], port: int
+    make: Callable[..., Program], breakpoints: Sequence[str], port: int, model: str | None = None
 ) -> tuple[Hub, DebugServer]:
+    """With a `model`, the page has a tab of its weights."""
     from converters.live.installed import check_installed
 
     check_installed("live")
@@ -110,10 +112,21 @@ def _serving(
 
     for text in breakpoints:
         Breakpoint.parse(text)
-    hub = Hub(lambda send: Adapter(send, make))
+    tensors = _tensors(model) if model is not None else None
+    hub = Hub(lambda send: Adapter(send, make), tensors is not None)
     looks = Looks(hub.adapter.debugger, hub.adapter.console.commands.lens)
     hub.adapter.more = looks.requests
-    return hub, DebugServer(hub, port)
+    return hub, DebugServer(hub, port, tensors)
+
+
+def _tensors(model: str) -> Tensors:
+    from converters.weights_view.tensors import Tensors
+    from llamacpp_instr.llama.threads import usable_cpus
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.weights.measure import WeightReader
+
+    file = load_model_file(model)
+    return Tensors((file, WeightReader(file)), None, usable_cpus())
 
 
 def _show(server: DebugServer, browser: bool) -> None:

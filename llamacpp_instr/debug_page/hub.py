@@ -32,8 +32,11 @@ _GOES_ON = ("continue", "next", "stepIn", "stepOut")
 class Hub:
     """A debug adapter that all browsers share; it is the adapter's client."""
 
-    def __init__(self, make: Callable[[Callable[[Json], None]], Adapter]) -> None:
+    def __init__(
+        self, make: Callable[[Callable[[Json], None]], Adapter], has_weights: bool = False
+    ) -> None:
         self.adapter = make(self._send)
+        self._has_weights = has_weights
         self.exit_code = 0
         """of the run, once it has ended"""
         self.problem = ""
@@ -191,6 +194,7 @@ class Hub:
             "text": self._text, "lines": list(self.lines), "stopped": self._stopped,
             "over": self._over, "exitCode": self.exit_code, "breakpoints": self._breakpoints,
             "changes": self._changes, "comparison": self._comparison,
+            "weights": self._has_weights,
         }  # fmt: skip
 
 

@@ -9,14 +9,19 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from starlette.routing import WebSocketRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from converters.serving import LoopbackServer, page_routes
+from converters.weights_view.routes import weight_routes
+from converters.weights_view.server import CHARTS
+from converters.weights_view.tensors import Tensors
 from llamacpp_instr.debug_page.hub import Hub
 from llamacpp_instr.debugger.dap.framing import ProtocolError
 
-SCRIPTS = ("page", "protocol", "breakpoints", "listing", "tensor", "looks", "parts")
+SCRIPTS = ("page", "protocol", "breakpoints", "listing", "tensor", "looks", "parts", "tabs")
 PAGE = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -32,9 +37,11 @@ class DebugServer(LoopbackServer):
     Raises UsageError if the port is taken.
     """
 
-    def __init__(self, hub: Hub, port: int = 0) -> None:
+    def __init__(self, hub: Hub, port: int = 0, tensors: Tensors | None = None) -> None:
         super().__init__(port)
         self._hub = hub
+        self._tensors = tensors
+        """the weights of the tab"""
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is called once it
@@ -43,7 +50,21 @@ class DebugServer(LoopbackServer):
             *page_routes("llamacpp_instr.debug_page", PAGE),
             WebSocketRoute("/dap", self._talk),
         ]
-        self.serve(own, started)
+        if self._tensors is None:
+            self.serve(own, started)
+            return
+        routes = [*weight_routes(self._tensors), Route("/begin", self._begin, methods=["POST"])]
+        own += [*page_routes("converters.live", CHARTS), Mount("/weights", routes=routes)]
+        try:
+            self.serve(own, started)
+        finally:
+            self._tensors.stop()
+
+    async def _begin(self, _request: Request) -> Response:
+        """Measures the weights once somebody looks at them, because the model runs meanwhile."""
+        assert self._tensors is not None
+        self._tensors.start()
+        return Response(status_code=204)
 
     async def _talk(self, browser: WebSocket) -> None:
         await browser.accept()

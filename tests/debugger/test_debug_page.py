@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.log.check import check_log
+from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.files import shortcoming
 from tests.kit import ui_kit
 from tests.kit.browser_kit import Browser, Debugged, browser, debugged
@@ -300,11 +301,45 @@ def test_what_a_model_or_a_user_names_stays_text(page: Browser, tmp_path: Path) 
         run.ended()
 
 
+def test_the_weights_are_a_tab_and_the_run_goes_on_after_it(page: Browser, tmp_path: Path) -> None:
+    weights = load_model_file(DEMO).weights
+    with debugged(tmp_path, "demo", "-p", PROMPT, "-b", "ffn_out-1") as run:
+        where = opened(page, run)
+        page.click("#tab-weights")
+        page.wait(
+            f"document.querySelector('#weights .state')?.textContent === '{len(weights)} tensors'"
+        )
+        assert page.text("#weights h1") == "demo.gguf"
+        page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
+        assert page.text("#weights .name") in {weight.name for weight in weights}
+        assert page.read("document.querySelector('#weights canvas').width") > 0
+        assert not page.read("document.querySelector('main').checkVisibility()")
+        page.click("#tab-run")
+        assert page.text("#where") == where
+        stopped(page, lambda: page.click("[data-step=op]"))
+        page.click("#quit")
+        run.ended()
+
+
+def test_a_program_has_no_tab_of_weights(page: Browser, tmp_path: Path) -> None:
+    program = tmp_path / "app.py"
+    program.write_text("import sys, llama_cpp\nllama_cpp.Llama(sys.argv[1], verbose=False)('a')\n")
+    with debugged(tmp_path, "--", program, DEMO) as run:
+        opened(page, run)
+        assert not page.read("document.querySelector('#tabs').checkVisibility()")
+        page.click("#quit")
+        run.ended()
+
+
 @pytest.mark.parametrize("width", [400, 1280, 1600])
 def test_it_fits_the_screen(page: Browser, tmp_path: Path, width: int) -> None:
     page.do("size", [width, 900])
     with debugged(tmp_path, "demo", "-p", PROMPT, "-b", "op=FLASH_ATTN_EXT layer=1") as run:
         opened(page, run)
+        assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.click("#tab-weights")
+        page.wait("document.querySelector('#weights .state')?.textContent.endsWith(' tensors')")
+        page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
         assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
         page.click("#quit")
         run.ended()

@@ -5,6 +5,7 @@ import { drawMap, Listing, parse } from "./listing.js";
 import { drawAttention, drawComparison, drawHead, drawLens, drawNext, drawTokens } from "./looks.js";
 import { $, dark, make } from "./parts.js";
 import { Connection, literal, quoted } from "./protocol.js";
+import { offerWeights } from "./tabs.js";
 import { TensorView } from "./tensor.js";
 
 const sources = new Map(); // listings by reference
@@ -55,6 +56,7 @@ function restored(told) {
   for (const line of told.lines) said({ category: "console", output: line });
   drawChanges(told.changes);
   if (told.comparison) compared(told.comparison);
+  if (told.weights) offerWeights(fail);
   breakpoints.restore(told.breakpoints, true);
   if (told.over) ended(told.exitCode);
   else if (told.stopped) atStop(told.stopped);
