@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "quality": {"llama", "memory", "model"},
     "weights": {"llama", "model"},
     "debugger": {"graph", "llama", "model", "recording", "weights"},
-    "debug_page": {"converters.serving", "debugger"},
+    "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log"},

@@ -1,11 +1,13 @@
 """What a stop shows is what llama.cpp's own eval callback reads there, bit by bit.
 
-The truth is a program of the unpatched library that reads tensors as llama.cpp's example
-`eval-callback` does. Stops and followers that change nothing change no logit.
+The truth is a program of the unpatched library that writes what llama.cpp's example `eval-callback`
+reads; for the demo model also the text that the example itself prints. Stops and followers that
+change nothing change no logit.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.model.types import TYPES
 from tests.kit.debugger_kit import opened, prompt_of, run
@@ -35,6 +38,8 @@ ARCHITECTURES = (
     "glm5-next-moe",
 )  # fmt: skip
 TOKENS, FIRST = 9, 3
+VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
+PROMPT = "Once upon a time"
 
 _DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64}
 
@@ -75,6 +80,49 @@ def stops(model: Path, log: Path) -> Dump:
     return found
 
 
+def stops_of_text(model: Path, log: Path) -> Dump:
+    found: Dump = []
+
+    def keep(stop: Stop) -> None:
+        sizes = list(tensor_at(stop.node.address).ne)
+        found.append((stop.node.name, stop.values().reshape(sizes[::-1])))
+
+    with opened(model) as loaded:
+        tokens = loaded.tokenize(PROMPT)
+        run(loaded, log, breakpoints=["*"], on_stop=keep, prompt=tokens, decodes=0)
+    return found
+
+
+def printed(program: Path, model: Path) -> list[tuple[str, list[str], list[str]]]:
+    """Name, numbers and sums of each tensor that is computed, as the example prints them."""
+    # it may end before its own log has printed the last lines
+    for _ in range(20):
+        done = subprocess.run(
+            [program, "-m", model, "-p", PROMPT, "-c", "256", "-t", "1", "-fa", "on"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        found: list[tuple[str, list[str], list[str]]] = []
+        for line in done.stdout.splitlines():
+            if head := re.search(r"common_debug_cb_eval: +(.+?) = \(\w+\) +(\w+)\(", line):
+                found.append((head[1] if head[2] not in VIEWS else "", [], []))
+            elif found and "sum = " in line:
+                found[-1][2].append(line.split("sum = ")[1])
+            elif found:
+                found[-1][1].extend(re.findall(r"-?(?:nan|inf|[0-9]+\.[0-9]{4})", line))
+        if found[-1][0] == "result_output" and found[-1][2]:
+            return [tensor for tensor in found if tensor[0]]
+    raise AssertionError("the example never printed all of its log")
+
+
+def as_printed(values: np.ndarray) -> tuple[list[str], list[str]]:
+    """The example prints three rows and columns from each side, and sums in float32, in order."""
+    seen = [range(n) if n <= 6 else (0, 1, 2, n - 3, n - 2, n - 1) for n in values.shape[1:]]
+    numbers = values[np.ix_(range(len(values)), *seen)].astype(np.float32).ravel()
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.accumulate(values.astype(np.float32).ravel())[-1]
+    return [f"{number:.4f}" for number in numbers], [f"{total:.6f}"] * len(values)
+
+
 def same(shown: np.ndarray, real: np.ndarray) -> bool:
     """F16 is shown as float32, which holds it exactly."""
     return shown.size == real.size and shown.tobytes() == real.astype(shown.dtype).tobytes()
@@ -86,6 +134,17 @@ def check(program: Path, model: Path, folder: Path) -> None:
     assert [name for name, _ in shown] == [name for name, _ in real]
     assert len(real) > 20
     assert [n for (n, a), (_, b) in zip(shown, real, strict=True) if not same(a, b)] == []
+
+
+@pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0", "Q4_K_M"])
+def test_llama_cpps_own_example_prints_these_values(file_type: str, tmp_path: Path) -> None:
+    model = quantized_demo(file_type)
+    real = printed(unpatched_library() / "llama-eval-callback", model)
+    shown = stops_of_text(model, tmp_path / "debug.log")
+    assert [name for name, _, _ in real] == [name for name, _ in shown]
+    assert len(real) > 50
+    for (name, *theirs), (_, values) in zip(real, shown, strict=True):
+        assert theirs == [*as_printed(values)], name
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -33,7 +33,6 @@ CMAKE = (
     "-DBUILD_SHARED_LIBS=ON",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_COMMON=ON",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
 )
 
@@ -41,6 +40,7 @@ WITHOUT_PROGRAMS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_COMMON=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
 
 
@@ -48,8 +48,12 @@ WITHOUT_PROGRAMS = (
 def unpatched_library() -> Path:
     """Directory of the libraries of the unpatched sdist, and of upstream's programs that the tests
     compare with."""
-    flags = ("-DLLAMA_BUILD_TESTS=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_UI=OFF")
-    programs = ("test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split")
+    kinds = ("TESTS", "TOOLS", "EXAMPLES")
+    flags = (*(f"-DLLAMA_BUILD_{kind}=ON" for kind in kinds), "-DLLAMA_BUILD_UI=OFF")
+    programs = (
+        "test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split",
+        "llama-eval-callback",
+    )  # fmt: skip
     return _built("unpatched", flags, ("llama", *programs), False)
 
 
