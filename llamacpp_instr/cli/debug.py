@@ -12,10 +12,12 @@ import click
 
 from llamacpp_instr.cli import debug_page
 from llamacpp_instr.cli.context_options import context_options
-from llamacpp_instr.cli.unchanged import compare_with_unchanged
+from llamacpp_instr.cli.unchanged import ComparedRun, compare_with_unchanged
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
+    from llamacpp_instr.cli.unchanged import Compared
+    from llamacpp_instr.debugger.control import Debugger
     from llamacpp_instr.debugger.terminal import Terminal
     from llamacpp_instr.llama.engine import ContextOptions
 
@@ -167,10 +169,23 @@ def _check_launch_gives(ctx: click.Context) -> None:
 def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | None) -> None:
     from llamacpp_instr.debugger.dap.adapter import Adapter
     from llamacpp_instr.debugger.dap.transports import serve_stdio, serve_tcp
+    from llamacpp_instr.debugger.show import comparison_table
     from llamacpp_instr.run.launch import launch
 
     def adapter(send: Any) -> Adapter:
-        return Adapter(send, lambda arguments, *to: launch(arguments, model, prompt, *to))
+        def make(arguments: Any, debugger: Debugger, *say: Any) -> ComparedRun:
+            def show(compared: Compared) -> None:
+                comparison, texts = compared
+                say[1](comparison_table(comparison, texts.__getitem__))
+
+            launched = launch(arguments, model, prompt, debugger, *say)
+            return ComparedRun(launched, debugger, is_changed, say[1], show)
+
+        def is_changed() -> bool:
+            return bool(made.console.commands.changes)
+
+        made = Adapter(send, make)
+        return made
 
     if dap and port is not None:
         raise UsageError("--dap and --dap-port exclude each other")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamacpp_instr.cli.unchanged import compare_with_unchanged
+from llamacpp_instr.cli.unchanged import ComparedRun
 
 if TYPE_CHECKING:
     from converters.weights_view.tensors import Tensors
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llamacpp_instr.debugger.comparison import Comparison
     from llamacpp_instr.debugger.control import Debugger
     from llamacpp_instr.debugger.dap.adapter import Program
-    from llamacpp_instr.run.launch import Launched
 
 Json = dict[str, Any]
 PATIENCE_S = 3.0
@@ -34,7 +33,12 @@ def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser:
 
     def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
         launched = launch(arguments, None, None, debugger, *say)
-        return _Compared(launched, debugger, hub, say[1])
+        return ComparedRun(
+            launched, debugger,
+            lambda: bool(hub.adapter.console.commands.changes),
+            say[1],
+            lambda compared: hub.tell("instr/comparison", _comparison(*compared)),
+        )  # fmt: skip
 
     hub, server = _serving(make, breakpoints, port, arguments["model"])
     with ends_by_signals():
@@ -148,37 +152,6 @@ def _report(hub: Hub) -> None:
         notice(line)
     if hub.exit_code:
         sys.exit(hub.exit_code)
-
-
-class _Compared:
-    """A model's run; after changes it runs again without them, and both are compared."""
-
-    def __init__(
-        self, launched: Launched, debugger: Debugger, hub: Hub, notice: Callable[[str], None]
-    ) -> None:
-        from llamacpp_instr.llama.interrupt import Interrupt
-
-        self.stop_on_entry = launched.stop_on_entry
-        self._launched, self._debugger, self._hub, self._notice = launched, debugger, hub, notice
-        self._interrupt = Interrupt()
-
-    def run(self) -> None:
-        from llamacpp_instr.debugger.collected import CollectedLogits
-        from llamacpp_instr.debugger.stop import Go
-
-        logits = CollectedLogits()
-        self._debugger.witnesses.append(logits)
-        self._launched.run()
-        if self._hub.adapter.console.commands.changes and self._debugger.go is not Go.QUIT:
-            self._notice("running again without the changes, for comparison")
-            options = self._launched.options
-            assert options.log is not None
-            compared = compare_with_unchanged(options, options.log, logits, self._interrupt)
-            self._hub.tell("instr/comparison", _comparison(*compared))
-
-    def interrupt(self) -> None:
-        self._launched.interrupt()
-        self._interrupt.request()
 
 
 class _InThisThread:

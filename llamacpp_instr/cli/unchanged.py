@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llamacpp_instr.debugger.collected import CollectedLogits
     from llamacpp_instr.debugger.comparison import Comparison
+    from llamacpp_instr.debugger.control import Debugger
     from llamacpp_instr.llama.interrupt import Interrupt
+    from llamacpp_instr.run.launch import Launched
     from llamacpp_instr.run.session import RunOptions
+
+Compared = tuple["Comparison", dict[int, str]]
+"""both continuations token by token, and the texts of their tokens"""
+
+
+class ComparedRun:
+    """A run that a debug adapter launches. After changes it runs again without them, and `show`
+    gets the comparison; `is_changed` tells whether there were any."""
+
+    def __init__(
+        self,
+        launched: Launched,
+        debugger: Debugger,
+        is_changed: Callable[[], bool],
+        notice: Callable[[str], None],
+        show: Callable[[Compared], None],
+    ) -> None:
+        from llamacpp_instr.llama.interrupt import Interrupt
+
+        self.stop_on_entry = launched.stop_on_entry
+        self._launched, self._debugger = launched, debugger
+        self._is_changed, self._notice, self._show = is_changed, notice, show
+        self._interrupt = Interrupt()
+
+    def run(self) -> None:
+        """As `Launched.run`."""
+        from llamacpp_instr.debugger.collected import CollectedLogits
+        from llamacpp_instr.debugger.stop import Go
+
+        logits = CollectedLogits()
+        self._debugger.witnesses.append(logits)
+        self._launched.run()
+        if self._is_changed() and self._debugger.go is not Go.QUIT:
+            self._notice("running again without the changes, for comparison")
+            options = self._launched.options
+            assert options.log is not None
+            self._show(compare_with_unchanged(options, options.log, logits, self._interrupt))
+
+    def interrupt(self) -> None:
+        """As `Launched.interrupt`."""
+        self._launched.interrupt()
+        self._interrupt.request()
 
 
 def compare_with_unchanged(
     options: RunOptions, log: Path, changed: CollectedLogits, interrupt: Interrupt | None = None
-) -> tuple[Comparison, dict[int, str]]:
-    """Both continuations token by token, and the texts of their tokens; `log` and `changed` are of
-    the run with changes. Raises what `run` raises."""
+) -> Compared:
+    """The two continuations; `log` and `changed` are of the run with changes. Raises what `run`
+    raises."""
     import io
     import tempfile
     from dataclasses import replace

@@ -175,6 +175,9 @@ def test_a_changed_logit_decides_the_next_token(client: MicrosoftClient, tmp_pat
     assert figures(client)["max"] == "1e+06"
     go(client)
     assert load_session(tmp_path / "debug.log").tokens["id"].tolist() == [300]
+    said = "".join(body["output"] for name, body in client.events if name == "output")
+    assert "running again without the changes, for comparison" in said
+    assert "KL divergence, nats" in said
 
 
 def test_a_source_of_the_same_name_is_another_tensor(client: MicrosoftClient) -> None:
