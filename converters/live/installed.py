@@ -1,4 +1,4 @@
-"""Whether what a view of a live session needs is installed. It imports none of it."""
+"""Checks that the packages of a live view are installed, without importing them."""
 
 from __future__ import annotations
 

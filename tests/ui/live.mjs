@@ -4,28 +4,11 @@
 // It waits until the page says that the session has ended.
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {openWatched} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const seen = {errors: [], console: [], foreign: []};
-const browser = await chromium.launch({
-  executablePath: request.chromium,
-  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
-    '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
-});
+const {browser, page, seen} = await openWatched(request, 900);
 try {
-  const page = await browser.newPage({
-    viewport: {width: request.width, height: 900},
-    colorScheme: request.dark ? 'dark' : 'light',
-  });
-  page.setDefaultTimeout(60000);
-  page.on('pageerror', (error) => seen.errors.push(String(error)));
-  page.on('console', (message) => {
-    if (message.type() !== 'log') seen.console.push(message.text());
-  });
-  page.on('request', (asked) => {
-    if (new URL(asked.url()).origin !== new URL(request.address).origin) seen.foreign.push(asked.url());
-  });
   await page.goto(request.address);
   await page.waitForFunction(
     () => document.getElementById('state').textContent.startsWith('The session has ended'));

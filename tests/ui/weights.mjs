@@ -6,28 +6,12 @@
 // ["hover", x, y] (shares of the first pane), ["channel", n], ["keys", ...keys].
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {openWatched} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const seen = {errors: [], console: [], foreign: [], steps: []};
-const browser = await chromium.launch({
-  executablePath: request.chromium,
-  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
-    '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
-});
+const {browser, page, seen} = await openWatched(request, 1000);
+Object.assign(seen, {steps: []});
 try {
-  const page = await browser.newPage({
-    viewport: {width: request.width, height: 1000},
-    colorScheme: request.dark ? 'dark' : 'light',
-  });
-  page.setDefaultTimeout(60000);
-  page.on('pageerror', (error) => seen.errors.push(String(error)));
-  page.on('console', (message) => {
-    if (message.type() !== 'log') seen.console.push(message.text());
-  });
-  page.on('request', (of) => {
-    if (new URL(of.url()).origin !== new URL(request.address).origin) seen.foreign.push(of.url());
-  });
   const canvas = page.locator('.weights .panes canvas').first();
   const quiet = async () => {
     // what was done is seen before the next frame but one
