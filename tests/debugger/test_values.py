@@ -7,6 +7,7 @@ change nothing change no logit.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -52,6 +53,13 @@ def eval_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(source, unpatched_library(), tmp_path_factory.mktemp("eval_dump"))
 
 
+@pytest.fixture(scope="module")
+def log_flusher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = ROOT / "tests" / "native" / "flush_log.cpp"
+    flags = ("-shared", "-fPIC", "-Wl,--no-as-needed", "-lllama-common")
+    return compile_program(source, unpatched_library(), tmp_path_factory.mktemp("flush_log"), flags)
+
+
 def truth(program: Path, model: Path, to: Path) -> Dump:
     subprocess.run([program, model, to, str(TOKENS), str(FIRST)], check=True)
     data, at = to.read_bytes(), 0
@@ -93,25 +101,22 @@ def stops_of_text(model: Path, log: Path) -> Dump:
     return found
 
 
-def printed(program: Path, model: Path) -> list[tuple[str, list[str], list[str]]]:
+def printed(
+    program: Path, model: Path, log_flusher: Path
+) -> list[tuple[str, list[str], list[str]]]:
     """Name, numbers and sums of each tensor that is computed, as the example prints them."""
-    # it may end before its own log has printed the last lines
-    for _ in range(20):
-        done = subprocess.run(
-            [program, "-m", model, "-p", PROMPT, "-c", "256", "-t", "1", "-fa", "on"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        found: list[tuple[str, list[str], list[str]]] = []
-        for line in done.stdout.splitlines():
-            if head := re.search(r"common_debug_cb_eval: +(.+?) = \(\w+\) +(\w+)\(", line):
-                found.append((head[1] if head[2] not in VIEWS else "", [], []))
-            elif found and "sum = " in line:
-                found[-1][2].append(line.split("sum = ")[1])
-            elif found:
-                found[-1][1].extend(re.findall(r"-?(?:nan|inf|[0-9]+\.[0-9]{4})", line))
-        if found[-1][0] == "result_output" and found[-1][2]:
-            return [tensor for tensor in found if tensor[0]]
-    raise AssertionError("the example never printed all of its log")
+    command = [program, "-m", model, "-p", PROMPT, "-c", "256", "-t", "1", "-fa", "on"]
+    environment = os.environ | {"LD_PRELOAD": str(log_flusher)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    found: list[tuple[str, list[str], list[str]]] = []
+    for line in done.stdout.splitlines():
+        if head := re.search(r"common_debug_cb_eval: +(.+?) = \(\w+\) +(\w+)\(", line):
+            found.append((head[1] if head[2] not in VIEWS else "", [], []))
+        elif found and "sum = " in line:
+            found[-1][2].append(line.split("sum = ")[1])
+        elif found:
+            found[-1][1].extend(re.findall(r"-?(?:nan|inf|[0-9]+\.[0-9]{4})", line))
+    return [tensor for tensor in found if tensor[0]]
 
 
 def as_printed(values: np.ndarray) -> tuple[list[str], list[str]]:
@@ -137,9 +142,11 @@ def check(program: Path, model: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0", "Q4_K_M"])
-def test_llama_cpps_own_example_prints_these_values(file_type: str, tmp_path: Path) -> None:
+def test_llama_cpps_own_example_prints_these_values(
+    file_type: str, log_flusher: Path, tmp_path: Path
+) -> None:
     model = quantized_demo(file_type)
-    real = printed(unpatched_library() / "llama-eval-callback", model)
+    real = printed(unpatched_library() / "llama-eval-callback", model, log_flusher)
     shown = stops_of_text(model, tmp_path / "debug.log")
     assert [name for name, _, _ in real] == [name for name, _ in shown]
     assert len(real) > 50
