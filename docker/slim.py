@@ -53,9 +53,11 @@ def main(environment: str) -> None:
     for name in TESTED:
         for tests in sorted((packages / name).rglob("tests")):
             remove(tests)
-        for pattern in ("*.c", "*.h", "*.pyi", "*.pxd", "*.pyx", "*.a"):
+        for pattern in ("*.c", "*.h", "*.pxd", "*.pyx", "*.a"):
             for source in (packages / name).rglob(pattern):
                 source.unlink()
+    for types in packages.rglob("*.pyi"):
+        types.unlink()
     for pattern in UNREACHED:
         for path in sorted(packages.glob(pattern)):
             remove(path)
