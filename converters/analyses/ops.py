@@ -1,0 +1,178 @@
+"""The inventory of a graph: every distinct op, how often it occurs, and its standard operator.
+
+Invariant: nodes are counted as the graph has them, before ggml fuses any. Two nodes are one op if
+they have the same types, shapes and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from converters.report.report import BOUND, AtMost, Cell, Column, Report
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.attention import Ubatch, attention_work, attentions
+from llamacpp_instr.graph.kernels import node_backends, node_work, weight_read
+from llamacpp_instr.graph.ops import VIEW_OPS, op_params, role_of
+from llamacpp_instr.graph.standard import OPSET, standard_operator
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.schema import Graph, Nodes
+
+_UNSAID = (0, "UNDEFINED", "NONE")
+"""values of parameters that ask for nothing"""
+MOST_WEIGHTS = 4
+"""roles of weights that a row names; further ones are counted"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes two nodes the same op."""
+
+    op: str
+    params: tuple[tuple[str, int | float | str], ...]
+    inputs: tuple[str, ...]
+    """type and shape of each source"""
+    output: str
+
+
+@dataclass
+class Count:
+    """All nodes of one kind."""
+
+    n: int = 0
+    flops: int = 0
+    bytes: int = 0
+    bound: bool = False
+    """whether `flops` and `bytes` are upper bounds"""
+    weights: list[str] = field(default_factory=list)
+    """roles of the weights that are read, each once"""
+
+
+def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
+    """The ops of a graph, which must have its nodes, in the order of their first node. `ubatch` is
+    what is known of the masks of its computes."""
+    nodes = graph.nodes
+    assert nodes is not None
+    attention = attentions(graph, node_backends(graph))
+    found: dict[Kind, Count] = {}
+    for i, op in enumerate(nodes.op):
+        count = found.setdefault(_kind(graph, nodes, i), Count())
+        flops, n_bytes = node_work(graph, i)
+        if i in attention:
+            flops, cells, bound = attention_work(attention[i], ubatch)
+            n_bytes -= (attention[i].n_kv - cells) * attention[i].cell_bytes
+            count.bound |= bound
+        count.n += 1
+        count.flops += flops
+        count.bytes += n_bytes
+        weight, _ = weight_read(graph, [i])
+        if weight and (role := role_of(op, nodes.name[i], weight)) not in count.weights:
+            count.weights.append(role)
+    return found
+
+
+def ops_report(title: str, found: dict[Kind, Count]) -> Report:
+    """A row for each kind of op, those that compute or move the most first."""
+    rows: list[list[Cell]] = []
+    missing = []
+    most_first = sorted(found.items(), key=lambda of: (-of[1].flops, -of[1].bytes))
+    for number, (kind, count) in enumerate(most_first, 1):
+        standard = standard_operator(kind.op, dict(kind.params))
+        if not standard.onnx:
+            missing.append(kind.op)
+        work: list[Cell] = [count.flops or None, count.bytes or None]
+        if count.bound:
+            work = [AtMost(n) for n in (count.flops, count.bytes)]
+        rows.append(
+            [
+                str(number), kind.op, ", ".join(kind.inputs), kind.output, count.n, *work,
+                _names(count.weights), ", ".join(f"{name}={_short(v)}" for name, v in kind.params),
+                " + ".join(standard.onnx) or None, standard.torch or None,
+            ]
+        )  # fmt: skip
+    columns = [
+        Column("#"),
+        Column("op"),
+        Column("inputs"),
+        Column("output"),
+        Column("count", "count"),
+        Column("FLOPs", "flop"),
+        Column("bytes", "bytes"),
+        Column("weights"),
+        Column("parameters"),
+        Column(f"ONNX, opset {OPSET}"),
+        Column("PyTorch"),
+    ]
+    report = Report(title, columns, rows, labels=2)
+    total = sum(count.n for count in found.values())
+    views = sum(count.n for kind, count in found.items() if kind.op in VIEW_OPS)
+    report.notes.append(f"{total} nodes, of which {views} are views, for which no kernel runs.")
+    if missing:
+        names = ", ".join(sorted(set(missing)))
+        report.notes.append(f"No standard ONNX operator computes {names}.")
+    if any(count.bound for count in found.values()):
+        report.notes.append(BOUND)
+    report.figures = {"nodes": (total, "count"), "views": (views, "count")}
+    return report
+
+
+def ops_of_log(session: Session) -> list[Report]:
+    """A report for each phase: of the prefill with the most tokens, and of the graph that most
+    decodes computed. Raises UsageError for a log without graphs."""
+    steps, notes = counted_steps(session)
+    phase_of = phase_of_compute(session, steps)
+    computes = session.computes
+    chosen: dict[str, tuple[tuple[int, int], int, int]] = {}
+    times: dict[int, int] = {}
+    columns = (computes[name].tolist() for name in ("compute", "graph", "n_tokens"))
+    for compute, graph, n_tokens in zip(*columns, strict=True):
+        phase = phase_of.get(compute)
+        if phase is None or session.graphs[graph].nodes is None:
+            continue
+        times[graph] = times.get(graph, 0) + 1
+        rank = (times[graph], n_tokens) if phase == "decode" else (n_tokens, times[graph])
+        if phase not in chosen or rank > chosen[phase][0]:
+            chosen[phase] = (rank, graph, compute)
+    if not chosen:
+        raise UsageError(f"{session.path}: no graphs; record with --level detailed")
+    tokens = dict(zip(computes["compute"].tolist(), computes["n_tokens"].tolist(), strict=True))
+    reports = []
+    for phase in PHASES:
+        if phase in chosen:
+            _, graph, compute = chosen[phase]
+            found = count_ops(session.graphs[graph], session.ubatches.get(compute))
+            reports.append(ops_report(phase_title(phase, tokens[compute]), found))
+    reports[-1].notes += [*notes, *session.log_end.notes()]
+    return reports
+
+
+def phase_title(phase: str, n_tokens: int) -> str:
+    """`Ops of a prefill, 512 tokens`."""
+    article = "an" if phase[0] in "aeiou" else "a"
+    return f"Ops of {article} {phase}, {n_tokens:,} token{'s' * (n_tokens != 1)}"
+
+
+def _kind(graph: Graph, nodes: Nodes, i: int) -> Kind:
+    params = op_params(nodes.op[i], nodes.params[i]) if nodes.params else {}
+    inputs = []
+    for source in nodes.src[i]:
+        leaf = graph.leafs[-1 - source] if source < 0 else None
+        type_, ne = (leaf.type, leaf.ne) if leaf else (nodes.type[source], nodes.ne[source])
+        inputs.append(_typed(type_, ne))
+    told = tuple((name, value) for name, value in params.items() if value not in _UNSAID)
+    return Kind(nodes.op[i], told, tuple(inputs), _typed(nodes.type[i], nodes.ne[i]))
+
+
+def _typed(type_: str, ne: Sequence[int]) -> str:
+    return f"{type_}[{'×'.join(str(n) for n in ne)}]"
+
+
+def _short(value: float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _names(weights: Sequence[str]) -> str | None:
+    shown = ", ".join(weights[:MOST_WEIGHTS])
+    more = len(weights) - MOST_WEIGHTS
+    return (f"{shown} and {more} more" if more > 0 else shown) or None

@@ -1,0 +1,47 @@
+"""The standard operators of ggml's ops exist, as the onnx package defines them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from onnx import defs
+
+from llamacpp_instr.graph import standard
+from llamacpp_instr.graph.standard import OPSET, Standard, standard_operator
+from tests.kit.native_kit import patched_tree
+
+TABLES = {"": standard._OPS, "UNARY ": standard._UNARY, "GLU ": standard._GLU}
+ROWS = [(f"{of}{op}", row) for of, table in TABLES.items() for op, row in table.items()]
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS, ids=[op for op, _ in ROWS])
+def test_every_operator_is_one_of_the_opset(op: str, row: Standard) -> None:
+    for name in row.onnx:
+        schema = defs.get_schema(name, OPSET)
+        assert not schema.deprecated, f"{op}: {name}"
+
+
+def test_the_opset_is_the_first_that_has_all_of_them() -> None:
+    used = {name for _, row in ROWS for name in row.onnx}
+    first = {name: min(s.since_version for s in defs.get_all_schemas_with_history()
+                       if s.name == name and s.domain == "") for name in used}  # fmt: skip
+    assert max(first.values()) == OPSET
+
+
+def test_a_kind_decides_for_functions_of_elements_and_gates() -> None:
+    assert standard_operator("UNARY", {"kind": "GELU"}).onnx == ("Gelu",)
+    assert standard_operator("GLU", {"kind": "SWIGLU"}).onnx == ("Split", "Sigmoid", "Mul", "Mul")
+    assert standard_operator("UNARY", {"kind": "XIELU"}) == Standard((), "")
+    assert standard_operator("GLU", {}) == Standard((), "")
+
+
+@pytest.mark.native
+def test_the_table_names_ops_of_ggml_only() -> None:
+    header = (patched_tree() / "ggml/include/ggml.h").read_text()
+    ops = set(re.findall(r"\bGGML_OP_([A-Z0-9_]+)", header))
+    unary = set(re.findall(r"\bGGML_UNARY_OP_([A-Z0-9_]+)", header))
+    glu = set(re.findall(r"\bGGML_GLU_OP_([A-Z0-9_]+)", header))
+    assert set(standard._OPS) <= ops
+    assert set(standard._UNARY) <= unary
+    assert set(standard._GLU) == glu - {"COUNT"}
