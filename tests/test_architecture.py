@@ -31,6 +31,7 @@ BELOW: dict[str, set[str]] = {
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log"},
+    "converters.scheduling": {"converters.exports", "converters.report", "graph", "log", "probe"},
     "converters.serving": set(),
     "converters.live": {"converters.report", "converters.serving", "graph", "log"},
     "converters.weights_view": {"converters.serving", "model", "weights"},
