@@ -105,6 +105,11 @@ def role_of(op: str, name: str, weight: str | None) -> str:
     return "" if re.match(r"(node|leaf)_\d+$", plain) else plain
 
 
+def is_cache(leaf: str) -> bool:
+    """Whether a leaf of that name is a KV cache or a recurrent state."""
+    return _CACHE.match(leaf) is not None
+
+
 def op_params(op: str, words: Sequence[int]) -> dict[str, int | float | str]:
     """An op's parameters by name, decoded from the int32 words of `ggml_tensor::op_params`
     (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be missing. Empty for ops with

@@ -1,0 +1,168 @@
+"""The times of a log's kernels: the median of each over the steps of a phase.
+
+Invariant: nothing is estimated. Times are those of thread 0, and what was not timed (gaps between
+kernels, whatever a step does beside its compute) is in no task; a note says how much it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from converters.scheduling.tasks import Int64
+from converters.scheduling.timed_graph import TimedGraph, timed_graph
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.log.session import Session, Timed
+from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.schema import Graph, Plan
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One graph of a log with the medians of its kernels."""
+
+    timed: TimedGraph
+    quartiles: tuple[Int64, Int64]
+    """by kernel: a quarter of its times are below the first, a quarter above the second"""
+    rest_ns: int
+    """the median of what a compute took beside its kernels"""
+    n_computes: int
+    n_threads: int
+    notes: list[str]
+
+
+def recorded_graph(
+    session: Session,
+    phase: str | None = None,
+    step: int | None = None,
+    layers: tuple[int, int] | None = None,
+) -> Recorded:
+    """The kernels of one phase's steps, by default decode's, or of one step, with the median of
+    their times; of several graphs that with the most computes. `layers` chooses kernels.
+
+    Raises UsageError for a log without ops, one whose computes a debugger or `--stats` disturbed,
+    one of another backend than the CPU, and if there is no such phase, step or layer.
+    """
+    _check(session)
+    computes, what, notes = _computes(session, phase, step)
+    groups: dict[bytes, list[Timed]] = {}
+    keys: dict[int, bytes] = {}
+    for ops in session.ops:
+        if ops.thread == 0 and ops.compute in computes and ops.plan >= 0:
+            if ops.plan not in keys:
+                plan = session.plans[ops.plan]
+                keys[ops.plan] = _shape_key(session.graphs[plan.graph], plan)
+            groups.setdefault(keys[ops.plan], []).append(ops)
+    if not groups:
+        raise UsageError(f"{session.path}: no ops in {what}; record with --level detailed")
+    timed = max(groups.values(), key=len)
+    plan = session.plans[timed[-1].plan]
+    graph = session.graphs[plan.graph]
+    if untimed := untimed_backends(graph):
+        raise UsageError(
+            f"{session.path}: {', '.join(untimed)} ran part of the graph, and only kernels of the"
+            " CPU are timed; record on the CPU"
+        )
+    durations = np.stack([ops.dur for ops in timed])
+    low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)
+    made = timed_graph(graph, plan, middle, _median_work(session, timed), layers, session.path)
+    rows = [computes[ops.compute] for ops in timed]
+    threads = int(session.computes["n_threads"][rows].max())
+    rest = np.median(session.computes["dur"][rows] - durations.sum(axis=1))
+    found = Recorded(made, (low, high), max(0, int(rest)), len(timed), threads, [])
+    others = sum(map(len, groups.values())) - len(timed)
+    found.notes.extend([*_notes(found, what, others), *notes, *session.log_end.notes()])
+    return found
+
+
+def _check(session: Session) -> None:
+    if session.start.perturbed:
+        raise UsageError(
+            f"{session.path}: recorded with --stats or by the debugger, which change the times;"
+            " record without them"
+        )
+    if session.start.level == "minimal":
+        raise UsageError(
+            f"{session.path}: no ops at the level minimal; record with --level detailed"
+        )
+
+
+def _computes(
+    session: Session, phase: str | None, step: int | None
+) -> tuple[dict[int, int], str, list[str]]:
+    """The rows of the chosen computes by their numbers, what they are, and notes."""
+    if step is None:
+        steps, notes = counted_steps(session)
+        chosen = phase or "decode"
+        found = set(steps["step"][steps["phase"] == chosen].tolist())
+        if not found:
+            others = [of for of in PHASES if (steps["phase"] == of).any()]
+            has = f"it has {' and '.join(others)}: choose with --phase" if others else "it is empty"
+            raise UsageError(f"{session.path}: no {chosen} counts in this log; {has}")
+        what = f"{len(found)} {chosen}{'s' * (len(found) > 1)}"
+    else:
+        ended = session.steps.rows(session.steps["status"] == 0)["step"].tolist()
+        if step not in ended:
+            has = f"its steps are {min(ended)} to {max(ended)}" if ended else "it has no steps"
+            raise UsageError(f"{session.path}: no step {step}; {has}")
+        found, what, notes = {step}, f"step {step}", []
+    of_step = zip(
+        session.computes["step"].tolist(), session.computes["compute"].tolist(), strict=True
+    )
+    return (
+        {compute: row for row, (in_step, compute) in enumerate(of_step) if in_step in found},
+        what,
+        notes,
+    )
+
+
+def _shape_key(graph: Graph, plan: Plan) -> bytes:
+    """Equal for plans whose kernels compute the same."""
+    nodes = graph.nodes
+    assert nodes is not None
+    leafs = [(leaf.name, leaf.type, leaf.ne) for leaf in graph.leafs]
+    return msgspec.msgpack.encode(
+        (plan.node, plan.n, nodes.op, nodes.type, nodes.ne, nodes.src, nodes.exec, leafs)
+    )
+
+
+def _median_work(session: Session, timed: Sequence[Timed]) -> KernelWork:
+    """The median work of each kernel: attention reads more cells with every token."""
+    works = [session.work(ops) for ops in timed]
+    n_bytes = np.median([work.bytes for work in works], axis=0).astype(np.int64)
+    n_flops = np.median([work.flops for work in works], axis=0).astype(np.int64)
+    return KernelWork(n_flops, n_bytes, np.any([work.bound for work in works], axis=0))
+
+
+def _notes(found: Recorded, what: str, others: int) -> list[str]:
+    timed, (low, high) = found.timed, found.quartiles
+    total = int(timed.ns.sum())
+    spread = float((high - low).sum()) / max(1, total)
+    threads = f"{found.n_threads} thread{'s' * (found.n_threads > 1)}"
+    notes = [
+        f"Times are medians of {found.n_computes} computes of {what}, recorded with {threads};"
+        f" the middle half of a kernel's times spans {spread:.0%} of its median on average."
+        if found.n_computes > 1
+        else f"Times are those of one compute of {what}, recorded with {threads}."
+    ]
+    if found.n_threads > 1:
+        notes.append(
+            f"A task's time is that of thread 0, which shares a kernel with {found.n_threads - 1}"
+            " more: one engine here is as fast as all threads of the recording together."
+        )
+    if others:
+        notes.append(
+            f"{others} computes with another graph (more cells of the cache, or another number of"
+            " tokens) are left out."
+        )
+    if found.rest_ns:
+        share = found.rest_ns / (total + found.rest_ns)
+        notes.append(
+            f"A compute took {found.rest_ns / 1000:.1f} µs more between its kernels, {share:.1%} of"
+            " it: no task has that."
+        )
+    return notes

@@ -1,0 +1,76 @@
+"""Copies of a graph's tasks that are in flight together: several sequences, tokens, or a prefill.
+
+Invariant: a copy has the labels and times of the original; only `copy` tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from converters.scheduling.tasks import Int64, Tasks
+
+
+def several_tokens(tasks: Tasks, n: int) -> Tasks:
+    """The tasks `n` times, one token after the other: what begins a token waits for all that ends
+    the one before it. The time of sampling between two tokens is not there."""
+    roots = np.flatnonzero(np.diff(tasks.first) == 0)
+    is_source = np.zeros(len(tasks), np.bool_)
+    is_source[tasks.sources] = True
+    ends = np.flatnonzero(~is_source)
+    copies = [tasks]
+    for i in range(1, n):
+        counts = np.diff(tasks.first)
+        counts[roots] = len(ends)
+        first = np.concatenate([[0], np.cumsum(counts)])
+        sources = np.empty(first[-1], np.int64)
+        own = np.repeat(counts != 0, counts) & ~np.repeat(
+            np.isin(np.arange(len(tasks)), roots), counts
+        )
+        sources[own] = tasks.sources
+        # `together` moves sources by the tasks before; those of the token before are one copy less
+        sources[~own] = np.tile(ends, len(roots)) - len(tasks)
+        copies.append(replace(tasks, first=first, sources=sources, copy=tasks.copy + i))
+    return together(copies)
+
+
+def several_sequences(tasks: Tasks, n: int) -> Tasks:
+    """The tasks `n` times, independent of each other."""
+    step = int(tasks.copy.max(initial=0)) + 1
+    return together([replace(tasks, copy=tasks.copy + i * step) for i in range(n)])
+
+
+def beside(tasks: Tasks, other: Tasks, name: str) -> Tasks:
+    """Both, independent of each other. The labels of `other` begin with `name`."""
+    labels = [replace(label, name=f"{name} {label.name}") for label in other.labels]
+    step = int(tasks.copy.max(initial=0)) + 1
+    moved = replace(other, labels=labels, copy=other.copy + step)
+    return together([tasks, moved])
+
+
+def together(parts: Sequence[Tasks]) -> Tasks:
+    """One after the other; parts that share a list of labels still do."""
+    labels = list(parts[0].labels)
+    offsets = {id(parts[0].labels): 0}
+    numbers: list[Int64] = []
+    for part in parts:
+        if id(part.labels) not in offsets:
+            offsets[id(part.labels)] = len(labels)
+            labels.extend(part.labels)
+        numbers.append(part.label.astype(np.int64) + offsets[id(part.labels)])
+    begins = np.cumsum([0, *(len(part) for part in parts)])
+    edges = np.cumsum([0, *(len(part.sources) for part in parts)])
+    firsts = [part.first[:-1] + at for part, at in zip(parts, edges, strict=False)]
+    sources = [part.sources + at for part, at in zip(parts, begins, strict=False)]
+    return Tasks(
+        labels,
+        np.concatenate(numbers).astype(np.int32),
+        np.concatenate([part.ns for part in parts]),
+        np.concatenate([part.bytes for part in parts]),
+        np.concatenate([part.load for part in parts]),
+        np.concatenate([part.copy for part in parts]).astype(np.int32),
+        np.concatenate([*firsts, edges[-1:]]),
+        np.concatenate(sources),
+    )

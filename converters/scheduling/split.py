@@ -1,0 +1,291 @@
+"""Tasks from timed kernels: whole, or divided into heads, rows or tiles, with their dependencies.
+
+Invariant: the times of a kernel's parts add up to its time, unless its parts were measured
+themselves; then each keeps its own time. A part waits for every part that it may need, and
+for no others where the op and the views between them tell (`axes`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from converters.scheduling.axes import Axes, Need, Slice
+from converters.scheduling.division import Division, by_heads, by_rows, by_tiles, n_parts
+from converters.scheduling.engines import Engines
+from converters.scheduling.tasks import Label, Tasks
+from converters.scheduling.timed_graph import TimedGraph, kind_of
+from llamacpp_instr.probe.shapes import ATTENTION_PARTS, SOFT_MAX_PARTS, Part, PartTimes
+
+Split = Literal["none", "heads", "rows", "tiles"]
+SPLITS: tuple[Split, ...] = ("none", "heads", "rows", "tiles")
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Tasks, and the kernel that each is of or a part of."""
+
+    tasks: Tasks
+    kernel: list[int]
+    notes: list[str]
+
+
+def divide(
+    timed: TimedGraph,
+    split: Split,
+    engines: Engines,
+    part_times: Mapping[int, PartTimes] | None = None,
+) -> Divided:
+    """The chosen kernels as tasks. Rows and tiles make as many parts as engines can run the op;
+    heads make one part for each head. `part_times` has, by kernel of a flash attention or a
+    soft-max, the measured times of its parts: it becomes a chain of these for each part.
+
+    Edges to kernels that are not chosen vanish.
+    """
+    axes = Axes(timed)
+
+    def engines_of(kernel: int) -> int:
+        label = _label(timed, kernel, "")
+        return sum(kind.count for kind in engines.kinds if kind.can_run(label))
+
+    divisions: dict[int, Division] = {}
+    if split == "heads":
+        divisions = by_heads(timed, axes)
+    elif split == "rows":
+        divisions = by_rows(timed, axes, engines_of)
+    elif split == "tiles":
+        divisions = by_tiles(timed, axes, engines_of)
+    builder = _Builder(timed, axes, split, divisions, part_times or {})
+    for kernel in timed.chosen:
+        builder.add(kernel)
+    return Divided(builder.tasks(), builder.kernel, _notes(timed, split, builder, part_times or {}))
+
+
+def attention_kernels(timed: TimedGraph) -> list[int]:
+    """The chosen kernels that `part_times` can divide into parts."""
+    return [k for k in timed.chosen if _parts_of(timed, k)]
+
+
+class _Builder:
+    def __init__(
+        self,
+        timed: TimedGraph,
+        axes: Axes,
+        split: Split,
+        divisions: Mapping[int, Division],
+        part_times: Mapping[int, PartTimes],
+    ) -> None:
+        self._timed, self._axes, self._split = timed, axes, split
+        self._divisions, self._part_times = divisions, part_times
+        self._first_task: dict[int, int] = {}
+        self.heads = max((n_parts(d) for d in divisions.values()), default=0)
+        self.kernel: list[int] = []
+        self._labels: list[Label] = []
+        self._ns, self._bytes, self._load = array("q"), array("q"), array("q")
+        self._first, self._sources = array("q", [0]), array("q")
+
+    def division(self, kernel: int) -> Division:
+        found = self._divisions.get(kernel, {})
+        # a part takes at least a nanosecond, and the parts no longer than the whole
+        return found if n_parts(found) <= self._timed.ns[kernel] else {}
+
+    def stages(self, kernel: int) -> tuple[Part, ...]:
+        """The chain that each part of a kernel is, empty if it is one task."""
+        return _parts_of(self._timed, kernel) if kernel in self._part_times else ()
+
+    def add(self, kernel: int) -> None:
+        """Adds the tasks of a kernel, whose sources were added before."""
+        timed, division = self._timed, self.division(kernel)
+        self._first_task[kernel] = len(self.kernel)
+        stages = self.stages(kernel)
+        n = n_parts(division)
+        shares = _shares(division)
+        ns = (
+            [_spread(round(self._part_times[kernel].get(stage, 1.0)), shares) for stage in stages]
+            if stages
+            else [_spread(int(timed.ns[kernel]), shares)]
+        )
+        load = [_load_of_part(timed, kernel, division, part) for part in _parts(division)]
+        rest = _spread(int(timed.bytes[kernel] - timed.load[kernel]), shares, at_least=0)
+        needs = self._needs(kernel, division)
+        for part in range(n):
+            for stage in range(max(1, len(stages))):
+                self._labels.append(self._label(kernel, part, n, stages[stage] if stages else None))
+                self.kernel.append(kernel)
+                self._ns.append(ns[stage][part])
+                loaded, moved = _of_stage(load[part], rest[part], stages, stage)
+                self._load.append(loaded)
+                self._bytes.append(loaded + moved)
+                sources = {len(self.kernel) - 2} if stage else set()
+                for need, ranges in needs:
+                    if _stage_of(need, stages) == stage:
+                        sources.update(self._exits(need.kernel, ranges[part]))
+                self._sources.extend(sorted(sources))
+                self._first.append(len(self._sources))
+
+    def _needs(
+        self, kernel: int, division: Division
+    ) -> list[tuple[Need, list[dict[int, tuple[int, int]]]]]:
+        """Each earlier kernel that is needed, with, for every part, the slices of its axes."""
+        axes_of_parts = list(division)
+        found = [
+            list(self._axes.needs(kernel, Slice(axis, len(division[axis]) - 1)))
+            for axis in axes_of_parts
+        ] or [list(self._axes.needs(kernel, None))]
+        result = []
+        for of_axes in zip(*found, strict=True):
+            need = of_axes[0]
+            if need.kernel not in self._first_task:
+                continue
+            theirs = self.division(need.kernel)
+            known: list[dict[int, tuple[int, int]]] = []
+            for part in _parts(division):
+                ranges = {}
+                for axis, one in zip(axes_of_parts, of_axes, strict=False):
+                    if one.slice is not None and one.slice.axis in theirs:
+                        low, high = part[axis]
+                        ranges[one.slice.axis] = _overlap(
+                            low, high, division[axis][-1], theirs[one.slice.axis]
+                        )
+                known.append(ranges)
+            result.append((need, known))
+        return result
+
+    def _exits(self, kernel: int, ranges: Mapping[int, tuple[int, int]]) -> Iterator[int]:
+        """The last tasks of those parts of a kernel whose slices are in `ranges`."""
+        division = self.division(kernel)
+        n_stages = max(1, len(self.stages(kernel)))
+        first = self._first_task[kernel]
+        choices = [range(*ranges.get(axis, (0, len(at) - 1))) for axis, at in division.items()]
+        sizes = [len(at) - 1 for at in division.values()]
+        for chosen in product(*choices):
+            number = 0
+            for i, size in zip(chosen, sizes, strict=True):
+                number = number * size + i
+            yield first + number * n_stages + n_stages - 1
+
+    def _label(self, kernel: int, part: int, n: int, stage: Part | None) -> Label:
+        word = "" if n == 1 else f" part {part}"
+        if n > 1 and self._split == "heads":
+            word = f" head {part}" if n == self.heads else f" KV head {part}"
+        return _label(self._timed, kernel, word, stage)
+
+    def tasks(self) -> Tasks:
+        n = len(self.kernel)
+        return Tasks(
+            self._labels,
+            np.arange(n, dtype=np.int32),
+            np.array(self._ns, np.int64),
+            np.array(self._bytes, np.int64),
+            np.array(self._load, np.int64),
+            np.zeros(n, np.int32),
+            np.array(self._first, np.int64),
+            np.array(self._sources, np.int64),
+        )
+
+
+def _label(timed: TimedGraph, kernel: int, word: str, stage: Part | None = None) -> Label:
+    op = timed.timeline.ops[kernel]
+    first = timed.nodes.op[timed.inside[kernel][0]]
+    name, title = f"{timed.names[kernel]}{word}", op.title
+    if stage:
+        name, title = f"{name} {stage.lower()}", f"{stage} {op.role}".rstrip()
+        kind = kind_of("MUL_MAT" if stage not in SOFT_MAX_PARTS else stage)
+        return Label(name, title, stage, kind, op.layer, op.block)
+    return Label(name, title, first, kind_of(first), op.layer, op.block)
+
+
+def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
+    """The parts that a kernel has, in their order; none of most."""
+    if len(timed.inside[kernel]) > 1:
+        return ()
+    op = timed.nodes.op[timed.inside[kernel][0]]
+    return {"FLASH_ATTN_EXT": ATTENTION_PARTS, "SOFT_MAX": SOFT_MAX_PARTS}.get(op, ())
+
+
+def _stage_of(need: Need, stages: tuple[Part, ...]) -> int:
+    """The values are read by the weighted sum, all else by the first part."""
+    return len(stages) - 1 if stages == ATTENTION_PARTS and need.source == 2 else 0
+
+
+def _of_stage(load: int, rest: int, stages: tuple[Part, ...], stage: int) -> tuple[int, int]:
+    """The load and the other bytes of one part of a chain: keys and values are its first and last
+    half, and the scores between them stay where they are."""
+    if not stages:
+        return load, rest
+    if stages == SOFT_MAX_PARTS:
+        return (load, rest) if stage == 0 else (0, 0)
+    ends = {0: (load // 2, rest // 2), len(stages) - 1: (load - load // 2, rest - rest // 2)}
+    return ends.get(stage, (0, 0))
+
+
+def _parts(division: Division) -> Iterator[dict[int, tuple[int, int]]]:
+    """The begin and the end of each part along each axis."""
+    pieces = [list(pairwise(at)) for at in division.values()]
+    for chosen in product(*pieces):
+        yield dict(zip(division, chosen, strict=True))
+
+
+def _shares(division: Division) -> list[int]:
+    """The elements of each part, up to a factor."""
+    return [prod(end - begin for begin, end in part.values()) for part in _parts(division)]
+
+
+def _spread(total: int, shares: list[int], at_least: int = 1) -> list[int]:
+    """`total` divided in proportion; the parts add up to it, unless it is less than one each."""
+    ends = np.cumsum(shares, dtype=np.int64)
+    whole = int(ends[-1])
+    cuts = [total * int(end) // whole for end in ends]
+    return [max(at_least, b - a) for a, b in zip([0, *cuts], cuts, strict=False)]
+
+
+def _load_of_part(
+    timed: TimedGraph, kernel: int, division: Division, part: Mapping[int, tuple[int, int]]
+) -> int:
+    """The weights that a part reads: every tile of the same rows reads the same weights."""
+    op = timed.nodes.op[timed.inside[kernel][-1]]
+    total = int(timed.load[kernel])
+    for axis, (begin, end) in part.items():
+        tokens = {"MUL_MAT": 1, "MUL_MAT_ID": 2}.get(op)
+        if axis != tokens:
+            length = division[axis][-1]
+            total = total * end // length - total * begin // length
+    return total
+
+
+def _overlap(begin: int, end: int, length: int, bounds: list[int]) -> tuple[int, int]:
+    """The slices of an axis that hold a share of it: from the first to one past the last."""
+    theirs = bounds[-1]
+    first = max(i for i, at in enumerate(bounds[:-1]) if at * length <= begin * theirs)
+    last = min(i for i, at in enumerate(bounds) if at * length >= end * theirs)
+    return first, last
+
+
+def _notes(
+    timed: TimedGraph, split: Split, builder: _Builder, part_times: Mapping[int, PartTimes]
+) -> list[str]:
+    notes = []
+    if split != "none":
+        whole = sorted({timed.nodes.op[timed.inside[k][0]] for k in timed.chosen
+                        if n_parts(builder.division(k)) == 1})  # fmt: skip
+        notes.append(
+            f"--split {split} made {len(builder.kernel)} tasks of {len(timed.chosen)} kernels."
+            + (f" Whole are those of {', '.join(whole)}." if whole else "")
+        )
+    for op in ("FLASH_ATTN_EXT", "SOFT_MAX"):
+        kernels = [k for k in part_times if timed.nodes.op[timed.inside[k][0]] == op]
+        if kernels:
+            parts = sum(sum(part_times[k].values()) for k in kernels)
+            recorded = float(timed.ns[kernels].sum())
+            notes.append(
+                f"The parts of {op} were timed on this machine, each by a kernel of ggml of its"
+                f" shape: together {parts / 1000:.1f} µs, and {op} took {recorded / 1000:.1f} µs"
+                f" in the log."
+            )
+    return notes
