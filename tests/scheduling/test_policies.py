@@ -1,0 +1,141 @@
+"""Schedules by rule are valid, and as good as the textbook says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.scheduling.bounds import compute_bounds
+from converters.scheduling.engines import EngineKind, Engines, equal_engines
+from converters.scheduling.policies import schedule_list, schedule_program, upward_ranks
+from converters.scheduling.schedule import costs_of
+from llamacpp_instr.errors import UsageError
+from tests.kit.schedule_kit import assert_valid, graphs, machines, make_tasks, shortest_makespan
+
+
+@given(graphs(), machines())
+def test_both_policies_give_valid_schedules_above_the_bounds(tasks, engines) -> None:
+    bound = compute_bounds(tasks, engines).makespan
+    for policy in (schedule_program, schedule_list):
+        made = policy(tasks, engines)
+        assert_valid(made)
+        assert made.makespan >= bound
+        assert made.proven is None
+
+
+@given(graphs(), machines())
+def test_in_program_order_none_overtakes(tasks, engines) -> None:
+    assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
+
+
+@given(graphs(most=60), st.integers(1, 6))
+def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
+    work = int(tasks.ns.sum())
+    path = next(b.ns for b in compute_bounds(tasks, equal_engines(m)).bounds if b.kind == "path")
+    assert schedule_list(tasks, equal_engines(m)).makespan * m <= work + (m - 1) * path
+
+
+@given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))
+def test_no_bound_is_above_the_shortest_schedule(tasks, engines) -> None:
+    shortest = shortest_makespan(tasks, engines)
+    for bound in compute_bounds(tasks, engines).bounds:
+        assert bound.ns <= shortest, bound
+    assert schedule_list(tasks, engines).makespan >= shortest
+
+
+@given(graphs())
+def test_one_engine_does_all_the_work_in_sequence(tasks) -> None:
+    for policy in (schedule_program, schedule_list):
+        assert policy(tasks, equal_engines(1)).makespan == tasks.ns.sum()
+    assert compute_bounds(tasks, equal_engines(1)).makespan == tasks.ns.sum()
+
+
+@given(graphs(), machines())
+def test_the_same_input_gives_the_same_schedule(tasks, engines) -> None:
+    one, other = schedule_list(tasks, engines), schedule_list(tasks, engines)
+    assert (one.engine == other.engine).all()
+    assert (one.begin == other.begin).all()
+
+
+def test_the_longest_path_goes_first() -> None:
+    # in program order the long chain begins last
+    tasks = make_tasks(
+        [("ADD", 10, []), ("ADD", 10, []), ("ADD", 10, []), ("MUL_MAT", 10, [2]), ("ADD", 10, [3])]
+    )
+    assert schedule_list(tasks, equal_engines(2)).makespan == 30
+    assert schedule_program(tasks, equal_engines(2)).makespan == 40
+    ranks = upward_ranks(tasks, equal_engines(2), costs_of(tasks, equal_engines(2)))
+    assert ranks.tolist() == [10, 10, 30, 20, 10]
+
+
+def test_a_task_waits_for_a_faster_engine_if_it_ends_earlier_there() -> None:
+    slow = EngineKind("slow", 1, None, {"*": 0.01})
+    fast = EngineKind("fast", 1, None, {"*": 1.0})
+    tasks = make_tasks([("ADD", 10, []), ("ADD", 10, [])])
+    made = schedule_list(tasks, Engines((slow, fast)))
+    assert made.engine.tolist() == [1, 1]
+    assert made.makespan == 20
+
+
+def test_a_reader_stays_where_its_source_ran_if_the_hand_over_costs_more() -> None:
+    tasks = make_tasks([("ADD", 10, []), ("ADD", 10, []), ("ADD", 5, [0]), ("ADD", 5, [1])])
+    made = schedule_list(tasks, Engines(equal_engines(2).kinds, handover_ns=100))
+    assert made.engine[0] == made.engine[2] != made.engine[1] == made.engine[3]
+    assert made.makespan == 15
+
+
+def test_double_buffering_hides_the_transfers() -> None:
+    # ten loads of 10 ns each, ten tasks of 10 ns: the first load is all that is added
+    engines = Engines(
+        (
+            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
+            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
+        ),
+        transfers=True,
+    )
+    tasks = make_tasks([("MUL_MAT", 10, [i - 1] if i else []) for i in range(10)], load=[10] * 10)
+    made = schedule_list(tasks, engines)
+    assert_valid(made)
+    assert made.makespan == 110
+    # with twice the load the transfers bind
+    tasks = make_tasks([("MUL_MAT", 10, [])] * 10, load=[20] * 10)
+    assert schedule_list(tasks, engines).makespan == 210
+    bound = compute_bounds(tasks, engines).binding
+    assert (bound.kind, bound.name) == ("bandwidth", "loads, by the bandwidth of 1 dma")
+    assert 199 <= bound.ns <= 200
+
+
+def test_the_binding_bound_is_named() -> None:
+    chain = make_tasks([("ADD", 10, [i - 1] if i else []) for i in range(5)])
+    assert compute_bounds(chain, equal_engines(4)).binding.name == "the longest path"
+    wide = make_tasks([("ADD", 10, [])] * 10)
+    bound = compute_bounds(wide, equal_engines(3)).binding
+    assert (bound.name, bound.ns) == ("the work of 3 engine", 34)
+
+
+def test_engines_of_unlike_speed_have_the_bound_of_all_their_speeds() -> None:
+    tasks = make_tasks([("ADD", 600, [])] * 100)
+    kinds = (EngineKind("slow", 2), EngineKind("fast", 1, None, {"*": 3.0}))
+    bound = compute_bounds(tasks, Engines(kinds)).binding
+    assert bound.name == "the work of all engines"
+    assert 11_999 <= bound.ns <= 12_000  # 60,000 ns by a speed of 2 + 3
+    assert schedule_list(tasks, Engines(kinds)).makespan == 12_000
+
+
+def test_engines_that_do_not_fit_are_refused() -> None:
+    tasks = make_tasks([("ADD", 10, [])])
+    idle = Engines((EngineKind("any", 1), EngineKind("m", 1, frozenset({"matrix"}))))
+    with pytest.raises(UsageError, match=r"engine m: it runs matrix, but no task is of that"):
+        schedule_list(tasks, idle)
+    lacking = Engines((EngineKind("m", 1, frozenset({"MUL_MAT"})),))
+    tasks = make_tasks([("ADD", 10, []), ("MUL_MAT", 10, [])])
+    with pytest.raises(UsageError, match=r'no engine runs ADD \(vector\), such as t0; add "ADD"'):
+        schedule_program(tasks, lacking)
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    slow = Engines((EngineKind("slow", 1, None, {"*": 1e-6}),))
+    with pytest.raises(UsageError, match="the tasks take up to 2000000 s in sequence"):
+        schedule_list(make_tasks([("ADD", 10**9, [])] * 2), slow)
