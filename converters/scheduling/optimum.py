@@ -1,0 +1,97 @@
+"""The shortest schedule, or the best that was found and how far it may be from the shortest.
+
+Invariant: what is returned is valid, and no worse than the schedules by rule; its `proven` is a
+lower bound of every schedule. The solver is OR-Tools' CP-SAT (extra `schedule`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from converters.scheduling.bounds import compute_bounds
+from converters.scheduling.engines import Engines
+from converters.scheduling.policies import schedule_list, schedule_program
+from converters.scheduling.schedule import Schedule, costs_of
+from converters.scheduling.shift import shifted_left
+from converters.scheduling.tasks import Tasks
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.progress import OnProgress
+
+MOST_TASKS = 5000
+INSTALL = 'pip install "llamacpp-instr[schedule]"'
+
+
+def schedule_optimal(
+    tasks: Tasks, engines: Engines, seconds: float, on_progress: OnProgress | None = None
+) -> Schedule:
+    """The best schedule that CP-SAT finds within `seconds`, with the lower bound that it proves.
+
+    It is the shortest if `proven` is its makespan. `on_progress` gets the milliseconds so far and
+    in all. A search that proves the optimum gives the same makespan each time; one that ends by
+    time may not. Raises UsageError if OR-Tools is missing or there are too many tasks.
+    """
+    if importlib.util.find_spec("ortools") is None:
+        raise UsageError(f"the optimum needs OR-Tools: {INSTALL}")
+    if len(tasks) > MOST_TASKS:
+        raise UsageError(
+            f"{len(tasks)} tasks are too many for the optimum, which takes up to {MOST_TASKS};"
+            " choose one layer, or list scheduling"
+        )
+    begun = time.monotonic()
+    known = min(
+        (schedule_list(tasks, engines), schedule_program(tasks, engines)),
+        key=lambda made: made.makespan,
+    )
+    known = replace(known, policy="optimal", proven=compute_bounds(tasks, engines).makespan)
+    if known.makespan == known.proven:
+        return known
+    with _ticking(begun, seconds, on_progress):
+        return _solve(known, begun + seconds)
+
+
+def _solve(known: Schedule, until: float) -> Schedule:
+    from ortools.sat.python import cp_model
+
+    from converters.scheduling.model import Model
+
+    model = Model(known, costs_of(known.tasks, known.engines))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(until - time.monotonic(), 0.01)
+    solver.parameters.random_seed = 0
+    solver.parameters.num_workers = len(os.sched_getaffinity(0))
+    status = solver.solve(model.model)
+    assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the hint is a solution"
+    proven = max(known.proven or 0, math.ceil(solver.best_objective_bound - 1e-6))
+    if status == cp_model.UNKNOWN:
+        return replace(known, proven=proven)
+    found = shifted_left(model.read(solver))
+    best = found if found.makespan < known.makespan else known
+    return replace(best, proven=min(proven, best.makespan))
+
+
+@contextlib.contextmanager
+def _ticking(begun: float, seconds: float, on_progress: OnProgress | None) -> Iterator[None]:
+    """Reports the time that has passed, twice a second: the solver itself says nothing of it."""
+    if on_progress is None:
+        yield
+        return
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.5):
+            on_progress(int(1000 * (time.monotonic() - begun)), int(1000 * seconds))
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,78 @@
+"""CP-SAT finds what exhaustive search finds, and its schedules are valid."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from converters.scheduling.bounds import compute_bounds
+from converters.scheduling.engines import EngineKind, Engines, equal_engines
+from converters.scheduling.optimum import MOST_TASKS, schedule_optimal
+from converters.scheduling.policies import schedule_list
+from converters.scheduling.shift import shifted_left
+from llamacpp_instr.errors import UsageError
+from tests.kit.schedule_kit import assert_valid, graphs, machines, make_tasks, shortest_makespan
+
+pytest.importorskip("ortools")
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))
+def test_the_optimum_is_that_of_exhaustive_search(tasks, engines) -> None:
+    made = schedule_optimal(tasks, engines, 30)
+    assert_valid(made)
+    assert made.makespan == made.proven == shortest_makespan(tasks, engines)
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(most=8), machines(most=2))
+def test_it_is_valid_and_no_worse_than_the_rules(tasks, engines) -> None:
+    made = schedule_optimal(tasks, engines, 20)
+    assert_valid(made)
+    assert made.makespan <= schedule_list(tasks, engines).makespan
+    assert compute_bounds(tasks, engines).makespan <= made.proven <= made.makespan
+
+
+@given(graphs(), machines())
+def test_shifting_leaves_a_schedule_valid_and_begins_nothing_later(tasks, engines) -> None:
+    made = schedule_list(tasks, engines)
+    shifted = shifted_left(made)
+    assert_valid(shifted)
+    assert (shifted.begin <= made.begin).all()
+    assert (shifted.engine == made.engine).all()
+
+
+def test_it_beats_list_scheduling_where_that_is_not_optimal() -> None:
+    # longest first gives 3+2+2, but 3+3 and 2+2+2 are 6 each
+    tasks = make_tasks([("ADD", ns, []) for ns in (3, 3, 2, 2, 2)])
+    assert schedule_list(tasks, equal_engines(2)).makespan == 7
+    made = schedule_optimal(tasks, equal_engines(2), 20)
+    assert (made.makespan, made.proven, made.policy) == (6, 6, "optimal")
+
+
+def test_transfers_are_ordered_so_that_no_engine_waits() -> None:
+    engines = Engines(
+        (
+            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
+            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
+        ),
+        transfers=True,
+    )
+    # the short load first, while whose task runs the long one comes (Johnson's rule)
+    tasks = make_tasks([("MUL_MAT", 10, []), ("MUL_MAT", 60, [])], load=[60, 10])
+    made = schedule_optimal(tasks, engines, 20)
+    assert_valid(made)
+    assert made.makespan == made.proven == 80
+
+
+def test_what_was_proven_is_a_bound_also_without_time() -> None:
+    tasks = make_tasks([("ADD", 7 + i % 11, [i - 5] if i > 5 else []) for i in range(60)])
+    made = schedule_optimal(tasks, equal_engines(3), 0.0)
+    assert_valid(made)
+    assert compute_bounds(tasks, equal_engines(3)).makespan <= made.proven <= made.makespan
+
+
+def test_too_many_tasks_are_refused() -> None:
+    tasks = make_tasks([("ADD", 1, [])] * (MOST_TASKS + 1))
+    with pytest.raises(UsageError, match="5001 tasks are too many for the optimum"):
+        schedule_optimal(tasks, equal_engines(2), 1)
