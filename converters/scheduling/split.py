@@ -205,8 +205,13 @@ def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
     """The parts that a kernel has, in their order; none of most."""
     if len(timed.inside[kernel]) > 1:
         return ()
-    op = timed.nodes.op[timed.inside[kernel][0]]
-    return {"FLASH_ATTN_EXT": ATTENTION_PARTS, "SOFT_MAX": SOFT_MAX_PARTS}.get(op, ())
+    node = timed.inside[kernel][0]
+    op, sources = timed.nodes.op[node], timed.nodes.src[node]
+    if op == "FLASH_ATTN_EXT" and len(sources) > 2:
+        return ATTENTION_PARTS
+    # not the soft-max of the experts' scores
+    of_attention = timed.timeline.ops[kernel].block == "attention" and bool(sources)
+    return SOFT_MAX_PARTS if op == "SOFT_MAX" and of_attention else ()
 
 
 def _stage_of(need: Need, stages: tuple[Part, ...]) -> int:

@@ -44,6 +44,7 @@ class Ggml:
             "ggml_init": (POINTER, [InitParams]),
             "ggml_free": (None, [POINTER]),
             "ggml_new_tensor_2d": (POINTER, [POINTER, ctypes.c_int, I64, I64]),
+            "ggml_new_tensor_4d": (POINTER, [POINTER, ctypes.c_int, I64, I64, I64, I64]),
             "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
             "ggml_add": (POINTER, [POINTER, POINTER, POINTER]),
             "ggml_cpy": (POINTER, [POINTER, POINTER, POINTER]),
@@ -115,6 +116,25 @@ class Graph:
     def copy(self, tensor: int, to: int) -> int:
         """CPY to a tensor of the same shape, computed by the graph."""
         return self._computed(self._lib.ggml_cpy(self._ctx, tensor, to))
+
+    def filled(self, type_: int, *ne: int) -> int:
+        """A tensor of two to four axes with random values, quantized by ggml unless F32."""
+        shape = [*ne, 1, 1][:4]
+        tensor: int = self._lib.ggml_new_tensor_4d(self._ctx, type_, *shape)
+        values = np.random.default_rng(0).standard_normal(int(np.prod(shape)), np.float32)
+        at, n = self._lib.ggml_get_data(tensor), len(values)
+        if type_ == F32:
+            ctypes.memmove(at, values.ctypes.data, 4 * n)
+        else:
+            self._lib.ggml_quantize_chunk(
+                type_, values.ctypes.data, at, 0, n // ne[0], ne[0], None
+            )
+        return tensor
+
+    def node(self, function: str, *arguments: float) -> int:
+        """What a function of ggml that was declared makes of its arguments, computed by the
+        graph."""
+        return self._computed(getattr(self._lib, function)(self._ctx, *arguments))
 
     def _computed(self, tensor: int) -> int:
         self._lib.ggml_build_forward_expand(self._graph, tensor)

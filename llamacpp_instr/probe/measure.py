@@ -42,7 +42,7 @@ def measure(on_progress: OnProgress) -> Probe:
     probe = Probe(
         probe=1,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        cpu=_cpu(),
+        cpu=cpu_name(),
         cores=os.cpu_count() or 1,
         load=round(load_average, 2),
         llama_cpp=str(load().info()["llama_cpp"]),
@@ -114,7 +114,7 @@ def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     """As `host.cpu` in a log; empty if the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -26,6 +26,8 @@ class AttentionShape:
     type_k: str
     type_v: str
     """of the cache, in ggml's words"""
+    fused: bool
+    """flash attention; else only the passes of its soft-max are timed, which SOFT_MAX runs"""
 
 
 PartTimes = dict[Part, float]
