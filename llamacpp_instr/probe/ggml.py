@@ -126,9 +126,7 @@ class Graph:
         if type_ == F32:
             ctypes.memmove(at, values.ctypes.data, 4 * n)
         else:
-            self._lib.ggml_quantize_chunk(
-                type_, values.ctypes.data, at, 0, n // ne[0], ne[0], None
-            )
+            self._lib.ggml_quantize_chunk(type_, values.ctypes.data, at, 0, n // ne[0], ne[0], None)
         return tensor
 
     def node(self, function: str, *arguments: float) -> int:

@@ -1,0 +1,284 @@
+"""`instr schedule LOG|FILE.toml|MODEL`: a graph's tasks on engines that may not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacpp_instr.cli.logs import lenient_option, load_run
+from llamacpp_instr.cli.ranges import LAST, parse_range
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from converters.scheduling.engines import Engines
+    from converters.scheduling.schedule import Schedule
+    from converters.scheduling.tasks import Tasks
+    from converters.scheduling.timed_graph import TimedGraph
+
+MOST_SWEPT = 1024
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What of a source is scheduled."""
+
+    split: Any
+    phase: str | None
+    step: int | None
+    layers: tuple[int, int] | None
+    sequences: int
+    tokens: int
+    beside_prefill: bool
+
+
+Made = tuple["Tasks", list[str]]
+MakeTasks = Callable[["Engines"], Made]
+
+
+@click.command(
+    "schedule",
+    epilog="\b\nExamples:\n"
+    "  instr schedule session.log --engines 4\n"
+    "  instr schedule session.log --engines 4 --split heads --layers 0 -o heads.html\n"
+    "  instr schedule session.log --engines chip.toml --perfetto chip.pftrace\n"
+    "  instr schedule session.log --sweep 1:64 --split rows\n"
+    "  instr schedule graph.toml --engines 2 --policy optimal --seconds 10",
+)
+@click.argument("source", metavar="LOG|GRAPH.toml|MODEL")
+@click.option(
+    "--engines",
+    default="4",
+    show_default=True,
+    metavar="N|FILE",
+    help="How many equal engines, or a TOML file that describes them.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["none", "heads", "rows", "tiles"]),
+    default="none",
+    show_default=True,
+    help="Divide ops into parts that may run at the same time.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["program", "list", "optimal"]),
+    default="list",
+    show_default=True,
+    help="In order, by critical path, or the shortest that can be found.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=86400),
+    default=60,
+    show_default=True,
+    help="How long --policy optimal may search.",
+)
+@click.option(
+    "--phase",
+    type=click.Choice(["prefill", "decode", "encode"]),
+    help="Steps of this phase: the median of each op.  [default: decode]",
+)
+@click.option("--step", type=click.IntRange(min=0), help="This step alone.")
+@click.option(
+    "--layers", metavar="A:B", help="Only these layers, both included; 0: only the first."
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Independent sequences in flight.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Tokens of each sequence, one after the other.",
+)
+@click.option("--beside-prefill", is_flag=True, help="Add the log's prefill, independent of it.")
+@click.option("--sweep", metavar="A:B", help="Print a curve: from A to B equal engines.")
+@click.option("--perfetto", metavar="FILE", help="Also write the schedule as a Perfetto trace.")
+@lenient_option
+@report_options
+def schedule(
+    source: str,
+    engines: str,
+    split: str,
+    policy: str,
+    seconds: float,
+    phase: str | None,
+    step: int | None,
+    layers: str | None,
+    sequences: int,
+    tokens: int,
+    beside_prefill: bool,
+    sweep: str | None,
+    perfetto: str | None,
+    lenient: bool,
+    output: ReportOutput,
+) -> None:
+    """Schedule the ops of a graph on engines that may not exist.
+
+    Prints how long the ops of a decode would take on such engines, what the engines do meanwhile,
+    the critical path by layer and block, and the lower bound that binds. The times are those that a
+    log recorded, the median of each op, divided by the speeds of the engines.
+
+    --split heads makes parts for each head, and of flash attention dot products, three passes of a
+    soft-max and a weighted sum, each timed on this machine. --split rows divides ops as ggml
+    divides them among threads, --split tiles divides matrix products into tiles.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks by
+    hand. Of a MODEL, a GGUF file, the times are predicted.
+    """
+    from converters.scheduling.engines import equal_engines, parse_engines
+    from llamacpp_instr.output import check_not_input, check_output
+
+    given = click.get_current_context().get_parameter_source
+    swept = parse_range("--sweep", sweep)
+    is_default = given("engines") == click.core.ParameterSource.DEFAULT
+    if swept is not None:
+        if not is_default or perfetto:
+            other = "--engines" if not is_default else "--perfetto"
+            raise UsageError(f"--sweep has its own numbers of engines; leave out {other}")
+        if swept[0] < 1 or swept[1] == LAST or swept[1] - swept[0] >= MOST_SWEPT:
+            raise UsageError(f"--sweep {sweep}: give A:B, from 1, at most {MOST_SWEPT} numbers")
+    if step is not None and phase is not None:
+        raise UsageError("give --phase or --step, not both")
+    read = engines if not engines.isdecimal() else None
+    output.check(source, read)
+    if perfetto is not None:
+        check_output(perfetto, output.force)
+        check_not_input(perfetto, source, read)
+        if perfetto == "-" and output.path == "-":
+            raise UsageError("--perfetto -: name the report with -o, or the trace")
+    machine = parse_engines(engines) if swept is None else equal_engines(swept[0])
+    chosen = _Chosen(
+        split, phase, step, parse_range("--layers", layers), sequences, tokens, beside_prefill
+    )
+    make = _tasks_of(source, chosen, lenient)
+    plan = _planner(policy, seconds)
+    if swept is None:
+        tasks, notes = make(machine)
+        _write(plan(tasks, machine), notes, perfetto, output)
+    else:
+        _write_sweep(make, plan, range(swept[0], swept[1] + 1), output)
+
+
+def _tasks_of(source: str, chosen: _Chosen, lenient: bool) -> MakeTasks:
+    """What makes the tasks of a source for some engines; the source is read once."""
+    from llamacpp_instr.log.runs import find_runs
+
+    if source.endswith(".toml"):
+        return _of_graph(source, chosen)
+    if source == "demo" or source.endswith(".gguf"):
+        return _of_model(source, chosen)
+    (run,) = find_runs([source])
+    return _of_log(load_run(run, lenient), chosen)
+
+
+def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
+    from converters.scheduling.hand_made import read_graph
+
+    none = chosen.layers is None and chosen.phase is None and chosen.step is None
+    if not none or chosen.split != "none" or chosen.beside_prefill:
+        raise UsageError(
+            f"{source}: a graph by hand is scheduled as it is; --split, --layers, --phase, --step"
+            " and --beside-prefill need a log or a model"
+        )
+    tasks = _in_flight(read_graph(source), chosen)
+    return lambda _: (tasks, [])
+
+
+def _of_log(session: Any, chosen: _Chosen) -> MakeTasks:
+    from converters.scheduling.from_log import recorded_graph
+    from converters.scheduling.in_flight import beside
+
+    found = recorded_graph(session, chosen.phase, chosen.step, chosen.layers)
+    make = _divider(found.timed, session.start.host.cpu, session.path, chosen.split)
+    if not chosen.beside_prefill:
+        return lambda engines: _with(_flown(make(engines), chosen), found.notes)
+    other = recorded_graph(session, "prefill", None, chosen.layers)
+    make_other = _divider(other.timed, session.start.host.cpu, session.path, chosen.split)
+
+    def both(engines: Engines) -> Made:
+        (tasks, notes), (prefill, prefill_notes) = (
+            _flown(make(engines), chosen),
+            make_other(engines),
+        )
+        told = [*found.notes, *notes, *other.notes, *prefill_notes]
+        return beside(tasks, prefill, "prefill"), list(dict.fromkeys(told))
+
+    return both
+
+
+def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
+    """Times the parts of attention once, if they are wanted."""
+    from converters.scheduling.attention_shapes import attention_shapes
+    from converters.scheduling.split import divide
+
+    times = {}
+    notes = []
+    shapes = attention_shapes(timed) if split == "heads" else {}
+    if shapes:
+        from llamacpp_instr.probe.parts import differs, time_all
+        from llamacpp_instr.progress import progress_bar
+
+        fused = any(shape.fused for shape in shapes.values())
+        if (other := differs(cpu)) and fused:
+            raise UsageError(
+                f"{source}: recorded on {cpu}, but this machine is {other}, and the parts of flash"
+                " attention must be timed where it ran; record there with --flash-attn off"
+            )
+        if other:
+            notes.append(f"The soft-max is whole: the log is of {cpu}, this machine is {other}.")
+        else:
+            with progress_bar("Timing the parts of attention") as on_progress:
+                known = time_all(list(dict.fromkeys(shapes.values())), on_progress)
+            times = {kernel: known[shape] for kernel, shape in shapes.items()}
+
+    def make(engines: Engines) -> Made:
+        divided = divide(timed, split, engines, times)
+        return divided.tasks, [*divided.notes, *notes]
+
+    return make
+
+
+def _of_model(source: str, chosen: _Chosen) -> MakeTasks:
+    raise UsageError(f"{source}: a model's times are not predicted yet; give a log of it")
+
+
+def _in_flight(tasks: Tasks, chosen: _Chosen) -> Tasks:
+    from converters.scheduling.in_flight import several_sequences, several_tokens
+
+    return several_sequences(several_tokens(tasks, chosen.tokens), chosen.sequences)
+
+
+def _flown(made: Made, chosen: _Chosen) -> Made:
+    tasks, notes = made
+    return _in_flight(tasks, chosen), notes
+
+
+def _with(made: Made, notes: list[str]) -> Made:
+    return made[0], [*notes, *made[1]]
+
+
+def _planner(policy: str, seconds: float) -> Callable[[Tasks, Engines], Schedule]:
+    from converters.scheduling.policies import schedule_list, schedule_program
+
+    if policy == "program":
+        return schedule_program
+    if policy == "list":
+        return schedule_list
+    from converters.scheduling.optimum import schedule_optimal
+    from llamacpp_instr.progress import progress_bar
+
+    def search(tasks: Tasks, engines: Engines) -> Schedule:
+        with progress_bar("Searching") as on_progress:
+            return schedule_optimal(tasks, engines, seconds, on_progress)
+
+    return search
