@@ -51,7 +51,7 @@ def measure(on_progress: OnProgress) -> Probe:
         barriers=[],
     )
     done = 0
-    for part in (bandwidth(ggml, sizes, counts), _kernels(ggml, counts), _barriers(ggml, counts)):
+    for part in (bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts)):
         for figure in part:
             if isinstance(figure, Bandwidth):
                 probe.bandwidth.append(figure)
@@ -101,7 +101,7 @@ def _kernels(ggml: Ggml, counts: list[int]) -> Iterator[Kernel]:
                     yield Kernel(name, tokens, n, times * n_flops / ns * 1e9)
 
 
-def _barriers(ggml: Ggml, counts: list[int]) -> Iterator[Barrier]:
+def barriers(ggml: Ggml, counts: list[int]) -> Iterator[Barrier]:
     with Graph(ggml, MIB) as graph:
         tensor = graph.numbers(1, 1)
         for _ in range(EMPTY_OPS):
