@@ -14,7 +14,7 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 # Python 3.10 has no TOML reader; this needs only the lists of quoted requirements
 _LIST = re.compile(r"^(?P<name>[\w-]+) = \[(?P<items>.*?)\]$", re.MULTILINE | re.DOTALL)
-_REQUIREMENT = re.compile(r'"(?P<name>[\w.-]+)(?P<bound>[^";]*)"')
+_REQUIREMENT = re.compile(r'"(?P<name>[\w.-]+)(?P<bound>[^";]*)(;[^"]*)?"')
 
 
 def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:

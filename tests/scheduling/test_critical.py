@@ -1,0 +1,98 @@
+"""The critical path explains every nanosecond of the makespan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+
+from converters.scheduling.critical import critical_path
+from converters.scheduling.engines import EngineKind, Engines, equal_engines
+from converters.scheduling.policies import schedule_list, schedule_program
+from converters.scheduling.schedule import Schedule
+from converters.scheduling.shift import shifted_left
+from tests.kit.schedule_kit import graphs, machines, make_tasks
+
+
+def assert_whole(made: Schedule) -> None:
+    parts = critical_path(made)
+    assert parts[0].begin == 0
+    assert parts[-1].end == made.makespan
+    assert all(a.end == b.begin for a, b in pairwise(parts))
+    assert sum(part.end - part.begin for part in parts) == made.makespan
+    for part in parts:
+        if part.what == "task":
+            assert (part.begin, part.end) == (made.begin[part.task], made.end[part.task])
+            assert part.engine == made.engine[part.task]
+        if part.what == "transfer":
+            assert part.begin == made.transfer_begin[part.task]
+            assert part.end == made.transfer_end[part.task]
+        if part.what == "hand-over":
+            assert part.end - part.begin == made.engines.handover_ns
+
+
+@given(graphs(), machines())
+def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> None:
+    for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):
+        assert_whole(made)
+        assert all(part.what != "wait" for part in critical_path(made))
+    shifted = shifted_left(made)
+    assert_whole(shifted)
+    assert all(part.what != "wait" for part in critical_path(shifted))
+
+
+@given(graphs(), machines())
+def test_a_schedule_that_could_begin_earlier_has_waits(tasks, engines) -> None:
+    made = schedule_list(tasks, engines)
+    late = replace(
+        made,
+        begin=made.begin + 5,
+        end=made.end + 5,
+        transfer_begin=made.transfer_begin + 5,
+        transfer_end=made.transfer_end + 5,
+    )
+    assert_whole(late)
+    waits = [part for part in critical_path(late) if part.what == "wait"]
+    assert [(part.begin, part.end) for part in waits] == [(0, 5)]
+
+
+def test_it_says_what_was_waited_for() -> None:
+    tasks = make_tasks([("ADD", 10, []), ("ADD", 20, []), ("MUL_MAT", 5, [0]), ("ADD", 7, [1, 2])])
+    kinds = (EngineKind("m", 1, frozenset({"MUL_MAT"})), EngineKind("v", 1, frozenset({"ADD"})))
+    made = schedule_list(tasks, Engines(kinds, handover_ns=3))
+    # t1 first: its path is longer
+    said = [
+        (part.what, part.task, part.begin, part.end, part.after) for part in critical_path(made)
+    ]
+    assert said == [
+        ("task", 1, 0, 20, "start"),
+        ("task", 0, 20, 30, "engine"),
+        ("hand-over", 2, 30, 33, "source"),
+        ("task", 2, 33, 38, "source"),
+        ("hand-over", 3, 38, 41, "source"),
+        ("task", 3, 41, 48, "source"),
+    ]
+
+
+def test_in_program_order_it_says_that_none_may_overtake() -> None:
+    # t2 is ready at once, but t1 begins at 10
+    tasks = make_tasks([("ADD", 10, []), ("ADD", 5, [0]), ("ADD", 9, [])])
+    made = schedule_program(tasks, equal_engines(3))
+    assert [(part.task, part.after) for part in critical_path(made)] == [(0, "start"), (2, "order")]
+
+
+def test_transfers_are_on_the_path_if_they_bind() -> None:
+    engines = Engines(
+        (
+            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
+            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
+        ),
+        transfers=True,
+    )
+    tasks = make_tasks([("MUL_MAT", 10, [])] * 4, load=[20] * 4)
+    parts = critical_path(schedule_list(tasks, engines))
+    assert [part.what for part in parts] == ["transfer"] * 4 + ["task"]
+    tasks = make_tasks([("MUL_MAT", 50, [])] * 4, load=[20] * 4)
+    parts = critical_path(schedule_list(tasks, engines))
+    assert [part.what for part in parts] == ["transfer"] + ["task"] * 4
