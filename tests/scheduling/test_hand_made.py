@@ -1,0 +1,237 @@
+"""Hand-made graphs and engines: what is right is read, what is wrong is one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.scheduling.engines import (
+    EngineKind,
+    Engines,
+    equal_engines,
+    parse_engines,
+    read_engines,
+)
+from converters.scheduling.hand_made import read_hand_made
+from converters.scheduling.policies import schedule_list
+from llamacpp_instr.errors import UsageError
+from tests.kit.schedule_kit import assert_valid, graphs
+
+GRAPH = """
+[[task]]
+name = "out"
+ns = 7
+after = ["q", "k"]
+[[task]]
+name = "q"
+ns = 100
+op = "MUL_MAT"
+kind = "matrix"
+layer = 3
+block = "attention"
+bytes = 64
+load = 32
+[[task]]
+name = "k"
+ns = 50
+load = 16
+"""
+ENGINES = """
+handover_ns = 200
+transfers = true
+[[engine]]
+name = "matrix"
+count = 4
+runs = ["matrix"]
+speed = { MUL_MAT = 2.0, "*" = 1.5 }
+bandwidth = 50e9
+local_memory = 1048576
+[[engine]]
+name = "dma"
+runs = ["memory"]
+bandwidth = 10000000000
+[[engine]]
+name = "any"
+"""
+
+
+def test_a_graph_is_read_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "graph.toml").write_text(GRAPH)
+    tasks = read_hand_made(tmp_path / "graph.toml")
+    assert [label.name for label in tasks.labels] == ["q", "k", "out"]
+    assert tasks.ns.tolist() == [100, 50, 7]
+    assert (tasks.bytes.tolist(), tasks.load.tolist()) == ([64, 16, 0], [32, 16, 0])
+    assert (tasks.first.tolist(), tasks.sources.tolist()) == ([0, 0, 0, 2], [0, 1])
+    q = tasks.labels[0]
+    assert (q.title, q.op, q.kind, q.layer, q.block) == (
+        "MUL_MAT q", "MUL_MAT", "matrix", 3, "attention",
+    )  # fmt: skip
+    made = schedule_list(tasks, equal_engines(2))
+    assert_valid(made)
+    assert made.makespan == 107
+
+
+@given(graphs(), st.randoms(use_true_random=False))
+def test_a_graph_written_in_any_order_has_the_same_dependencies(tmp_path_factory, tasks, random):
+    blocks = []
+    for i, label in enumerate(tasks.labels):
+        after = [f"t{s}" for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]]
+        blocks.append(f'[[task]]\nname = "{label.name}"\nns = {tasks.ns[i]}\nafter = {after}\n')
+    random.shuffle(blocks)
+    path = tmp_path_factory.mktemp("graph") / "graph.toml"
+    path.write_text("".join(blocks))
+    read = read_hand_made(path)
+    found = {}
+    for i, label in enumerate(read.labels):
+        sources = read.sources[read.first[i] : read.first[i + 1]].tolist()
+        assert all(source < i for source in sources)
+        found[label.name] = (int(read.ns[i]), {read.labels[s].name for s in sources})
+    assert found == {
+        f"t{i}": (
+            int(tasks.ns[i]),
+            {f"t{s}" for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]},
+        )
+        for i in range(len(tasks))
+    }
+
+
+TASK = '[[task]]\nname = "a"\nns = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"no tasks; add a \[\[task\]\] with a name and its ns"),
+        ("[[task]", "Expected ']]' at the end of an array declaration"),
+        (TASK + TASK, "task a is there twice"),
+        (TASK + 'after = ["b"]', "task a is after b, but there is no such task"),
+        (TASK + 'after = ["a"]', "tasks wait for each other: a before a"),
+        (TASK + "ns_ = 1", r"unknown field `ns_` - at `\$.task\[0\]`"),
+        ('[[task]]\nname = "a"\nns = 0', r"Expected `int` >= 1 - at `\$.task\[0\].ns`"),
+        ('[[task]]\nname = "a"\nns = "1"', r"Expected `int`, got `str`"),
+        ('[[task]]\nname = "a"\nns = 1.5', r"Expected `int`, got `float`"),
+        ('[[task]]\nname = " "\nns = 1', "the name or op of task 1 is empty"),
+        ("[[task]]\nns = 1", "missing required field `name`"),
+        (TASK + 'kind = "tensor"', r"Invalid enum value 'tensor' - at `\$.task\[0\].kind`"),
+        (TASK + "bytes = 5\nload = 6", "task a loads 6 bytes, but all that it moves are 5 bytes"),
+        (TASK + 'after = "b"', "Expected `array`, got `str`"),
+        ('name = "a\x1b[2J"', "graph.toml: "),
+    ],
+)
+def test_a_wrong_graph_is_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "graph.toml").write_text(text)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_hand_made(tmp_path / "graph.toml")
+    assert str(caught.value).startswith(f"{tmp_path / 'graph.toml'}: ")
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_the_tasks_of_a_cycle_are_named_in_order(tmp_path: Path) -> None:
+    after = {"a": [], "b": ["a", "d"], "c": ["b"], "d": ["c"], "e": ["d"]}
+    text = "".join(f'[[task]]\nname = "{n}"\nns = 1\nafter = {a}\n' for n, a in after.items())
+    (tmp_path / "graph.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_hand_made(tmp_path / "graph.toml")
+    _, _, cycle = str(caught.value).partition("tasks wait for each other: ")
+    names = cycle.split(" before ")
+    assert names[0] == names[-1]
+    assert sorted(names[1:]) == ["b", "c", "d"]
+    for one, other in zip(names, names[1:], strict=False):  # noqa: RUF007
+        assert one in after[other]
+
+
+def test_a_long_cycle_is_shortened_and_too_many_tasks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "graph.toml"
+    path.write_text(
+        "".join(
+            f'[[task]]\nname = "t{i}"\nns = 1\nafter = ["t{(i + 1) % 50}"]\n' for i in range(50)
+        )
+    )
+    with pytest.raises(UsageError, match=r" before … 43 more … before t\d+$"):
+        read_hand_made(path)
+    path.write_text("".join(f'[[task]]\nname = "t{i}"\nns = 1\n' for i in range(100_001)))
+    with pytest.raises(UsageError, match="100001 tasks; at most 100000 are possible"):
+        read_hand_made(path)
+
+
+def test_engines_are_a_number_or_a_file(tmp_path: Path) -> None:
+    assert parse_engines("4") == equal_engines(4) == Engines((EngineKind("engine", 4),))
+    path = tmp_path / "engines.toml"
+    path.write_text(ENGINES)
+    engines = parse_engines(str(path))
+    speed = {"MUL_MAT": 2.0, "*": 1.5}
+    assert engines == Engines(
+        (
+            EngineKind("matrix", 4, frozenset({"matrix"}), speed, 50e9, 1 << 20),
+            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e10),
+            EngineKind("any", 1),
+        ),
+        200,
+        True,
+    )
+    assert engines.count() == 6
+    assert [engines.name(i) for i in (0, 3, 4, 5)] == ["matrix 0", "matrix 3", "dma 0", "any 0"]
+
+
+A = '[[engine]]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"no engines; add an \[\[engine\]\] with a name"),
+        ("engines = 4", "unknown field `engines`"),
+        (A + "speeds = 1", r"unknown field `speeds` - at `\$.engine\[0\]`"),
+        (A + "count = 0", "engine a: count must be at least 1, got 0"),
+        (A + "count = 5000", "5000 engines; at most 4096 are possible"),
+        (A + "speed = { MUL_MAT = 0 }", "engine a: speed of MUL_MAT must be 1e-06 to 1e.06, got 0"),
+        (A + "speed = { '*' = nan }", r"speed of \* must be 1e-06 to 1e.06, got nan"),
+        (A + "speed = { mul_mat = 1 }", "'mul_mat' is neither a kind .matrix, vector, memory. nor"),
+        (A + A, "engine a is there twice; use count for engines that are alike"),
+        (A + 'runs = ["matrx"]', "'matrx' is neither a kind .matrix, vector, memory. nor an op"),
+        (A + "runs = []", "engine a: runs is empty; leave it out"),
+        (A + "bandwidth = -1", "bandwidth, in bytes per second, must be 1000 to 1e.18, got -1"),
+        (A + "local_memory = 64", "engine a has local_memory; add transfers = true"),
+        (A + "local_memory = 1", "local_memory must be 2 to 1152921504606846976 bytes, got 1"),
+        ("handover_ns = -1\n" + A, "handover_ns must be 0 to 1000000000000, got -1"),
+        ("transfers = true\n" + A, "transfers = true, but no engine has local_memory"),
+        ("transfers = true\n" + A + "local_memory = 64", 'no engine has runs = ."memory".'),
+    ],
+)
+def test_wrong_engines_are_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "engines.toml").write_text(text)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_engines(tmp_path / "engines.toml")
+    assert str(caught.value).startswith(f"{tmp_path / 'engines.toml'}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dma_engine_needs_a_bandwidth_and_no_memory(tmp_path: Path) -> None:
+    text = 'transfers = true\n[[engine]]\nname = "a"\nlocal_memory = 64\n' + (
+        '[[engine]]\nname = "dma"\nruns = ["memory"]\n'
+    )
+    (tmp_path / "engines.toml").write_text(text)
+    with pytest.raises(UsageError, match="engine dma brings loads, so it needs a bandwidth"):
+        read_engines(tmp_path / "engines.toml")
+    (tmp_path / "engines.toml").write_text(text + "bandwidth = 1e9\nlocal_memory = 64\n")
+    with pytest.raises(UsageError, match="engine dma brings loads; it has no local_memory"):
+        read_engines(tmp_path / "engines.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "4097", "99999999999999999999", "-1", "", "4.5", "none.toml"]
+)
+def test_what_is_neither_a_number_nor_a_file_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="engines: expected"):
+        parse_engines(text)
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Is a directory"):
+        read_engines(tmp_path)
+    with pytest.raises(UsageError, match="No such file or directory"):
+        read_hand_made(tmp_path / "none.toml")
