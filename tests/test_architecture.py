@@ -73,6 +73,7 @@ CLI_SHARED = {
 # Libraries that are slow to import or may be missing, and the modules that may import them.
 LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "llamacpp_instr.llama.",
+    "ortools": ("converters.scheduling.model", "converters.scheduling.optimum"),
     "pandas": ("converters.exports.table", "converters.notebook"),
     "perfetto": "converters.exports.perfetto.",
 }
@@ -187,7 +188,9 @@ def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> Non
         }
 
     assert importers("converters.exports.table") == {"to_parquet", "converters.notebook"}
-    assert importers("converters.exports.perfetto") == {"run", "to_perfetto", "view"}
+    assert importers("converters.exports.perfetto") == {
+        "run", "to_perfetto", "view", "converters.scheduling.trace",
+    }  # fmt: skip
 
 
 def test_the_rule_sees_what_it_has_to_see() -> None:

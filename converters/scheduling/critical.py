@@ -36,15 +36,21 @@ class Part:
     it may not overtake, and the path goes on with what that one waited for"""
 
 
-class _Activity(NamedTuple):
+class Activity(NamedTuple):
+    """A task, or the transfer that brings its load."""
+
     task: int
     transfer: bool
 
 
-class _Cause(NamedTuple):
+class Cause(NamedTuple):
+    """What something waited for."""
+
     time: int
+    """ns: when it could begin because of that, with the hand-over"""
     after: After
-    of: _Activity | None
+    of: Activity | None
+    """what ended; None for the start"""
 
 
 def critical_path(made: Schedule) -> list[Part]:
@@ -52,9 +58,9 @@ def critical_path(made: Schedule) -> list[Part]:
     a begin has several causes, one of them is followed: a source rather than an engine."""
     if not len(made.tasks):
         return []
-    look = _Look(made)
+    look = Causes(made)
     parts: list[Part] = []
-    now: _Activity | None = _Activity(int(np.argmax(made.end)), False)
+    now: Activity | None = Activity(int(np.argmax(made.end)), False)
     while now is not None:
         begin, end = look.span(now)
         cause = look.cause(now)
@@ -69,8 +75,8 @@ def critical_path(made: Schedule) -> list[Part]:
     return parts[::-1]
 
 
-class _Look:
-    """Looks up what precedes what in a schedule."""
+class Causes:
+    """Looks up why tasks and transfers of a schedule begin when they do."""
 
     def __init__(self, made: Schedule) -> None:
         self._made = made
@@ -86,13 +92,13 @@ class _Look:
         begin = np.concatenate((made.begin, made.transfer_begin[fed]))
         of = np.concatenate((np.arange(n), fed))
         order = np.lexsort((begin, engine))
-        self._before: dict[_Activity, _Activity] = {}
+        self._before: dict[Activity, Activity] = {}
         if len(tasks):
             pairs = zip(order[:-1].tolist(), order[1:].tolist(), strict=True)
             for one, other in pairs:
                 if engine[one] == engine[other]:
-                    key = _Activity(int(of[other]), other >= n)
-                    self._before[key] = _Activity(int(of[one]), one >= n)
+                    key = Activity(int(of[other]), other >= n)
+                    self._before[key] = Activity(int(of[one]), one >= n)
         self._emptied: dict[int, list[tuple[int, int]]] = {}
         for task in fed.tolist():
             emptied = self._emptied.setdefault(int(made.engine[task]), [])
@@ -100,20 +106,22 @@ class _Look:
         for emptied in self._emptied.values():
             emptied.sort()
 
-    def span(self, of: _Activity) -> tuple[int, int]:
+    def span(self, of: Activity) -> tuple[int, int]:
+        """Begin and end."""
         made = self._made
         if of.transfer:
             return int(made.transfer_begin[of.task]), int(made.transfer_end[of.task])
         return int(made.begin[of.task]), int(made.end[of.task])
 
-    def engine(self, of: _Activity) -> int:
+    def engine(self, of: Activity) -> int:
+        """Where it runs."""
         made = self._made
         return int((made.transfer_engine if of.transfer else made.engine)[of.task])
 
-    def cause(self, of: _Activity) -> _Cause:
+    def cause(self, of: Activity) -> Cause:
         """The latest of what an activity waited for."""
         if self._streams[of.task]:
-            of = _Activity(of.task, False)  # the two begin together
+            of = Activity(of.task, False)  # the two begin together
         begin = self.span(of)[0]
         found = self._own_cause(of)
         other = of.task
@@ -121,38 +129,38 @@ class _Look:
             other -= 1
             if other < 0 or self._made.begin[other] < begin:
                 break
-            found = self._own_cause(_Activity(other, False))._replace(after="order")
+            found = self._own_cause(Activity(other, False))._replace(after="order")
         return found
 
-    def _own_cause(self, of: _Activity) -> _Cause:
-        causes = [_Cause(0, "start", None)]
+    def _own_cause(self, of: Activity) -> Cause:
+        causes = [Cause(0, "start", None)]
         if of in self._before:
             before = self._before[of]
-            causes.append(_Cause(self.span(before)[1], "engine", before))
+            causes.append(Cause(self.span(before)[1], "engine", before))
         if not of.transfer:
             causes += self._ended(of.task, self.engine(of), False)
             if self._made.transfer_engine[of.task] >= 0 and not self._streams[of.task]:
-                brought = _Activity(of.task, True)
-                causes.append(_Cause(self.span(brought)[1], "transfer", brought))
+                brought = Activity(of.task, True)
+                causes.append(Cause(self.span(brought)[1], "transfer", brought))
         if of.transfer or self._streams[of.task]:
             causes += self._for_transfer(of.task)
         return max(causes, key=lambda cause: (cause.time, _PREFERRED.index(cause.after)))
 
-    def _for_transfer(self, task: int) -> list[_Cause]:
+    def _for_transfer(self, task: int) -> list[Cause]:
         begin, by = int(self._made.transfer_begin[task]), int(self._made.transfer_engine[task])
         causes = self._ended(task, by, True)
-        of = _Activity(task, True)
+        of = Activity(task, True)
         if of in self._before:
             before = self._before[of]
-            causes.append(_Cause(self.span(before)[1], "engine", before))
+            causes.append(Cause(self.span(before)[1], "engine", before))
         emptied = self._emptied[int(self._made.engine[task])]
         at = bisect_right(emptied, (begin, len(self._made.begin))) - 1
         if at >= 0:
             ended, holder = emptied[at]
-            causes.append(_Cause(ended, "buffer", _Activity(holder, False)))
+            causes.append(Cause(ended, "buffer", Activity(holder, False)))
         return causes
 
-    def _ended(self, task: int, on: int, written: bool) -> list[_Cause]:
+    def _ended(self, task: int, on: int, written: bool) -> list[Cause]:
         """The sources of a task, or those that write the cache."""
         made, tasks = self._made, self._made.tasks
         causes = []
@@ -160,6 +168,6 @@ class _Look:
             if not written or self._writes[tasks.label[source]]:
                 later = made.engines.handover_ns if made.engine[source] != on else 0
                 causes.append(
-                    _Cause(int(made.end[source]) + later, "source", _Activity(source, False))
+                    Cause(int(made.end[source]) + later, "source", Activity(source, False))
                 )
         return causes

@@ -1,0 +1,223 @@
+"""A schedule as a Perfetto trace: a track for each engine, the critical path, counters.
+
+Invariant: the trace holds what the report says: the slice of the whole schedule is as long as the
+makespan, an engine's slices are as long as it is busy, and those of the critical path add up to the
+makespan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from converters.exports.perfetto.packets import (
+    BEGIN,
+    Packets,
+    Value,
+    closing,
+    event_packet,
+    first_packets,
+    sample,
+    track,
+)
+from converters.scheduling.critical import Activity, Causes, Part, critical_path
+from converters.scheduling.schedule import Schedule
+from llamacpp_instr.errors import UsageError
+
+MOST_TASKS = 200_000
+_HOME, _PATH, _ENGINES, _COUNTERS, _FIRST_ENGINE = 1, 2, 3, 4, 1000
+"""numbers of tracks; counters follow _COUNTERS, engines _FIRST_ENGINE"""
+
+
+def write_trace(made: Schedule, write: Callable[[bytes], object], title: str) -> None:
+    """Writes the schedule, from 0 on, in pieces. `title` says what it is of.
+
+    Slices of engines have category `task`, `critical` (on the critical path) or `transfer`; flows
+    lead from each task to those that read its result. Raises UsageError for too many tasks.
+    """
+    if len(made.tasks) > MOST_TASKS:
+        raise UsageError(
+            f"{len(made.tasks)} tasks are too many for a trace, which takes up to {MOST_TASKS};"
+            " choose a layer"
+        )
+    _Writer(made, write).run(title)
+
+
+class _Writer:
+    def __init__(self, made: Schedule, write: Callable[[bytes], object]) -> None:
+        self._made, self._output = made, write
+        self._packets = Packets()
+        self._path = critical_path(made)
+        self._critical = {
+            Activity(part.task, part.what == "transfer")
+            for part in self._path
+            if part.what in ("task", "transfer")
+        }
+        self._causes = Causes(made)
+        tasks = made.tasks
+        counts = np.diff(tasks.first)
+        readers = np.repeat(np.arange(len(tasks)), counts)
+        self._out: list[list[int]] = [[] for _ in range(len(tasks))]
+        """of each task: the numbers of the flows that leave it"""
+        for number, source in enumerate(tasks.sources.tolist()):
+            self._out[source].append(number)
+        self._n_flows = len(readers)
+
+    def run(self, title: str) -> None:
+        made, engines = self._made, self._made.engines
+        self._output(first_packets(0, 0))
+        self._output(track(_HOME, "schedule", note=title))
+        self._output(
+            track(
+                _PATH, "critical path", _HOME, 0,
+                "What the makespan consists of; each part began when the one before it ended.",
+            )
+        )  # fmt: skip
+        self._output(track(_ENGINES, "engines", _HOME, 1))
+        for engine in range(engines.count()):
+            self._output(track(_FIRST_ENGINE + engine, engines.name(engine), _ENGINES, engine))
+        if not len(made.tasks):
+            return
+        whole: dict[str, Value] = {"makespan_ns": made.makespan, "policy": made.policy}
+        if made.proven is not None:
+            whole["proven_ns"] = made.proven
+        self._slice(_HOME, title, "schedule", 0, made.makespan, whole)
+        self._engines()
+        for part in self._path:
+            self._part(part)
+        self._counters()
+
+    def _emit(self, packet: bytes) -> None:
+        if interned := self._packets.take_interned():
+            self._output(interned)
+        self._output(packet)
+
+    def _slice(
+        self,
+        on: int,
+        name: str,
+        category: str,
+        begin: int,
+        end: int,
+        args: dict[str, Value],
+        colour: str = "",
+        out: Iterable[int] = (),
+        into: Iterable[int] = (),
+    ) -> None:
+        event = self._packets.event(BEGIN, on, name, category, colour=colour)
+        self._packets.add_args(event, args, keep=True)
+        event.flow_ids.extend(flow + 1 for flow in out)
+        event.terminating_flow_ids.extend(flow + 1 for flow in into)
+        self._emit(event_packet(begin, event))
+        self._emit(event_packet(end, closing(on)))
+
+    def _engines(self) -> None:
+        """Engines that bring loads first: of what begins together, a flow has to leave before it
+        arrives."""
+        made = self._made
+        work: dict[int, list[tuple[int, Activity]]] = {}
+        for task, (engine, begin) in enumerate(
+            zip(made.engine.tolist(), made.begin.tolist(), strict=True)
+        ):
+            work.setdefault(engine, []).append((begin, Activity(task, False)))
+        for task in np.flatnonzero(made.transfer_engine >= 0).tolist():
+            bring = int(made.transfer_begin[task]), Activity(task, True)
+            work.setdefault(int(made.transfer_engine[task]), []).append(bring)
+        brings = set(made.transfer_engine.tolist())
+        for engine in sorted(work, key=lambda engine: (engine not in brings, engine)):
+            for _, activity in sorted(work[engine]):
+                if activity.transfer:
+                    self._transfer(activity)
+                else:
+                    self._task(activity)
+
+    def _task(self, activity: Activity) -> None:
+        made, tasks, task = self._made, self._made.tasks, activity.task
+        label = tasks.labels[tasks.label[task]]
+        begin, end = self._causes.span(activity)
+        args: dict[str, Value] = {
+            "name": label.name,
+            "op": label.op,
+            "kind": label.kind,
+            "layer": label.layer,
+            "block": label.block,
+            "copy": int(tasks.copy[task]),
+            "recorded_ns": int(tasks.ns[task]),
+            "speed": float(tasks.ns[task]) / (end - begin),
+            "bytes": int(tasks.bytes[task]),
+            "waited_for": self._cause(activity),
+        }
+        into = list(range(int(tasks.first[task]), int(tasks.first[task + 1])))
+        if made.transfer_engine[task] >= 0:
+            into.append(self._n_flows + task)
+        category = "critical" if activity in self._critical else "task"
+        on = _FIRST_ENGINE + int(made.engine[task])
+        self._slice(on, label.title, category, begin, end, args, label.block, self._out[task], into)
+
+    def _transfer(self, activity: Activity) -> None:
+        made, task = self._made, activity.task
+        label = made.tasks.labels[made.tasks.label[task]]
+        begin, end = self._causes.span(activity)
+        args: dict[str, Value] = {
+            "name": label.name,
+            "layer": label.layer,
+            "block": label.block,
+            "critical": activity in self._critical,
+            "bytes": int(made.tasks.load[task]),
+            "for_engine": made.engines.name(int(made.engine[task])),
+            "waited_for": self._cause(activity),
+        }
+        on = _FIRST_ENGINE + int(made.transfer_engine[task])
+        out = [self._n_flows + task]
+        self._slice(on, f"load {label.title}", "transfer", begin, end, args, "load", out)
+
+    def _cause(self, activity: Activity) -> str:
+        cause = self._causes.cause(activity)
+        return cause.after if cause.of is None else f"{cause.after}: {self._name(cause.of.task)}"
+
+    def _name(self, task: int) -> str:
+        tasks = self._made.tasks
+        return tasks.labels[tasks.label[task]].name
+
+    def _part(self, part: Part) -> None:
+        label = self._made.tasks.labels[self._made.tasks.label[part.task]]
+        args: dict[str, Value] = {
+            "what": part.what,
+            "name": label.name,
+            "layer": label.layer,
+            "block": label.block,
+            "after": part.after,
+        }
+        if part.engine >= 0:
+            args["engine"] = self._made.engines.name(part.engine)
+        name = label.title if part.what == "task" else f"{part.what} {label.title}"
+        colour = label.block if part.what == "task" else part.what
+        self._slice(_PATH, name, "path", part.begin, part.end, args, colour)
+
+    def _counters(self) -> None:
+        made, tasks = self._made, self._made.tasks
+        fed = np.flatnonzero(made.transfer_engine >= 0)
+        begin = np.concatenate((made.begin, made.transfer_begin[fed]))
+        end = np.concatenate((made.end, made.transfer_end[fed]))
+        moved = tasks.bytes - np.where(made.transfer_engine >= 0, tasks.load, 0)
+        rate = np.concatenate((moved, tasks.load[fed])) / (end - begin) * 1e9
+        one = np.ones(len(begin), np.int64)
+        engine = np.concatenate((made.engine, made.transfer_engine[fed]))
+        kind = np.array(made.engines.kind_numbers())[engine]
+        chosen = [("busy engines", "engines", one)]
+        if len(made.engines.kinds) > 1:
+            chosen += [
+                (f"busy {of.name}", "engines", (kind == number).astype(np.int64))
+                for number, of in enumerate(made.engines.kinds)
+            ]
+        if tasks.bytes.any():
+            chosen.append(("bytes/s in flight", "B/s", np.rint(rate).astype(np.int64)))
+        for number, (name, unit, amount) in enumerate(chosen, _COUNTERS):
+            self._output(track(number, name, _HOME, number, unit=unit))
+            change = np.concatenate((amount, -amount))
+            times, where = np.unique(np.concatenate((begin, end)), return_inverse=True)
+            sums = np.zeros(len(times), np.int64)
+            np.add.at(sums, where, change)
+            for t, value in zip(times.tolist(), np.cumsum(sums).tolist(), strict=True):
+                self._output(sample(t, number, value))
