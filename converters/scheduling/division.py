@@ -19,6 +19,8 @@ ONE_THREAD = frozenset({"REPEAT", "SUM_ROWS", "SUM", "MEAN", "ARGMAX", "CUMSUM"}
 SECOND_AXIS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "SOFT_MAX", "CPY", "CONT", "DUP"})
 """ops whose rows ggml counts along axis 1 alone, so a norm of one token is one thread's"""
 
+MOST_HEADS = 1024
+
 
 def n_parts(division: Division) -> int:
     """The number of parts."""
@@ -96,7 +98,7 @@ def _head_axis(timed: TimedGraph, axes: Axes, node: int) -> int | None:
         axis = 2
     else:
         return None
-    return axis if axes.shape(node)[axis] > 1 else None
+    return axis if 1 < axes.shape(node)[axis] <= MOST_HEADS else None
 
 
 def _is_weight(timed: TimedGraph, source: int) -> bool:

@@ -101,8 +101,8 @@ def _computes(
         found = set(steps["step"][steps["phase"] == chosen].tolist())
         if not found:
             others = [of for of in PHASES if (steps["phase"] == of).any()]
-            has = f"it has {' and '.join(others)}: choose with --phase" if others else "it is empty"
-            raise UsageError(f"{session.path}: no {chosen} counts in this log; {has}")
+            has = f"it has {' and '.join(others)}: choose with --phase" if others else "no step counts"
+            raise UsageError(f"{session.path}: no {chosen} to schedule; {has}")
         what = f"{len(found)} {chosen}{'s' * (len(found) > 1)}"
     else:
         ended = session.steps.rows(session.steps["status"] == 0)["step"].tolist()

@@ -16,24 +16,20 @@ from converters.scheduling.tasks import Int64, Tasks
 def several_tokens(tasks: Tasks, n: int) -> Tasks:
     """The tasks `n` times, one token after the other: what begins a token waits for all that ends
     the one before it. The time of sampling between two tokens is not there."""
-    roots = np.flatnonzero(np.diff(tasks.first) == 0)
-    is_source = np.zeros(len(tasks), np.bool_)
-    is_source[tasks.sources] = True
-    ends = np.flatnonzero(~is_source)
-    copies = [tasks]
-    for i in range(1, n):
-        counts = np.diff(tasks.first)
-        counts[roots] = len(ends)
-        first = np.concatenate([[0], np.cumsum(counts)])
-        sources = np.empty(first[-1], np.int64)
-        own = np.repeat(counts != 0, counts) & ~np.repeat(
-            np.isin(np.arange(len(tasks)), roots), counts
-        )
-        sources[own] = tasks.sources
-        # `together` moves sources by the tasks before; those of the token before are one copy less
-        sources[~own] = np.tile(ends, len(roots)) - len(tasks)
-        copies.append(replace(tasks, first=first, sources=sources, copy=tasks.copy + i))
-    return together(copies)
+    counts = np.diff(tasks.first)
+    is_root = counts == 0
+    is_end = np.ones(len(tasks), np.bool_)
+    is_end[tasks.sources] = False
+    ends = np.flatnonzero(is_end)
+    counts[is_root] = len(ends)
+    of_root = np.repeat(is_root, counts)
+    sources = np.empty(len(of_root), np.int64)
+    sources[~of_root] = tasks.sources
+    # `together` adds the tasks before this copy, of which the copy before is the last
+    sources[of_root] = np.tile(ends, int(is_root.sum())) - len(tasks)
+    after = replace(tasks, first=np.concatenate([[0], np.cumsum(counts)]), sources=sources)
+    later = [replace(after, copy=tasks.copy + i) for i in range(1, n)]
+    return together([tasks, *later])
 
 
 def several_sequences(tasks: Tasks, n: int) -> Tasks:

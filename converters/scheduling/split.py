@@ -21,9 +21,11 @@ from converters.scheduling.division import Division, by_heads, by_rows, by_tiles
 from converters.scheduling.engines import Engines
 from converters.scheduling.tasks import Label, Tasks
 from converters.scheduling.timed_graph import TimedGraph, kind_of
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.probe.shapes import ATTENTION_PARTS, SOFT_MAX_PARTS, Part, PartTimes
 
 Split = Literal["none", "heads", "rows", "tiles"]
+MOST_EDGES = 20_000_000
 SPLITS: tuple[Split, ...] = ("none", "heads", "rows", "tiles")
 
 
@@ -46,7 +48,8 @@ def divide(
     heads make one part for each head. `part_times` has, by kernel of a flash attention or a
     soft-max, the measured times of its parts: it becomes a chain of these for each part.
 
-    Edges to kernels that are not chosen vanish.
+    Edges to kernels that are not chosen vanish. Raises UsageError for too many parts that depend on
+    each other.
     """
     axes = Axes(timed)
 
@@ -128,6 +131,11 @@ class _Builder:
                         sources.update(self._exits(need.kernel, ranges[part]))
                 self._sources.extend(sorted(sources))
                 self._first.append(len(self._sources))
+                if len(self._sources) > MOST_EDGES:
+                    raise UsageError(
+                        f"--split {self._split}: more than {MOST_EDGES:,} dependencies between"
+                        " parts; choose fewer engines, or a layer with --layers"
+                    )
 
     def _needs(
         self, kernel: int, division: Division

@@ -182,7 +182,7 @@ def _tasks_of(source: str, chosen: _Chosen, lenient: bool) -> MakeTasks:
 
 
 def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
-    from converters.scheduling.hand_made import read_graph
+    from converters.scheduling.hand_made import read_hand_made
 
     none = chosen.layers is None and chosen.phase is None and chosen.step is None
     if not none or chosen.split != "none" or chosen.beside_prefill:
@@ -190,7 +190,7 @@ def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
             f"{source}: a graph by hand is scheduled as it is; --split, --layers, --phase, --step"
             " and --beside-prefill need a log or a model"
         )
-    tasks = _in_flight(read_graph(source), chosen)
+    tasks = _in_flight(read_hand_made(source), chosen)
     return lambda _: (tasks, [])
 
 
