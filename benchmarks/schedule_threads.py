@@ -3,9 +3,9 @@
     python -m benchmarks.schedule_threads [--rounds 8] [--decodes 48]
 
 For five models of different shapes and types: a recording with one thread gives the tasks, whose
-rows are divided among two engines as ggml divides them among threads. No kernel begins before the
-parts of the one before it have ended, and each begins with a measured barrier; a product of matrices and
-flash attention have another one inside. An engine moves at most half of what two threads copied.
+rows are divided among two engines as ggml divides them among threads. No kernel begins before all
+parts of the one before it have ended, and each takes a measured barrier more; matrix products and
+flash attention take two. An engine moves at most half of what two threads copied.
 Recordings with one and two threads take turns. Prints the predicted and the measured median of a
 decode with their ratio; run it on an idle machine.
 """

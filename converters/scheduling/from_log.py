@@ -101,7 +101,11 @@ def _computes(
         found = set(steps["step"][steps["phase"] == chosen].tolist())
         if not found:
             others = [of for of in PHASES if (steps["phase"] == of).any()]
-            has = f"it has {' and '.join(others)}: choose with --phase" if others else "no step counts"
+            has = (
+                f"it has {' and '.join(others)}: choose with --phase"
+                if others
+                else "no step counts"
+            )
             raise UsageError(f"{session.path}: no {chosen} to schedule; {has}")
         what = f"{len(found)} {chosen}{'s' * (len(found) > 1)}"
     else:

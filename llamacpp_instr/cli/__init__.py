@@ -82,6 +82,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.roofline:roofline",
             "Compare the ops of a log with what the machine can do.",
         ),
+        "schedule": (
+            "llamacpp_instr.cli.schedule:schedule",
+            "Schedule the ops of a graph on engines that may not exist.",
+        ),
     },
     "Models": {
         "inspect": (

@@ -164,18 +164,19 @@ def schedule(
     plan = _planner(policy, seconds)
     if swept is None:
         tasks, notes = make(machine)
-        _write(plan(tasks, machine), notes, perfetto, output)
+        _write(plan(tasks, machine), source, notes, perfetto, output)
     else:
-        _write_sweep(make, plan, range(swept[0], swept[1] + 1), output)
+        _write_sweep(source, make, plan, range(swept[0], swept[1] + 1), output)
 
 
 def _tasks_of(source: str, chosen: _Chosen, lenient: bool) -> MakeTasks:
     """What makes the tasks of a source for some engines; the source is read once."""
     from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.output import begins_as_model
 
-    if source.endswith(".toml"):
+    if source.lower().endswith(".toml"):
         return _of_graph(source, chosen)
-    if source == "demo" or source.endswith(".gguf"):
+    if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
         return _of_model(source, chosen)
     (run,) = find_runs([source])
     return _of_log(load_run(run, lenient), chosen)
@@ -248,7 +249,7 @@ def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
     return make
 
 
-def _of_model(source: str, chosen: _Chosen) -> MakeTasks:
+def _of_model(source: str, chosen: _Chosen) -> MakeTasks:  # noqa: ARG001
     raise UsageError(f"{source}: a model's times are not predicted yet; give a log of it")
 
 
@@ -282,3 +283,43 @@ def _planner(policy: str, seconds: float) -> Callable[[Tasks, Engines], Schedule
             return schedule_optimal(tasks, engines, seconds, on_progress)
 
     return search
+
+
+def _write(
+    made: Schedule, source: str, notes: list[str], perfetto: str | None, output: ReportOutput
+) -> None:
+    from converters.scheduling.report import gantt_chart, schedule_reports
+
+    title = f"Schedule of {source}"
+    if perfetto is not None:
+        from converters.scheduling.trace import write_trace
+        from llamacpp_instr.output import open_output
+
+        with open_output(perfetto, output.force) as file:
+            write_trace(made, file.write, title)
+    chart = gantt_chart(made, title)
+    charts = [chart] if chart is not None else []
+    output.write(schedule_reports(made, notes), charts=charts, title=title)
+
+
+def _write_sweep(
+    source: str,
+    make: MakeTasks,
+    plan: Callable[[Tasks, Engines], Schedule],
+    counts: range,
+    output: ReportOutput,
+) -> None:
+    from converters.scheduling.engines import equal_engines
+    from converters.scheduling.report import sweep_chart, sweep_point, sweep_reports
+    from llamacpp_instr.progress import progress_bar
+
+    points = []
+    notes: list[str] = []
+    with progress_bar("Scheduling") as on_progress:
+        for i, n in enumerate(counts):
+            engines = equal_engines(n)
+            tasks, notes = make(engines)
+            points.append(sweep_point(plan(tasks, engines)))
+            on_progress(i + 1, len(counts))
+    title = f"Schedules of {source}"
+    output.write(sweep_reports(points, notes), charts=[sweep_chart(points, title)], title=title)

@@ -5,9 +5,8 @@ What stands for each part (ggml/src/ggml-cpu/ops.cpp, vec.cpp):
 - dot products: MUL_MAT of the cached keys by the queries, as without flash attention
 - maximum: SCALE, ADD of the mask and ARGMAX: what SOFT_MAX does before its exponentials. ARGMAX
   compares once more for each score than SOFT_MAX does
-- exponentials: `ggml_vec_soft_max_f32`, the loop of SOFT_MAX itself, over all rows at once; for rows
-  shorter than a vector, and for
-  flash attention, UNARY EXP, because these call `expf` for each score
+- exponentials: `ggml_vec_soft_max_f32`, the loop of SOFT_MAX itself, over all rows at once. For
+  rows shorter than a vector, and for flash attention, UNARY EXP: these call `expf` for each score
 - normalization: SCALE in place, the last loop of SOFT_MAX
 - weighted sum: OUT_PROD of the cached values by the scores: like flash attention, it adds one value
   after the other

@@ -26,6 +26,7 @@ REPORTS = {
     "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
     "tree": f"tree {LOG}",
     "roofline": f"roofline {LOG} --probe {TESTS / 'fixtures' / 'probe.json'}",
+    "schedule": f"schedule {LOG} --split rows",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "inspect": "inspect demo",

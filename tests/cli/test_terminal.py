@@ -144,6 +144,8 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("tree", "NAME.log", "--folded"),
         ("page", "NAME.log"),
         ("roofline", "NAME.log", "--probe", "NAME"),
+        ("schedule", "NAME.log", "--engines", "NAME"),
+        ("schedule", "NAME.toml"),
         ("diff", "NAME.log", "NAME.log"),
         ("to-perfetto", "NAME.log", "--force"),
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),

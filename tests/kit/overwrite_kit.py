@@ -60,6 +60,15 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("roofline", "--output"): [
         Case("roofline session.log --probe probe.json -o {}", reads=("session.log", "probe.json"))
     ],
+    ("schedule", "--output"): [
+        Case("schedule session.log --engines engines.toml -o {}",
+             reads=("session.log", "engines.toml")),
+        Case("schedule graph.toml -o {}", reads=("graph.toml",)),
+    ],
+    ("schedule", "--perfetto"): [
+        Case("schedule session.log --engines engines.toml --perfetto {}",
+             reads=("session.log", "engines.toml")),
+    ],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
     ],
@@ -120,12 +129,12 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
-    ("weights", "--against"), ("roofline", "--probe"), ("diff", "--before"), ("diff", "--after"),
+    ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"), ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
 NO_FILE = {
-    "A,B,...", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
+    "A,B,...", "A:B", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
     "KEY[,KEY]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
 }  # fmt: skip
@@ -153,6 +162,8 @@ def write_stock(place: Path) -> None:
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
     (place / "probe.json").write_bytes(probe_json(probe_of()))
+    (place / "engines.toml").write_text('[[engine]]\nname = "engine"\ncount = 2\n')
+    (place / "graph.toml").write_text('[[task]]\nname = "a"\nns = 10\n')
     # outputs of an earlier call, which may be replaced
     for name in ("out", "out.svg", "new.log"):
         (place / name).write_text("old")

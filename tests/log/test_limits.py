@@ -31,7 +31,14 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "tables": ("log", ["to-parquet FILE -o OUT", "to-parquet FILE --csv -o OUT"]),
     "reports": (
         "log",
-        ["summary FILE", "stats FILE", "stats FILE --by tensor --html", "page FILE -o OUT"],
+        [
+            "summary FILE",
+            "stats FILE",
+            "stats FILE --by tensor --html",
+            "page FILE -o OUT",
+            "schedule FILE --split rows",
+            "schedule FILE --phase prefill --split tiles",
+        ],  # fmt: skip
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
     "compression": ("log", ["report FILE", "report FILE -o OUT.html"]),

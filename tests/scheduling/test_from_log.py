@@ -159,11 +159,13 @@ def test_logs_without_true_times_are_refused(tmp_path: Path) -> None:
     events = steady_log(1)
     log = tmp_path / "a.log"
     log.write_bytes(with_start(events, perturbed=True))
-    with pytest.raises(UsageError, match="a.log: .*--stats or by the debugger"):
+    with pytest.raises(UsageError, match=r"a\.log: .*--stats or by the debugger"):
         recorded_graph(load_session(log))
     log.write_bytes(with_start([e for e in events if not isinstance(e, s.Ops | s.Plan)],
                                level="minimal"))  # fmt: skip
-    with pytest.raises(UsageError, match="a.log: no ops at the level minimal"):
+    with pytest.raises(UsageError, match=r"a\.log: no ops at the level minimal"):
         recorded_graph(load_session(log))
-    with pytest.raises(UsageError, match="vulkan-mixed.log.gz: .*Vulkan.* ran part of the graph"):
+    with pytest.raises(
+        UsageError, match=r"vulkan-mixed\.log\.gz: .*Vulkan.* ran part of the graph"
+    ):
         recorded_graph(load_session(FIXTURES / "vulkan-mixed.log.gz"))

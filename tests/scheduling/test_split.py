@@ -1,4 +1,4 @@
-"""Parts of kernels: work is conserved, no dependency is lost, and heads are wired as attention is."""
+"""Parts of kernels: work is conserved, no dependency is lost, heads are wired as attention is."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.probe.shapes import ATTENTION_PARTS, SOFT_MAX_PARTS
 from tests.kit.native_kit import ROOT, random_models
 
+KINDS = (
+    "llama-dense", "llama-moe", "gemma2-dense", "olmo2-dense", "granite-dense", "gpt2-dense",
+    "deepseek2-moe", "grok-moe", "falcon-h1-dense", "qwen3next-moe",
+)  # fmt: skip
 DEMO = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
@@ -118,8 +122,7 @@ def test_heads_share_keys_and_values() -> None:
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recordings of upstream's random models of several kinds."""
     folder, models = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("models")
-    for name in ("llama-dense", "llama-moe", "gemma2-dense", "olmo2-dense", "granite-dense",
-                 "gpt2-dense", "deepseek2-moe", "grok-moe", "falcon-h1-dense", "qwen3next-moe"):  # fmt: skip
+    for name in KINDS:
         (models / f"{name}.gguf").symlink_to(random_models() / f"{name}.gguf")
     script = ROOT / "tests" / "kit" / "probe_architectures.py"
     command = [sys.executable, str(script), str(models), "record", str(folder)]
