@@ -77,6 +77,13 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         f"model = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, verbose=False)\n"
         "print(model('Once upon a time', max_tokens=4)['choices'][0]['text'])\n"
     )
+    (directory / "chip.toml").write_text(
+        '[[engine]]\nname = "matrix"\ncount = 2\nruns = ["matrix"]\n'
+        '[[engine]]\nname = "other"\nruns = ["vector", "memory"]\n'
+    )
+    (directory / "graph.toml").write_text(
+        '[[task]]\nname = "a"\nns = 30\n[[task]]\nname = "b"\nns = 20\nafter = ["a"]\n'
+    )
     parts = split_log(make_log(lambda _low, high: high, 1), 2, Random(1))
     for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
         (directory / name).write_bytes(encode(events))

@@ -1,0 +1,146 @@
+"""`instr schedule` on logs and graphs by hand, and one line for each wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from converters.scheduling.engines import equal_engines
+from converters.scheduling.from_log import recorded_graph
+from converters.scheduling.in_flight import several_sequences
+from converters.scheduling.policies import schedule_list
+from converters.scheduling.split import divide
+from llamacpp_instr import cli
+from llamacpp_instr.log.session import load_session
+from tests.conftest import Instr
+from tests.kit.native_kit import DEMO, ROOT
+
+LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+GRAPH = """
+[[task]]
+name = "a"
+ns = 300
+[[task]]
+name = "b"
+ns = 200
+[[task]]
+name = "c"
+ns = 100
+after = ["a", "b"]
+"""
+
+
+def instr(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, [*map(str, words)])
+
+
+def figures(*words: object) -> dict[str, Any]:
+    done = instr("schedule", *words, "--json")
+    assert done.exit_code == 0, done.output
+    return {name: of["value"] for name, of in json.loads(done.stdout)[0]["figures"].items()}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "graph.toml"
+    path.write_text(GRAPH)
+    return path
+
+
+def test_the_command_schedules_what_the_parts_of_it_do() -> None:
+    timed = recorded_graph(load_session(LOG), layers=(0, 1)).timed
+    for split in ("none", "rows", "tiles"):
+        tasks = divide(timed, split, equal_engines(3)).tasks
+        made = schedule_list(several_sequences(tasks, 2), equal_engines(3))
+        words = ("--engines", 3, "--split", split, "--layers", "0:1", "--sequences", 2)
+        found = figures(LOG, *words)
+        assert found["makespan"] == made.makespan
+        assert found["tasks"] == 2 * len(tasks)
+        assert found["sequence"] == 2 * tasks.ns.sum()
+
+
+def test_one_engine_takes_as_long_as_the_kernels_of_the_log() -> None:
+    total = int(recorded_graph(load_session(LOG)).timed.ns.sum())
+    for policy in ("program", "list"):
+        assert figures(LOG, "--engines", 1, "--policy", policy)["makespan"] == total
+    assert figures(LOG, "--engines", 1, "--tokens", 3)["makespan"] == 3 * total
+
+
+def test_a_prefill_beside_a_decode() -> None:
+    both = figures(LOG, "--engines", 1, "--beside-prefill")
+    of = [figures(LOG, "--engines", 1, "--phase", phase) for phase in ("decode", "prefill")]
+    assert both["makespan"] == of[0]["makespan"] + of[1]["makespan"]
+    assert both["tasks"] == of[0]["tasks"] + of[1]["tasks"]
+
+
+def test_a_graph_by_hand(graph: Path) -> None:
+    assert figures(graph, "--engines", 1)["makespan"] == 600
+    for policy in ("program", "list", "optimal"):
+        assert figures(graph, "--engines", 2, "--policy", policy)["makespan"] == 400
+
+
+def test_a_sweep_is_the_schedules_one_by_one() -> None:
+    done = instr("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5", "--json")
+    (table,) = json.loads(done.stdout)
+    assert [row["engines"] for row in table["rows"]] == [1, 2, 3, 4, 5]
+    for row in table["rows"]:
+        words = ("--layers", 0, "--split", "rows", "--engines", row["engines"])
+        assert figures(LOG, *words)["makespan"] == row["makespan"]
+
+
+def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
+    trace, page = tmp_path / "a.pftrace", tmp_path / "a.html"
+    words = ("--layers", 0, "--perfetto", trace, "-o", page)
+    assert instr("schedule", LOG, *words).exit_code == 0
+    assert trace.stat().st_size > 1000
+    assert "<svg" in page.read_text()
+    refused = instr("schedule", LOG, *words)
+    assert refused.exit_code == 2
+    assert "exists" in refused.output
+    assert instr("schedule", LOG, *words, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((LOG, "--layers", "9"), "no layer 9 to schedule; its layers are 0 to 3"),
+        ((LOG, "--step", "999"), "no step 999"),
+        ((LOG, "--step", "1", "--phase", "decode"), "--phase or --step"),
+        ((LOG, "--phase", "encode"), "no encode"),
+        ((LOG, "--split", "heads"), "--flash-attn off"),
+        ((LOG, "--engines", "0"), "engines"),
+        ((LOG, "--engines", "nowhere.toml"), "nowhere.toml"),
+        ((LOG, "--sweep", "0:3"), "--sweep 0:3"),
+        ((LOG, "--sweep", "1:"), "--sweep 1:"),
+        ((LOG, "--sweep", "1:4", "--engines", "3"), "leave out --engines"),
+        ((LOG, "--sweep", "1:4", "--perfetto", "a"), "leave out --perfetto"),
+        ((LOG, "--perfetto", "-"), "--perfetto -"),
+        (("GRAPH", "--split", "rows"), "as it is"),
+        (("GRAPH", "--layers", "0"), "as it is"),
+        (("nowhere.log",), "nowhere.log"),
+    ],
+)
+def test_a_wrong_input_is_one_line(words: tuple[object, ...], said: str, graph: Path) -> None:
+    done = instr("schedule", *(graph if word == "GRAPH" else word for word in words))
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+@pytest.mark.native
+def test_heads_of_a_recording_of_this_machine(instr: Instr, tmp_path: Path) -> None:
+    for flash in ("on", "off"):
+        log = tmp_path / f"{flash}.log"
+        words = ("-p", "Once upon a time", "-n", 4, "--threads", 1, "--flash-attn", flash)
+        assert instr("run", DEMO, *words, "--log", log).returncode == 0
+        done = instr("schedule", log, "--layers", 1, "--split", "heads", "--json")
+        assert done.returncode == 0, done.stderr
+        tables = {table["title"]: table for table in json.loads(done.stdout)}
+        whole, *_ = tables.values()
+        assert whole["figures"]["tasks"]["value"] == {"on": 47, "off": 51}[flash]
+        assert any("were timed on this machine" in note for note in whole["notes"])
