@@ -76,7 +76,7 @@ class Chart:
         """A picture on white, with the title on top."""
         with _settings("black"):
             figure = _figure()
-            figure.suptitle(_label(self.title), fontsize="large")
+            figure.suptitle(drawn_text(self.title), fontsize="large")
             self.draw(figure)
             file = io.BytesIO()
             figure.savefig(file, format="png", dpi=144, metadata={"Software": None})
@@ -131,8 +131,8 @@ def bar_by_layer(
             bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color))
             below = [low + height for low, height in zip(below, heights, strict=True)]
         _layer_axis(axes, layers)
-        axes.set_ylabel(_label(axis))
-        _legend(figure, bars, list(parts))
+        axes.set_ylabel(drawn_text(axis))
+        add_legend(figure, bars, list(parts))
 
     return Chart(title, draw)
 
@@ -160,8 +160,8 @@ def lines_by_layer(
                 markersize=3.5, linewidth=1.6,
             )  # fmt: skip
         _layer_axis(axes, layers)
-        axes.set_ylabel(_label(axis))
-        _legend(figure, drawn, list(lines))
+        axes.set_ylabel(drawn_text(axis))
+        add_legend(figure, drawn, list(lines))
 
     return Chart(title, draw)
 
@@ -181,8 +181,8 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
             axes.yaxis.set_minor_formatter(lambda _error, _: "")
         axes.margins(x=0.12, y=0.14)
         axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
-        axes.set_xlabel(_label(x_axis))
-        axes.set_ylabel(_label(y_axis))
+        axes.set_xlabel(drawn_text(x_axis))
+        axes.set_ylabel(drawn_text(y_axis))
         _label_points(figure, axes, kept)
 
     return Chart(title, draw)
@@ -217,7 +217,7 @@ def roofline_chart(
         axes.set_ylabel("GFLOP/s")
         axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
         axes.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1e9:g}")
-        _legend(figure, drawn, [*slopes, *roofs])
+        add_legend(figure, drawn, [*slopes, *roofs])
         _label_points(figure, axes, kept)
 
     return Chart(title, draw)
@@ -248,12 +248,12 @@ def map_by_layer(
         image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
         step = next(n for n in _STEPS if n * 20 >= len(layers))
         at = range(0, len(layers), step)
-        axes.set_yticks(list(at), [_label(layers[i]) for i in at])
+        axes.set_yticks(list(at), [drawn_text(layers[i]) for i in at])
         axes.set_ylabel("layer")
         step = next(n for n in _STEPS if n * _COLUMNS >= len(columns))
         marks = range(0, len(columns), step)
-        axes.set_xticks(list(marks), [_label(columns[i]) for i in marks], rotation=90)
-        axes.set_xlabel(_label(axis))
+        axes.set_xticks(list(marks), [drawn_text(columns[i]) for i in marks], rotation=90)
+        axes.set_xlabel(drawn_text(axis))
         # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
         bar = figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:g}")
         if wide and known.max() > 100 * known.min():
@@ -307,7 +307,7 @@ def _settings(ink: str) -> Iterator[None]:
         yield
 
 
-def _label(text: str) -> str:
+def drawn_text(text: str) -> str:
     """A name as drawn; a legend would omit one that begins with `_`."""
     text = printable(text)
     return f" {text}" if text.startswith("_") else text
@@ -325,15 +325,16 @@ def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
         if len(layers) - 1 - ticks[-1] < 0.6 * step:
             ticks.pop()
         ticks.append(len(layers) - 1)
-    axes.set_xticks(ticks, [_label(layers[i]) for i in ticks])
+    axes.set_xticks(ticks, [drawn_text(layers[i]) for i in ticks])
     axes.set_xlim(-0.6, max(len(layers), 1) - 0.4)
     axes.set_xlabel("layer")
 
 
-def _legend(figure: Any, drawn: Sequence[Any], names: Sequence[str]) -> None:
+def add_legend(figure: Any, drawn: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend below the axes, of as many columns as fit."""
     if drawn:
         figure.legend(
-            drawn, [_label(name) for name in names], loc="outside lower center",
+            drawn, [drawn_text(name) for name in names], loc="outside lower center",
             ncols=min(len(names), max(1, 90 // (6 + max(map(len, names))))),
         )  # fmt: skip
 
@@ -349,7 +350,7 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     room = axes.get_window_extent(renderer).extents
     for point, (x, y) in zip(points, at, strict=True):
         text = axes.annotate(
-            _label(point.name), (point.x, point.y), (0, 0), textcoords="offset points",
+            drawn_text(point.name), (point.x, point.y), (0, 0), textcoords="offset points",
             arrowprops={"arrowstyle": "-", "color": _ink(axes), "alpha": 0.4, "linewidth": 0.8},
         )  # fmt: skip
         extent = text.get_window_extent(renderer)

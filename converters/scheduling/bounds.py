@@ -173,9 +173,9 @@ def _brought(tasks: Tasks, engines: Engines, costs: Costs, masks: Int64) -> list
 
 
 def _names(engines: Engines, kinds: list[int]) -> str:
-    if len(kinds) == len(engines.kinds) > 1:
+    if len(kinds) == len(engines.kinds):
         return "all engines"
-    return " and ".join(f"{engines.kinds[k].count} {engines.kinds[k].name}" for k in kinds)
+    return " and ".join(engines.kinds[k].name for k in kinds) + " engines"
 
 
 def _floor(ns: float) -> int:

@@ -178,7 +178,7 @@ class _Writer:
 
     def _name(self, task: int) -> str:
         tasks = self._made.tasks
-        return tasks.labels[tasks.label[task]].name
+        return tasks.labels[int(tasks.label[task])].name
 
     def _part(self, part: Part) -> None:
         label = self._made.tasks.labels[self._made.tasks.label[part.task]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from converters.scheduling.critical import critical_path
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
@@ -32,6 +32,7 @@ def assert_whole(made: Schedule) -> None:
             assert part.end - part.begin == made.engines.handover_ns
 
 
+@settings(max_examples=60, deadline=None)
 @given(graphs(), machines())
 def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> None:
     for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):
@@ -42,6 +43,7 @@ def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> N
     assert all(part.what != "wait" for part in critical_path(shifted))
 
 
+@settings(max_examples=60, deadline=None)
 @given(graphs(), machines())
 def test_a_schedule_that_could_begin_earlier_has_waits(tasks, engines) -> None:
     made = schedule_list(tasks, engines)

@@ -1,0 +1,208 @@
+"""The tables of a schedule: how long it takes and why.
+
+Invariant: the times of the tables by cause, layer, block and op each add up to the makespan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from converters.report.report import Cell, Column, Figures, Report
+from converters.scheduling.bounds import Bounds, compute_bounds
+from converters.scheduling.critical import Part, critical_path
+from converters.scheduling.engines import EngineKind
+from converters.scheduling.pictures import gantt_chart, sweep_chart
+from converters.scheduling.schedule import Schedule
+from converters.scheduling.sweep import sweep_point, sweep_reports
+from converters.scheduling.tasks import Label
+
+__all__ = ["gantt_chart", "schedule_reports", "sweep_chart", "sweep_point", "sweep_reports"]
+
+TOP = 15
+"""ops of the critical path that are shown"""
+_CAUSES = {
+    ("task", "start"): "tasks that could begin at once",
+    ("task", "source"): "tasks that waited for a source",
+    ("task", "transfer"): "tasks that waited for their load",
+    ("task", "engine"): "tasks that waited for an engine",
+    ("task", "buffer"): "tasks whose load waited for a buffer",
+    ("task", "order"): "tasks that may not overtake",
+    ("transfer", "start"): "loads that could begin at once",
+    ("transfer", "source"): "loads that waited for a source",
+    ("transfer", "engine"): "loads that waited for a DMA engine",
+    ("transfer", "buffer"): "loads that waited for a buffer",
+}
+_POLICIES = {"program": "in program order", "list": "list scheduling", "optimal": "optimum"}
+
+
+def schedule_reports(made: Schedule, notes: Sequence[str]) -> list[Report]:
+    """The makespan with its bounds, the engines, and the critical path by cause, layer, block and
+    op. `notes` follow those of the first table."""
+    parts = critical_path(made)
+    reports = [_whole(made, notes), _engines(made), _causes(made, parts)]
+    labels = [made.tasks.labels[made.tasks.label[part.task]] for part in parts]
+    reports += [
+        _by(made, parts, labels, Column("layer", "layer"), lambda label: label.layer),
+        _by(made, parts, labels, Column("block"), lambda label: label.block),
+        _by(made, parts, labels, Column("op"), lambda label: label.title),
+    ]
+    return reports
+
+
+def _whole(made: Schedule, notes: Sequence[str]) -> Report:
+    bounds = compute_bounds(made.tasks, made.engines)
+    sequence, makespan = int(made.tasks.ns.sum()), made.makespan
+    n = made.engines.count()
+    rows: list[list[Cell]] = [
+        ["one engine, in sequence", sequence, 1.0 if sequence else None],
+        [
+            f"makespan, {_POLICIES.get(made.policy, made.policy)}",
+            makespan,
+            _over(sequence, makespan),
+        ],
+    ]
+    if made.proven is not None:
+        rows.append(["proven: no schedule is shorter", made.proven, _over(sequence, made.proven)])
+    rows += [[f"bound: {b.name}", b.ns, _over(sequence, b.ns)] for b in bounds.bounds]
+    figures: Figures = {
+        "makespan": (makespan, "ns"),
+        "sequence": (sequence, "ns"),
+        "speed_up": (_over(sequence, makespan), "ratio"),
+        "engines": (n, "count"),
+        "tasks": (len(made.tasks), "count"),
+        "policy": (made.policy, "text"),
+        "bound": (bounds.makespan, "ns"),
+        "binds": (bounds.binding.name, "text"),
+        "gap": (_gap(made, bounds), "fraction"),
+    }
+    columns = [Column(""), Column("time", "ns"), Column("speed-up", "ratio")]
+    title = f"Schedule of {len(made.tasks):,} tasks on {n} engine{'s' if n != 1 else ''}"
+    return Report(title, columns, rows, [_verdict(made, bounds), *notes], figures=figures)
+
+
+def _verdict(made: Schedule, bounds: Bounds) -> str:
+    gap = _gap(made, bounds)
+    binds = f"What binds most: {bounds.binding.name}."
+    if not gap:
+        return f"No schedule on these engines is shorter. {binds}"
+    return f"A schedule on these engines can be at most {100 * gap:.1f} % shorter. {binds}"
+
+
+def _gap(made: Schedule, bounds: Bounds) -> float:
+    """By which fraction the best schedule can be shorter, at most."""
+    least = max(bounds.makespan, made.proven or 0)
+    return 1 - least / made.makespan if made.makespan else 0.0
+
+
+def _over(sequence: int, ns: int) -> float | None:
+    return sequence / ns if ns else None
+
+
+def _engines(made: Schedule) -> Report:
+    kind_of = np.array(made.engines.kind_numbers())
+    fed = made.transfer_engine >= 0
+    rows: list[list[Cell]] = []
+    for number, kind in enumerate(made.engines.kinds):
+        own = kind_of[made.engine] == number
+        brings = fed & (kind_of[made.transfer_engine] == number)
+        busy = int((made.end - made.begin)[own].sum())
+        busy += int((made.transfer_end - made.transfer_begin)[brings].sum())
+        moved = int(made.tasks.bytes[own].sum() - made.tasks.load[own & fed].sum())
+        moved += int(made.tasks.load[brings].sum())
+        rows.append(
+            [
+                kind.name,
+                _runs(kind),
+                kind.count,
+                int(own.sum()),
+                int(brings.sum()) or None,
+                busy,
+                busy / (made.makespan * kind.count) if made.makespan else 0.0,
+                moved or None,
+            ]
+        )
+    columns = [
+        Column("engines"),
+        Column("runs"),
+        Column("count", "count"),
+        Column("tasks", "count"),
+        Column("loads", "count"),
+        Column("busy", "ns"),
+        Column("utilization", "share"),
+        Column("bytes", "bytes"),
+    ]
+    return Report("Engines", columns, rows)
+
+
+def _runs(kind: EngineKind) -> str:
+    return "everything" if kind.runs is None else ", ".join(sorted(kind.runs))
+
+
+def _causes(made: Schedule, parts: Sequence[Part]) -> Report:
+    time: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for part in parts:
+        name = _CAUSES.get((part.what, part.after))
+        if name is None:
+            name = (
+                "hand-over to another engine"
+                if part.what == "hand-over"
+                else "begins that could be earlier"
+            )
+        time[name] = time.get(name, 0) + part.end - part.begin
+        count[name] = count.get(name, 0) + 1
+    rows: list[list[Cell]] = [
+        [name, count[name], time[name], time[name] / made.makespan]
+        for name in sorted(time, key=lambda name: (-time[name], name))
+    ]
+    columns = [
+        Column(""),
+        Column("parts", "count"),
+        Column("time", "ns"),
+        Column("of the makespan", "share"),
+    ]
+    return Report("Critical path, by what its parts waited for", columns, rows)
+
+
+def _by(
+    made: Schedule,
+    parts: Sequence[Part],
+    labels: Sequence[Label],
+    column: Column,
+    key: Callable[[Label], Hashable],
+) -> Report:
+    """The time of the critical path, and that of all tasks, of each key."""
+    time: dict[Hashable, int] = {}
+    for part, label in zip(parts, labels, strict=True):
+        time[key(label)] = time.get(key(label), 0) + part.end - part.begin
+    of_label = np.bincount(
+        made.tasks.label, weights=made.end - made.begin, minlength=len(made.tasks.labels)
+    )
+    whole: dict[Hashable, int] = {}
+    for label, ns in zip(made.tasks.labels, of_label.tolist(), strict=True):
+        whole[key(label)] = whole.get(key(label), 0) + int(ns)
+    notes = []
+    if column.unit == "layer":
+        order = sorted(time, key=lambda layer: (layer == -1, layer))
+    else:
+        order = sorted(time, key=lambda name: (-time[name], str(name)))
+    if column.name == "op" and len(order) > TOP:
+        rest = sum(time[name] for name in order[TOP:])
+        notes = [f"{len(order) - TOP} other ops take {100 * rest / made.makespan:.1f} % of it."]
+        order = order[:TOP]
+    rows: list[list[Cell]] = [
+        [_cell(name), time[name], time[name] / made.makespan, whole[name]] for name in order
+    ]
+    columns = [
+        column,
+        Column("time", "ns"),
+        Column("of the makespan", "share"),
+        Column("of all engines", "ns"),
+    ]
+    return Report(f"Critical path, by {column.name}", columns, rows, notes)
+
+
+def _cell(name: Hashable) -> Cell:
+    return name if isinstance(name, int) else str(name)
