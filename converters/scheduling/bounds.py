@@ -157,7 +157,7 @@ def _moved(
     brought = any(costs.fed[k] for k in kinds)
     moved = int((tasks.bytes - tasks.load if brought else tasks.bytes)[inside].sum())
     name = "the bandwidth of " + _names(engines, kinds)
-    return [Bound("bandwidth", name, _floor(moved / total * 1e9))]
+    return [Bound("bandwidth", name, _floor(moved * 1e9 / total))]
 
 
 def _brought(tasks: Tasks, engines: Engines, costs: Costs, masks: Int64) -> list[Bound]:
@@ -169,7 +169,7 @@ def _brought(tasks: Tasks, engines: Engines, costs: Costs, masks: Int64) -> list
     load = int(tasks.load[(masks & ~fed) == 0].sum())
     total = sum(engines.kinds[k].count * (engines.kinds[k].bandwidth or 0.0) for k in bring)
     name = "loads, by the bandwidth of " + _names(engines, bring)
-    return [Bound("bandwidth", name, _floor(load / total * 1e9))]
+    return [Bound("bandwidth", name, _floor(load * 1e9 / total))]
 
 
 def _names(engines: Engines, kinds: list[int]) -> str:

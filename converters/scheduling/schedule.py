@@ -111,5 +111,5 @@ def _task_ns(tasks: Tasks, kind: EngineKind, fed: bool) -> Int64:
 def _moving_ns(amount: Int64, bandwidth: float | None) -> Int64:
     if bandwidth is None:
         return np.zeros(len(amount), np.int64)
-    ns = np.ceil(np.minimum(amount / bandwidth * 1e9, float(MAX_NS) * 2)).astype(np.int64)
+    ns = np.ceil(np.minimum(amount * 1e9 / bandwidth, float(MAX_NS) * 2)).astype(np.int64)
     return np.where(amount > 0, np.maximum(ns, 1), 0)
