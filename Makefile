@@ -124,6 +124,7 @@ bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.convert_json
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.schedule_scale
 	$(BIN)/python -m benchmarks.quality
 
 ui-kit: $(UI_INSTALLED)

@@ -25,6 +25,8 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.progress import OnProgress
 
 MOST_TASKS = 5000
+MOST_CHOICES = 200_000
+"""of an engine for a task, where engines of a kind must be told apart"""
 INSTALL = 'pip install "llamacpp-instr[schedule]"'
 
 
@@ -42,6 +44,13 @@ def schedule_optimal(
     if len(tasks) > MOST_TASKS:
         raise UsageError(
             f"{len(tasks)} tasks are too many for the optimum, which takes up to {MOST_TASKS};"
+            " choose one layer, or list scheduling"
+        )
+    choices = len(tasks) * engines.count()
+    if (engines.handover_ns or engines.transfers) and choices > MOST_CHOICES:
+        raise UsageError(
+            f"{len(tasks)} tasks on {engines.count()} engines are too many for the optimum with"
+            f" hand-over or transfers: at most {MOST_CHOICES} choices, not {choices};"
             " choose one layer, or list scheduling"
         )
     begun = time.monotonic()
@@ -65,7 +74,8 @@ def _solve(known: Schedule, until: float) -> Schedule:
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(until - time.monotonic(), 0.01)
     solver.parameters.random_seed = 0
-    solver.parameters.num_workers = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):  # else as many as the machine has
+        solver.parameters.num_workers = len(os.sched_getaffinity(0))
     status = solver.solve(model.model)
     assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the hint is a solution"
     proven = max(known.proven or 0, math.ceil(solver.best_objective_bound - 1e-6))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 
@@ -77,3 +80,21 @@ def test_too_many_tasks_are_refused() -> None:
     tasks = make_tasks([("ADD", 1, [])] * (MOST_TASKS + 1))
     with pytest.raises(UsageError, match="5001 tasks are too many for the optimum"):
         schedule_optimal(tasks, equal_engines(2), 1)
+    tasks = make_tasks([("ADD", 1, [])] * 1000)
+    with pytest.raises(UsageError, match="1000 tasks on 201 engines are too many for the optimum"):
+        schedule_optimal(tasks, Engines(equal_engines(201).kinds, handover_ns=5), 1)
+
+
+def test_without_or_tools_one_line_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['ortools'] = None\n"
+        "from converters.scheduling.engines import equal_engines\n"
+        "from converters.scheduling.optimum import schedule_optimal\n"
+        "from tests.kit.schedule_kit import make_tasks\n"
+        "schedule_optimal(make_tasks([('ADD', 1, [])]), equal_engines(1), 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "llamacpp_instr.errors.UsageError: the optimum needs OR-Tools:"
+        ' pip install "llamacpp-instr[schedule]"'
+    )

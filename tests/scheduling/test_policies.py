@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.schedule_scale import ENGINES, random_tasks
 from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.policies import schedule_list, schedule_program, upward_ranks
@@ -63,6 +64,14 @@ def test_the_same_input_gives_the_same_schedule(tasks, engines) -> None:
     one, other = schedule_list(tasks, engines), schedule_list(tasks, engines)
     assert (one.engine == other.engine).all()
     assert (one.begin == other.begin).all()
+
+
+@pytest.mark.parametrize("engines", ENGINES)
+def test_a_large_schedule_is_valid_and_near_its_bound(engines: str) -> None:
+    tasks = random_tasks(10_000)
+    made = schedule_list(tasks, ENGINES[engines])
+    assert_valid(made)
+    assert made.makespan <= 1.02 * compute_bounds(tasks, ENGINES[engines]).makespan
 
 
 def test_the_longest_path_goes_first() -> None:
