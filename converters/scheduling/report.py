@@ -72,9 +72,7 @@ def _whole(made: Schedule, notes: Sequence[str]) -> Report:
         "speed_up": (_over(sequence, makespan), "ratio"),
         "engines": (n, "count"),
         "tasks": (len(made.tasks), "count"),
-        "policy": (made.policy, "text"),
         "bound": (bounds.makespan, "ns"),
-        "binds": (bounds.binding.name, "text"),
         "gap": (_gap(made, bounds), "fraction"),
     }
     columns = [Column(""), Column("time", "ns"), Column("speed-up", "ratio")]
