@@ -129,7 +129,8 @@ CASES: dict[tuple[str, str], list[Case]] = {
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
-    ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"), ("diff", "--before"), ("diff", "--after"),
+    ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
+    ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

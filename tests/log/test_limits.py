@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "page FILE -o OUT",
             "schedule FILE --split rows",
             "schedule FILE --phase prefill --split tiles",
-        ],  # fmt: skip
+        ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
     "compression": ("log", ["report FILE", "report FILE -o OUT.html"]),
