@@ -69,6 +69,35 @@ def test_transfers_are_ordered_so_that_no_engine_waits() -> None:
     assert made.makespan == made.proven == 80
 
 
+def test_two_buffers_are_all_that_an_engine_has() -> None:
+    engines = Engines(
+        (
+            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
+            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
+        ),
+        transfers=True,
+    )
+    # while the first runs, the load of the second can come, but not that of the third
+    rows = [("MUL_MAT", ns, [i - 1] if i else []) for i, ns in enumerate((100, 1, 1, 1))]
+    made = schedule_optimal(make_tasks(rows, load=[10] * 4), engines, 20)
+    assert_valid(made)
+    assert made.makespan == made.proven == 131
+
+
+def test_cached_keys_are_loaded_after_they_have_been_written() -> None:
+    engines = Engines(
+        (
+            EngineKind("core", 1, None, {}, None, 200),
+            EngineKind("dma", 2, frozenset({"memory"}), {}, 1e9),
+        ),
+        transfers=True,
+    )
+    tasks = make_tasks([("CPY", 10, []), ("MUL_MAT", 10, [0])], load=[0, 20])
+    made = schedule_optimal(tasks, engines, 20)
+    assert_valid(made)
+    assert made.makespan == made.proven == 40
+
+
 def test_what_was_proven_is_a_bound_also_without_time() -> None:
     tasks = make_tasks([("ADD", 7 + i % 11, [i - 5] if i > 5 else []) for i in range(60)])
     made = schedule_optimal(tasks, equal_engines(3), 0.0)

@@ -130,6 +130,13 @@ def test_the_binding_bound_is_named() -> None:
     assert (bound.name, bound.ns) == ("the work of all engines", 34)
 
 
+def test_a_hand_over_that_cannot_be_avoided_is_on_the_path() -> None:
+    tasks = make_tasks([("MUL_MAT", 40, []), ("MUL_MAT", 20, [0]), ("ADD", 10, [1])])
+    kinds = (EngineKind("m", 2, frozenset({"matrix"})), EngineKind("v", 1, frozenset({"ADD"})))
+    bound = compute_bounds(tasks, Engines(kinds, handover_ns=4)).binding
+    assert (bound.kind, bound.ns) == ("path", 74)
+
+
 def test_engines_of_unlike_speed_have_the_bound_of_all_their_speeds() -> None:
     tasks = make_tasks([("ADD", 600, [])] * 100)
     kinds = (EngineKind("slow", 2), EngineKind("fast", 1, None, {"*": 3.0}))
