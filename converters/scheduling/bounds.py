@@ -86,16 +86,19 @@ def _path(tasks: Tasks, engines: Engines, costs: Costs, of_label: list[tuple[int
         all_fed &= (ns == 0) | (~streamed if fed else False)
     # what must be brought whole is there at the earliest when its transfer has ended
     earliest: list[int] = np.where(all_fed, least, 0).tolist()
-    own_ns, label = shortest.tolist(), tasks.label.tolist()
-    apart = [[not set(a) & set(b) for b in of_label] for a in of_label]
+    own_ns = shortest.tolist()
+    # tasks that the same kinds can run; there are few such sets, and many labels
+    number = {kinds: i for i, kinds in enumerate(dict.fromkeys(of_label))}
+    group = np.array([number[kinds] for kinds in of_label], np.int64)[tasks.label].tolist()
+    apart = [[not set(a) & set(b) for b in number] for a in number]
     handover = engines.handover_ns
     first, sources = tasks.first.tolist(), tasks.sources.tolist()
     end = [0] * len(tasks)
     for task in range(len(tasks)):
-        begin, kind = earliest[task], apart[label[task]]
+        begin, far = earliest[task], apart[group[task]]
         for source in sources[first[task] : first[task + 1]]:
             ended = end[source]
-            if handover and kind[label[source]]:
+            if handover and far[group[source]]:
                 ended += handover
             if ended > begin:
                 begin = ended
