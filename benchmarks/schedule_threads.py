@@ -7,7 +7,8 @@ rows are divided among two engines as ggml divides them among threads. No kernel
 parts of the one before it have ended, and each takes a measured barrier more; matrix products and
 flash attention take two. An engine moves at most half of what two threads copied.
 Recordings with one and two threads take turns. Prints the predicted and the measured median of a
-decode with their ratio; run it on an idle machine.
+decode with their ratio, `halved` for half the time of one thread against the measured one, and by
+op where the difference is; run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from converters.analyses.noise import Ratio, compare, median_of_group
 from converters.scheduling.engines import EngineKind, Engines
 from converters.scheduling.from_log import Recorded, recorded_graph
 from converters.scheduling.policies import schedule_program
+from converters.scheduling.schedule import costs_of
 from converters.scheduling.split import Divided, divide
 from converters.scheduling.tasks import Tasks
 from llamacpp_instr.build.cache import cache_dir
@@ -37,6 +39,8 @@ INNER_BARRIER = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"})
 """kernels in which the threads wait for each other once: ggml-cpu.c, ops.cpp"""
 SMALL = Shape(layers=8, width=768, heads=12, kv_heads=4, feed_forward=2048)
 EXPERTS = Shape(6, 512, 8, 4, 1024, experts=8, used=2)
+SHOWN = 0.02
+"""share of a decode from which an op is shown"""
 MIB = 1 << 20
 
 
@@ -56,8 +60,10 @@ def main() -> None:
     chosen = parser.parse_args()
     print("| model | predicted | measured | predicted / measured [95 % interval] | halved |")
     print("|---|---|---|---|---|")
+    by_op: list[str] = []
     for name, model in models().items():
         predicted, measured, halved = [], [], []
+        ops: dict[str, list[tuple[float, float]]] = {}
         with tempfile.TemporaryDirectory() as folder:
             for i in range(chosen.rounds):
                 logs = {}
@@ -67,10 +73,18 @@ def main() -> None:
                 one, two = (recorded_graph(load_session(logs[n])) for n in (1, 2))
                 machine = measure_machine(int(one.timed.bytes.sum()))
                 predicted.append(float(predict(one, machine)))
+                for op, both in compare_ops(one, two, machine).items():
+                    ops.setdefault(op, []).append(both)
                 measured.append(float(two.timed.ns.sum() + two.rest_ns))
                 halved.append((int(one.timed.ns.sum()) + one.rest_ns) / 2)
         ratio = compare(median_of_group(measured), median_of_group(predicted), 1)
         print(row(name, ratio, float(np.median(halved) / np.median(measured))), flush=True)
+        for op, rounds in ops.items():
+            told, found = np.median(rounds, axis=0) / 1e3
+            if max(told, found) > SHOWN * np.median(measured) / 1e3:
+                by_op.append(f"| {name} | {op} | {told:.1f} µs | {found:.1f} µs |")
+    print("\n| model | op | predicted | measured |\n|---|---|---|---|")
+    print("\n".join(by_op))
 
 
 def models() -> dict[str, str]:
@@ -114,10 +128,31 @@ def measure_machine(working_set: int) -> Machine:
 
 def predict(one: Recorded, machine: Machine) -> int:
     """The time of a decode on two engines, ns."""
-    kind = EngineKind("thread", 2, bandwidth=machine.bandwidth / 2)
-    engines = Engines((kind,))
+    engines = two_engines(machine)
     tasks = with_barriers(divide(one.timed, "rows", engines), one, machine.barrier_ns)
     return schedule_program(tasks, engines).makespan + one.rest_ns
+
+
+def two_engines(machine: Machine) -> Engines:
+    return Engines((EngineKind("thread", 2, bandwidth=machine.bandwidth / 2),))
+
+
+def compare_ops(one: Recorded, two: Recorded, machine: Machine) -> dict[str, tuple[float, float]]:
+    """By op, and between kernels: the predicted and the measured ns of a decode."""
+    engines = two_engines(machine)
+    divided = divide(one.timed, "rows", engines)
+    own = costs_of(divided.tasks, engines).ns[0]
+    longest = np.zeros(len(one.timed.ns), np.int64)
+    np.maximum.at(longest, np.array(divided.kernel), own)
+    found: dict[str, tuple[float, float]] = {}
+    for kernel, nodes in enumerate(one.timed.inside):
+        op = one.timed.nodes.op[nodes[0]]
+        # the barrier inside a kernel is in its time, the one after it is not
+        waits = machine.barrier_ns * (op in INNER_BARRIER)
+        told, measured = found.get(op, (0.0, 0.0))
+        found[op] = (told + float(longest[kernel]) + waits, measured + float(two.timed.ns[kernel]))
+    found["between kernels"] = (one.rest_ns + len(longest) * machine.barrier_ns, float(two.rest_ns))
+    return found
 
 
 def with_barriers(divided: Divided, one: Recorded, barrier_ns: float) -> Tasks:
