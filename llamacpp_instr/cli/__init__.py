@@ -84,7 +84,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "schedule": (
             "llamacpp_instr.cli.schedule:schedule",
-            "Schedule the ops of a graph on engines that may not exist.",
+            "Schedule the ops of a log or a model on other engines.",
         ),
     },
     "Models": {

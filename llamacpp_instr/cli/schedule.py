@@ -122,9 +122,9 @@ def schedule(
     lenient: bool,
     output: ReportOutput,
 ) -> None:
-    """Schedule the ops of a graph on engines that may not exist.
+    """Schedule the ops of a log or a model on other engines.
 
-    Prints how long the ops of a decode would take on such engines, what the engines do meanwhile,
+    Prints how long the ops of a decode would take on engines that may not exist, what these do,
     the critical path by layer and block, and the lower bound that binds. The times are those that a
     log recorded, the median of each op, divided by the speeds of the engines.
 

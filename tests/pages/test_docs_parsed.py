@@ -64,7 +64,8 @@ def test_shell_is_in_blocks_that_are_run(page: Path) -> None:
     """Under another name, or indented, no test would see the lines."""
     fences = re.findall(r"^(.*?```|~~~)(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
     assert {before for before, _ in fences} <= {"```"}
-    assert {language for _, language in fences} <= {"sh", "python", "text", "json", "lua", ""}
+    known = {"sh", "python", "text", "json", "lua", "toml", ""}
+    assert {language for _, language in fences} <= known
 
 
 def test_commands_and_options_within_sentences_exist() -> None:

@@ -17,6 +17,7 @@ from converters.scheduling.split import divide
 from llamacpp_instr import cli
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr
+from tests.kit.commands_kit import blocks_of
 from tests.kit.native_kit import DEMO, ROOT
 
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -81,6 +82,15 @@ def test_a_graph_by_hand(graph: Path) -> None:
     assert figures(graph, "--engines", 1)["makespan"] == 600
     for policy in ("program", "list", "optimal"):
         assert figures(graph, "--engines", 2, "--policy", policy)["makespan"] == 400
+
+
+def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
+    engines, graph = tmp_path / "engines.toml", tmp_path / "graph.toml"
+    blocks = blocks_of(ROOT / "docs" / "schedule.md", "toml")
+    for path, text in zip((engines, graph), blocks, strict=True):
+        path.write_text(text)
+    assert figures(LOG, "--engines", engines)["makespan"] > 0
+    assert figures(graph, "--engines", 2)["makespan"] == 500
 
 
 def test_a_sweep_is_the_schedules_one_by_one() -> None:
