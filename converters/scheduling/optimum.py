@@ -74,10 +74,14 @@ def _solve(known: Schedule, until: float) -> Schedule:
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(until - time.monotonic(), 0.01)
     solver.parameters.random_seed = 0
+    # OR-Tools 9.15 finds models infeasible that are not, if it probes them (or-tools issue 5274)
+    solver.parameters.cp_model_probing_level = 0
     if hasattr(os, "sched_getaffinity"):  # else as many as the machine has
         solver.parameters.num_workers = len(os.sched_getaffinity(0))
     status = solver.solve(model.model)
-    assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the hint is a solution"
+    assert status != cp_model.MODEL_INVALID, model.model.validate()
+    if status == cp_model.INFEASIBLE:
+        return known  # it contradicts the known solution, so nothing of it is believed
     proven = max(known.proven or 0, math.ceil(solver.best_objective_bound - 1e-6))
     if status == cp_model.UNKNOWN:
         return replace(known, proven=proven)

@@ -46,6 +46,20 @@ def test_shifting_leaves_a_schedule_valid_and_begins_nothing_later(tasks, engine
     assert (shifted.engine == made.engine).all()
 
 
+def test_a_known_schedule_is_never_called_infeasible() -> None:
+    # OR-Tools 9.15 does, with its default settings
+    tasks = make_tasks(
+        [("MUL_MAT", 1, []), ("FLASH_ATTN_EXT", 1, [0]), ("FLASH_ATTN_EXT", 1, [0])],
+        bytes=[10, 10, 7],
+    )
+    kinds = (
+        EngineKind("any", 1, None, {}, 2e9),
+        EngineKind("matrix", 1, frozenset({"MUL_MAT"})),
+    )
+    made = schedule_optimal(tasks, Engines(kinds), 20)
+    assert made.makespan == made.proven == 10
+
+
 def test_it_beats_list_scheduling_where_that_is_not_optimal() -> None:
     # longest first gives 3+2+2, but 3+3 and 2+2+2 are 6 each
     tasks = make_tasks([("ADD", ns, []) for ns in (3, 3, 2, 2, 2)])
