@@ -298,7 +298,7 @@ def _notes(
             recorded = float(timed.ns[kernels].sum())
             notes.append(
                 f"The parts of {op} were timed on this machine, each by a kernel of ggml of its"
-                f" shape: together {parts / 1000:.1f} µs, and {op} took {recorded / 1000:.1f} µs"
-                f" in the log."
+                f" shape, the fastest of several runs: together {parts / 1000:.1f} µs, and {op}"
+                f" took {recorded / 1000:.1f} µs in the log."
             )
     return notes
