@@ -1,0 +1,1 @@
+"""A graph of llama.cpp as a standard ONNX graph."""

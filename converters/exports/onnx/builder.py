@@ -1,0 +1,197 @@
+"""Builds an ONNX graph from the nodes of a graph of llama.cpp, one after the other.
+
+Values have four dimensions in numpy's order, but weights keep their own shape. Floats are computed
+in float32. What is stored in another type (a cache in float16) is rounded to it when it is written.
+
+Invariant: a tensor that is written to (a cache) is read as it is after the last write, in the order
+in which the nodes run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from converters.exports.onnx.tensors import Tensors
+from converters.exports.onnx.views import Slices, find_view, places
+from llamacpp_instr.schema import Graph
+
+ELEMENTS = {
+    "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "i32": TensorProto.INT32,
+    "i64": TensorProto.INT64,
+}
+"""of values that keep their type; all others are float32"""
+CUSTOM = "ggml"
+"""the domain of ops that no standard operators express"""
+
+
+class Builder:
+    """The graph so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = Tensors(graph)
+        self.nodes: list[NodeProto] = []
+        self.inputs: dict[int, ValueInfoProto] = {}
+        """leafs that are not weights"""
+        self.constants: list[TensorProto] = []
+        self.weights: dict[int, str] = {}
+        """leafs that are weights, with the names of their values"""
+        self._values: dict[int, str] = {}
+        """the latest value of each tensor that has memory of its own"""
+        self._names: set[str] = set()
+        self._known: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+        self._added: dict[tuple[Any, ...], list[str]] = {}
+        self._prefix, self._n_begun = "", 0
+        self._meta: dict[str, str] = {}
+        self.written: dict[int, str] = {}
+        """leafs that were written to, with the names of their latest values"""
+
+    def begin(self, prefix: str, meta: dict[str, str]) -> None:
+        """What the operators added from now on belong to."""
+        self._prefix, self._meta, self._n_begun = prefix, meta, len(self.nodes)
+
+    # --- operators ---
+
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Adds an operator with one output; returns the output's name."""
+        return self.add_many(operator, inputs, 1, domain, **attributes)[0]
+
+    def add_many(
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        outputs: int,
+        domain: str = "",
+        **attributes: Any,
+    ) -> list[str]:
+        """Adds an operator with several outputs. The same operator on the same inputs is added
+        once."""
+        key = (operator, domain, tuple(inputs), outputs, repr(sorted(attributes.items())))
+        if key not in self._added:
+            names = [self.unique(f"{self._prefix}/{operator}") for _ in range(outputs)]
+            node = helper.make_node(
+                operator, list(inputs), names, name=names[0], domain=domain, **attributes
+            )
+            for name, value in self._meta.items():
+                node.metadata_props.add(key=name, value=value)
+            self.nodes.append(node)
+            self._added[key] = names
+        return self._added[key]
+
+    def rename(self, value: str, name: str) -> str:
+        """Gives the value of the operator that was added last another name, if it is its."""
+        last = self.nodes[-1] if self.nodes else None
+        if last is None or last.output[0] != value or self._n_begun == len(self.nodes):
+            return value
+        new = self.unique(name)
+        last.output[0] = last.name = new
+        for names in self._added.values():
+            names[:] = [new if known == value else known for known in names]
+        return new
+
+    def unique(self, name: str) -> str:
+        """The name, with a number if it is taken."""
+        found, n = name, 1
+        while found in self._names:
+            n += 1
+            found = f"{name}#{n}"
+        self._names.add(found)
+        return found
+
+    def constant(self, values: Any, dtype: Any = np.float32) -> str:
+        """A value that is part of the graph."""
+        array: NDArray[Any] = np.asarray(values, dtype)
+        key = (array.tobytes(), array.dtype.str, array.shape)
+        if key not in self._known:
+            self._known[key] = self.unique(f"constant {len(self._known)}")
+            self.constants.append(numpy_helper.from_array(array, self._known[key]))
+        return self._known[key]
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A vector of int64."""
+        return self.constant(values, np.int64)
+
+    # --- tensors ---
+
+    def read(self, tensor: int) -> str:
+        """The value of a tensor as it is computed with: float32, int32 or int64. A weight has its
+        own shape, everything else four dimensions."""
+        base = self.tensors.place(tensor).base
+        value = self.stored(tensor)
+        return self.add("Cast", value, to=TensorProto.FLOAT) if self.is_half(base) else value
+
+    def stored(self, tensor: int) -> str:
+        """The value of a tensor in the type that it is stored in."""
+        place = self.tensors.place(tensor)
+        value = self._base(place.base)
+        whole = self.tensors.shape(place.base)
+        if tensor == place.base or (place.shape == whole and not place.offset):
+            return value
+        steps = find_view(prod(whole), place.offset, place.shape, place.strides)
+        if isinstance(steps, Slices):
+            return self._slices(value, steps)
+        flat = self.reshape(value, (prod(whole),))
+        return self.add("Gather", flat, self.constant(steps.index, np.int64), axis=0)
+
+    def is_half(self, tensor: int) -> bool:
+        """Whether a tensor is stored in float16."""
+        return self.tensors.type(tensor) == "f16"
+
+    def _slices(self, value: str, steps: Slices) -> str:
+        value = self.reshape(value, steps.reshape)
+        if not steps.is_whole:
+            axes = range(len(steps.reshape))
+            cut = [a for a in axes if (steps.starts[a], steps.ends[a]) != (0, steps.reshape[a])]
+            value = self.add(
+                "Slice", value, self.ints([steps.starts[a] for a in cut]),
+                self.ints([steps.ends[a] for a in cut]), self.ints(cut),
+            )  # fmt: skip
+        if list(steps.transpose) != sorted(steps.transpose):
+            value = self.add("Transpose", value, perm=steps.transpose)
+        return self.reshape(value, steps.shape)
+
+    def reshape(self, value: str, shape: Sequence[int]) -> str:
+        return self.add("Reshape", value, self.ints(shape))
+
+    def as_stored(self, node: int, value: str) -> str:
+        """A computed value in the type that a node is stored in."""
+        if not self.is_half(node):
+            return value
+        return self.add("Cast", value, to=TensorProto.FLOAT16)
+
+    def write(self, node: int, value: str) -> None:
+        """Sets the stored value of a node: of its own memory, or of the tensor that it writes
+        to."""
+        to = self.tensors.written(node)
+        if to is None:
+            self._values[node] = value
+            return
+        place = self.tensors.place(to)
+        whole = self.tensors.shape(place.base)
+        index = places(place.offset, place.shape, place.strides).ravel()
+        if index.size != prod(whole) or (np.diff(index) != 1).any():
+            flat = self.reshape(self._base(place.base), (prod(whole),))
+            value = self.reshape(value, (index.size,))
+            value = self.add("ScatterElements", flat, self.constant(index, np.int64), value, axis=0)
+        self._values[place.base] = self.reshape(value, whole)
+        if place.base < 0:
+            self.written[place.base] = self._values[place.base]
+
+    def _base(self, base: int) -> str:
+        if base not in self._values:
+            name = self.unique(self.tensors.name(base))
+            self._values[base] = name
+            if self.tensors.is_weight(base):
+                self.weights[base] = name
+            else:
+                kind = ELEMENTS.get(self.tensors.type(base), TensorProto.FLOAT)
+                shape = self.tensors.shape(base)
+                self.inputs[base] = helper.make_tensor_value_info(name, kind, shape)
+        return self._values[base]

@@ -1,0 +1,84 @@
+"""Ops that look back through a state: convolution and scan of state space models.
+
+Invariant: as in `ops`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from onnx import TensorProto, helper
+
+from converters.exports.onnx.builder import Builder
+from converters.exports.onnx.ops import four, sources_of
+
+
+def ssm_conv(b: Builder, node: int) -> str:
+    """A window of the last positions of each channel, with weights of its own."""
+    x, weight = sources_of(b, node)[:2]
+    (_, seqs, channels, length), (_, _, _, taps) = b.tensors.shape(x), b.tensors.shape(weight)
+    values = b.reshape(four(b, x), (seqs, channels, length))
+    kernel = b.reshape(b.read(weight), (channels, 1, taps))
+    found = b.add("Conv", values, kernel, group=channels)
+    return b.reshape(b.add("Transpose", found, perm=(0, 2, 1)), b.tensors.shape(node))
+
+
+def ssm_scan(b: Builder, node: int) -> str | None:
+    """y and the new state, one after the other in one row, as ggml returns them; None if it is
+    asked for more than the last state."""
+    state, x, dt, a, in_, out, ids = sources_of(b, node)[:7]
+    seqs, tokens, heads, dim = b.tensors.shape(x)
+    width, groups = b.tensors.shape(state)[3], b.tensors.shape(in_)[2]
+    shape = (seqs, heads, dim, width)
+    if prod(b.tensors.shape(node)) != seqs * tokens * heads * dim + prod(shape):
+        return None
+    states = b.reshape(four(b, state), (b.tensors.shape(state)[0], heads, dim, width))
+    before = b.add("Gather", states, b.reshape(four(b, ids), (seqs,)), axis=0)
+    step = b.reshape(b.add("Softplus", four(b, dt)), (seqs, tokens, heads, 1, 1))
+    rate = b.reshape(b.read(a), (1, 1, heads, 1, b.tensors.shape(a)[3]))
+    decay = b.add("Exp", b.add("Mul", step, rate))
+    taken = b.add("Mul", b.reshape(four(b, x), (seqs, tokens, heads, dim, 1)), step)
+    inputs, outputs = (_by_head(b, t, (seqs, tokens, heads, width), groups) for t in (in_, out))
+    new = b.add("Mul", taken, inputs)
+    last, ys = b.add_many(
+        "Scan", [before, decay, new, outputs], 2, body=_body(shape, b.tensors.shape(a)[3]),
+        num_scan_inputs=3, scan_input_axes=[1, 1, 1], scan_output_axes=[1],
+    )  # fmt: skip
+    flat = [b.reshape(ys, (seqs * tokens * heads * dim,)), b.reshape(last, (prod(shape),))]
+    return b.reshape(b.add("Concat", *flat, axis=0), b.tensors.shape(node))
+
+
+def _by_head(b: Builder, tensor: int, shape: tuple[int, ...], groups: int) -> str:
+    """The weights of each head; several heads share a group's."""
+    seqs, tokens, heads, width = shape
+    value = b.reshape(four(b, tensor), (seqs, tokens, groups, 1, width))
+    if groups != heads:
+        value = b.add("Expand", value, b.ints([seqs, tokens, groups, heads // groups, width]))
+    return b.reshape(value, (seqs, tokens, heads, 1, width))
+
+
+def _body(shape: tuple[int, ...], decays: int) -> object:
+    """state = state * decay + new; y = the sum of state * outputs."""
+    seqs, heads, dim, width = shape
+
+    def value(name: str, *of: int) -> object:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, of)
+
+    nodes = [
+        helper.make_node("Mul", ["state", "decay"], ["kept"]),
+        helper.make_node("Add", ["kept", "new"], ["next"]),
+        helper.make_node("Mul", ["next", "outputs"], ["seen"]),
+        helper.make_node("ReduceSum", ["seen", "last"], ["y"], keepdims=0),
+    ]
+    return helper.make_graph(
+        nodes,
+        "scan",
+        [
+            value("state", *shape),
+            value("decay", seqs, heads, 1, decays),
+            value("new", *shape),
+            value("outputs", seqs, heads, 1, width),
+        ],
+        [value("next", *shape), value("y", seqs, heads, dim)],
+        [helper.make_tensor("last", TensorProto.INT64, [1], [3])],
+    )

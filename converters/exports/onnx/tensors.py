@@ -1,0 +1,107 @@
+"""Where the elements of each tensor of a graph lie: in which tensor of its own, and with which
+strides.
+
+Invariant: a tensor is named as a source is in the log: a node by its number, a leaf by -1 minus its
+number. Shapes and strides have four dimensions in numpy's order, strides count elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.ops import VIEW_OPS
+from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.schema import Graph, Leaf, Nodes
+
+Four = tuple[int, ...]
+_TYPES = {type_.name.lower(): type_ for type_ in TYPES.values()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor as a part of another, which is contiguous."""
+
+    base: int
+    offset: int
+    """in elements of the base"""
+    shape: Four
+    strides: Four
+
+
+class Tensors:
+    """The tensors of one graph, which must have its nodes with strides (`nb`)."""
+
+    def __init__(self, graph: Graph) -> None:
+        if graph.nodes is None or graph.nodes.nb is None:
+            raise UsageError("the log has no strides; record with --level verbose")
+        self.nodes: Nodes = graph.nodes
+        self.leafs: list[Leaf] = graph.leafs
+
+    def name(self, tensor: int) -> str:
+        return self.nodes.name[tensor] if tensor >= 0 else self.leafs[-1 - tensor].name
+
+    def type(self, tensor: int) -> str:
+        return self.nodes.type[tensor] if tensor >= 0 else self.leafs[-1 - tensor].type
+
+    def ne(self, tensor: int) -> list[int]:
+        return self.nodes.ne[tensor] if tensor >= 0 else self.leafs[-1 - tensor].ne
+
+    def shape(self, tensor: int) -> Four:
+        """In numpy's order."""
+        ne = [*self.ne(tensor), 1, 1, 1, 1]
+        return ne[3], ne[2], ne[1], ne[0]
+
+    def is_weight(self, tensor: int) -> bool:
+        return tensor < 0 and self.leafs[-1 - tensor].tensor >= 0
+
+    def place(self, tensor: int) -> Place:
+        """Where a tensor's elements lie. What writes to another tensor (CPY, SET_ROWS) lies
+        there."""
+        base, offset = self._base(tensor)
+        type_ = _TYPES[self.type(base)]
+        # a block of a quantized type has one stride, and its elements follow each other
+        first, *others = self._bytes(tensor)
+        steps = [n // type_.block_bytes * type_.block for n in reversed(others)]
+        strides = (*steps, first // type_.block_bytes)
+        start = offset // type_.block_bytes * type_.block
+        return Place(base, start, self.shape(tensor), strides)
+
+    def written(self, node: int) -> int | None:
+        """The tensor that a node writes to; None if the node has memory of its own."""
+        op, sources = self.nodes.op[node], self.nodes.src[node]
+        if op == "CPY" and len(sources) > 1 and sources[1] != node:
+            return sources[1]
+        if op == "SET_ROWS":
+            return sources[2]
+        # ggml names the result of an op that works in place as a view
+        if sources and self.nodes.name[node] == f"{self.name(sources[0])} (view)":
+            return None if op in VIEW_OPS else sources[0]
+        return None
+
+    def _base(self, tensor: int) -> tuple[int, int]:
+        """The contiguous tensor, and the offset in bytes."""
+        offset = 0
+        while tensor >= 0:
+            to = self.written(tensor)
+            if to is not None:
+                tensor = to
+            elif self.nodes.op[tensor] in VIEW_OPS and self.nodes.src[tensor]:
+                if self.nodes.op[tensor] == "VIEW":
+                    low, high = [*self.nodes.params[tensor], 0, 0][:2]
+                    offset += (low & 0xFFFFFFFF) | (high << 32)
+                tensor = self.nodes.src[tensor][0]
+            else:
+                break
+        return tensor, offset
+
+    def _bytes(self, tensor: int) -> list[int]:
+        """Four strides in bytes, in ggml's order."""
+        if tensor >= 0 and self.nodes.nb is not None:
+            nb = list(self.nodes.nb[tensor])
+        else:
+            type_, ne = _TYPES[self.type(tensor)], self.ne(tensor)
+            nb = [type_.block_bytes, type_.row_bytes(ne[0])]
+            for n in ne[1:]:
+                nb.append(nb[-1] * n)
+        return [*nb, *[nb[-1]] * 4][:4]

@@ -1,0 +1,45 @@
+"""The steps to a view select what numpy selects with its strides."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+from converters.exports.onnx.views import Places, Slices, find_view
+
+
+def take(base: np.ndarray, steps: Slices | Places) -> np.ndarray:
+    if isinstance(steps, Places):
+        return base[steps.index]
+    parts = tuple(slice(a, b) for a, b in zip(steps.starts, steps.ends, strict=True))
+    return base.reshape(steps.reshape)[parts].transpose(steps.transpose).reshape(steps.shape)
+
+
+@given(st.data())
+def test_any_view_inside_its_base(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    strides = data.draw(st.lists(st.integers(0, 30), min_size=len(shape), max_size=len(shape)))
+    offset = data.draw(st.integers(0, 20))
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    base = np.arange(last + 1 + data.draw(st.integers(0, 10)))
+    wanted = as_strided(base[offset:], shape, [8 * step for step in strides])
+    assert np.array_equal(take(base, find_view(len(base), offset, shape, strides)), wanted)
+
+
+@given(st.lists(st.integers(1, 5), min_size=4, max_size=4), st.permutations(range(4)), st.data())
+def test_slices_suffice_for_permuted_parts_of_a_tensor(
+    sizes: list[int], order: list[int], data: st.DataObject
+) -> None:
+    base = np.arange(np.prod(sizes)).reshape(sizes)
+    parts = []
+    for n in sizes:
+        start = data.draw(st.integers(0, n - 1))
+        parts.append(slice(start, data.draw(st.integers(start + 1, n))))
+    view = base[tuple(parts)].transpose(order)
+    offset = int(view.ravel()[0])
+    strides = [step // 8 for step in view.strides]
+    steps = find_view(base.size, offset, view.shape, strides)
+    assert isinstance(steps, Slices)
+    assert np.array_equal(take(base.ravel(), steps), view)
