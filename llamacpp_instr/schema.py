@@ -357,7 +357,8 @@ class Graph(Event, kw_only=True):
     ctx: Ref
     uid: Count
     """ggml's id of the graph in the process"""
-    source: Literal["decode", "encode", "memory_update"]
+    source: Literal["decode", "encode", "memory_update", "reserve"]
+    """`reserve`: for a dry run; the graph was neither allocated nor computed"""
     why: Literal["first", "changed", "memory_update"]
     """`changed`: its parameters (tokens, outputs, cache size) prevented the reuse of the previous
     graph"""

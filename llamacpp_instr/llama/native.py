@@ -18,7 +18,7 @@ from typing import Any
 
 from llamacpp_instr.errors import NativeError
 
-ABI = 3
+ABI = 4
 """version of the recorder's C API that this package needs"""
 
 OVERWRITE, STOP_ON_NAN, STOP_ON_LOG_ERROR, DEBUGGED = 1, 2, 4, 8
@@ -84,6 +84,11 @@ class Native:
         uses: list[dict[str, Any]] = json.loads(buffer.value)
         return uses
 
+    def reserve_graph(self, ctx: int, n_tokens: int, n_seqs: int, n_outputs: int) -> int:
+        """Write the graph of such a ubatch to the log, not computed; returns its number, -1 without
+        a session."""
+        return int(self.lib.llama_instr_reserve_graph(ctx, n_tokens, n_seqs, n_outputs))
+
 
 @functools.cache
 def load() -> Native:
@@ -124,6 +129,7 @@ def import_llama_cpp() -> ModuleType:
 
 def _bind(lib: ctypes.CDLL) -> None:
     text, i32, i64 = ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
+    u32 = ctypes.c_uint32
     signatures: dict[str, tuple[type, list[type]]] = {
         "info": (text, []),
         "begin": (i32, [text, text, text, text, i32]),
@@ -134,6 +140,7 @@ def _bind(lib: ctypes.CDLL) -> None:
         "mark": (i64, [i32, i64, text, i32]),
         "note": (i32, [text, text]),
         "memory": (i32, [ctypes.c_void_p, text, i32]),
+        "reserve_graph": (i32, [ctypes.c_void_p, u32, u32, u32]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, f"llama_instr_{name}")

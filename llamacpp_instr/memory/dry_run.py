@@ -19,10 +19,11 @@ functions in a child.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -58,7 +59,7 @@ def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBrea
     session is recorded.
     """
     options.check()
-    _check_size(options.ctx or 0)
+    check_size(options.ctx or 0)
 
     def make(dry: LoadedModel) -> None:
         with Context(dry, options) as context:
@@ -72,7 +73,7 @@ def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBrea
 
 def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
     """The memory of a context with the settings of a recorded one. Raises like `dry_run`."""
-    _check_size(settings.n_ctx)
+    check_size(settings.n_ctx)
 
     def make(dry: LoadedModel) -> None:
         for n_ubatch in (settings.n_seq_max, settings.n_ubatch):
@@ -83,7 +84,8 @@ def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdow
     return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
 
 
-def _check_size(n_ctx: int) -> None:
+def check_size(n_ctx: int) -> None:
+    """Raise `UsageError` for a context that is too large for a dry run."""
     if n_ctx > MAX_CTX:
         raise UsageError(
             f"a context of {n_ctx:,} tokens; memory is predicted for up to {MAX_CTX:,}"
@@ -131,16 +133,7 @@ class _RecordedContext(Context):
 
 def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) -> MemoryBreakdown:
     """The memory of the last context that `make` makes; the one before it is for single tokens."""
-    model.check_has_weights()
-    native.load()
-    # the recorder reports the buffer of every weight, as in any other log
-    content = bytearray()
-    with (
-        LogPipe(content.extend) as log,
-        captured(Interrupt()) as llama_log,
-        record(log.path, level="minimal"),
-        _DryModel(model.path, llama_log) as dry,
-    ):
+    with dry_context_log(model, "minimal") as (dry, content):
         make(dry)
     single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
@@ -148,6 +141,25 @@ def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) 
         return plan
     in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
     return plan.with_mapped_weights(mapped_bytes(model, in_place))
+
+
+@contextmanager
+def dry_context_log(
+    model: ModelFile, level: Literal["minimal", "detailed"]
+) -> Iterator[tuple[LoadedModel, bytearray]]:
+    """The model without its weights, and the log of what is done with it, which is complete after
+    the block. Must not be called while a session is recorded."""
+    model.check_has_weights()
+    native.load()
+    # the recorder reports the buffer of every weight, as in any other log
+    content = bytearray()
+    with (
+        LogPipe(content.extend) as log,
+        captured(Interrupt()) as llama_log,
+        record(log.path, level=level),
+        _DryModel(model.path, llama_log) as dry,
+    ):
+        yield dry, content
 
 
 def _breakdowns(log: bytes) -> list[MemoryBreakdown]:

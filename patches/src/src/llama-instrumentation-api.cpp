@@ -3,10 +3,14 @@
 #include "llama-instrumentation.h"
 
 #include "llama-instrumentation-build.h"
+#include "llama-instrumentation-graph.h"
 #include "llama-instrumentation-host.h"
 #include "llama-instrumentation-recorder.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-thread.h"
+
+#include "llama-context.h"
+#include "llama-memory.h"
 
 #include <cstdio>
 
@@ -71,6 +75,22 @@ int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t
         snprintf(buf, (size_t) size, "%s", json.c_str());
     }
     return (int32_t) json.size();
+}
+
+int32_t llama_instr_reserve_graph(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs) {
+    const auto s = llama_instr_enabled() ? current_session() : nullptr;
+    if (!s) {
+        return -1;
+    }
+    llama_memory_context_ptr cells;
+    if (llama_memory_t memory = ctx->get_memory()) {
+        cells = memory->init_full();
+    }
+    auto & build = tl().build;
+    build.begin();
+    ggml_cgraph * gf = ctx->graph_reserve(n_tokens, n_seqs, n_outputs, cells.get(), /*split_only=*/true);
+    build.open = false;
+    return graph_of(*s, s->known.of(ctx), gf, "reserve", false, &build.layers).id;
 }
 
 //

@@ -74,6 +74,12 @@ struct build_state {
     bool open = false;
     ggml_tensor * last = nullptr;
     std::unordered_map<const ggml_tensor *, int> layers;
+
+    void begin() {
+        open = true;
+        last = nullptr;
+        layers.clear();
+    }
 };
 
 struct thread_state {

@@ -192,10 +192,7 @@ void llama_instr_ubatch::reused_impl() {
 }
 
 void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_callback) {
-    auto & build = tl().build;
-    build.open = true;
-    build.last = nullptr;
-    build.layers.clear();
+    tl().build.begin();
     session & s = *tl().step.s;
     if (!s.reads_values()) {
         return;
@@ -218,7 +215,7 @@ void llama_instr_ubatch::finish() {
 void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     auto & build = tl().build;
     if (!build.open) {
-        return;  // a graph that is only measured, not computed
+        return;  // a graph that is only measured, neither computed nor written
     }
     ggml_tensor * t = build.last ? ggml_get_next_tensor(ctx0, build.last) : ggml_get_first_tensor(ctx0);
     for (; t; t = ggml_get_next_tensor(ctx0, t)) {

@@ -16,7 +16,7 @@
 // C API
 //
 
-#define LLAMA_INSTR_ABI 3
+#define LLAMA_INSTR_ABI 4
 
 extern "C" {
 
@@ -59,6 +59,10 @@ LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
 // Writes the memory breakdown of a context as a JSON array with one object per buffer type. Returns its length; if
 // that is `size` or more, the text was cut.
 LLAMA_API int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size);
+
+// Writes the graph of a ubatch with so many tokens, sequences and outputs as a `graph` event, without computing or
+// allocating it. Its cache is in use up to the last cell. Returns the graph's id, or -1 without a session.
+LLAMA_API int32_t llama_instr_reserve_graph(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs);
 
 // What a debugger is told of a compute that begins: `layers` and `wanted` have an element for each of its nodes.
 struct llama_instr_debug_info {
