@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
-    "converters.exports": {"graph", "log"},
+    "converters.exports": {"graph", "log", "model"},
     "converters.scheduling": {"converters.exports", "converters.report", "graph", "log", "probe"},
     "converters.serving": set(),
     "converters.live": {"converters.report", "converters.serving", "graph", "log"},

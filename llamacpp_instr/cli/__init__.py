@@ -92,6 +92,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.inspect:inspect",
             "Print what is in a model file, from its headers alone.",
         ),
+        "ops": (
+            "llamacpp_instr.cli.ops:ops",
+            "Print every distinct op of a model or a log, and its standard operator.",
+        ),
         "memory": (
             "llamacpp_instr.cli.memory:memory",
             "Print the memory that a model takes, or that a log recorded.",
@@ -121,6 +125,10 @@ GROUPS: dict[str, _Commands] = {
         "to-parquet": (
             "llamacpp_instr.cli.to_parquet:to_parquet",
             "Convert a log to tables in Parquet or CSV files.",
+        ),
+        "to-onnx": (
+            "llamacpp_instr.cli.to_onnx:to_onnx",
+            "Write the graph that llama.cpp runs as an ONNX graph.",
         ),
     },
 }

@@ -65,3 +65,10 @@ def load_run(run: Run, lenient: bool = False) -> Session:
 
     with progress_bar(f"Reading {run.name}") as on_progress:
         return load_session(run, on_progress, lenient)
+
+
+def is_model(source: str) -> bool:
+    """Whether an argument that may be a model or a log is a model."""
+    from llamacpp_instr.output import begins_as_model
+
+    return source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source)

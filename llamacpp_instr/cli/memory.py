@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.context_options import context_options
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
@@ -65,8 +65,8 @@ def memory(
     from llamacpp_instr.llama.engine import ContextOptions
 
     output.check(*sources)
-    source = next(filter(_is_model, sources), sources[0])
-    if _is_model(source):
+    source = next(filter(is_model, sources), sources[0])
+    if is_model(source):
         if len(sources) > 1:
             raise UsageError(f"{source} is a model; one model or several logs can be shown")
         shown = [_of_model(source, context, not no_mmap)]
@@ -78,12 +78,6 @@ def memory(
     else:
         shown = _of_logs(sources, lenient)
     _write(shown, output)
-
-
-def _is_model(source: str) -> bool:
-    from llamacpp_instr.output import begins_as_model
-
-    return source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source)
 
 
 def _write(shown: Shown, output: ReportOutput) -> None:

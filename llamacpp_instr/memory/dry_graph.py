@@ -69,7 +69,7 @@ def _dry_graphs(
             raise UsageError(f"{ubatch} is no ubatch")
         check_size(window(ubatch))
     library = native.load()
-    with dry_context_log(model, level="detailed") as (dry, content):
+    with dry_context_log(model, level="verbose") as (dry, content):
         for ubatch in ubatches:
             sized = replace(
                 options,

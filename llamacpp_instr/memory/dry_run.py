@@ -145,7 +145,7 @@ def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) 
 
 @contextmanager
 def dry_context_log(
-    model: ModelFile, level: Literal["minimal", "detailed"]
+    model: ModelFile, level: Literal["minimal", "verbose"]
 ) -> Iterator[tuple[LoadedModel, bytearray]]:
     """The model without its weights, and the log of what is done with it, which is complete after
     the block. Must not be called while a session is recorded."""

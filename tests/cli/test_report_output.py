@@ -29,6 +29,7 @@ REPORTS = {
     "schedule": f"schedule {LOG} --split rows",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
+    "ops": f"ops {LOG}",
     "inspect": "inspect demo",
     "memory": f"memory {LOG}",
     "blocks": f"blocks {MODEL} blk.1.q4_k.weight",

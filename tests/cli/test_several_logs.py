@@ -179,7 +179,7 @@ def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
 
 LENIENT = [
     "summary LOG", "stats LOG", "requests LOG", "tree LOG", "cat LOG --expand", "page LOG -o OUT",
-    "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG",
+    "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG", "ops LOG",
     f"roofline LOG --probe {FIXTURES / 'probe.json'}", "schedule LOG", "to-perfetto LOG -o OUT",
     "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
 ]  # fmt: skip

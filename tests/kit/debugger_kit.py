@@ -88,7 +88,7 @@ def run(
                 tokens = [model.start_token]
             for step in range(decodes + 1):
                 context.decode(tokens, all_logits and step == 0)
-                done.logits.append(_last_logits(context))
+                done.logits.append(last_logits(context))
                 done.tokens.append(int(np.nan_to_num(done.logits[-1]).argmax()))
                 tokens = done.tokens[-1:]
         except ComputeError:
@@ -99,7 +99,7 @@ def run(
     return done
 
 
-def _last_logits(context: Context) -> np.ndarray:
+def last_logits(context: Context) -> np.ndarray:
     api: Any = context.api
     row = api.llama_get_logits_ith(context.handle, -1)
     return np.ctypeslib.as_array(row, (context.model.n_vocab,)).copy()

@@ -76,6 +76,10 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("to-parquet", "--output"): [
         Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
     ],
+    ("to-onnx", "--output"): [
+        Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.onnx.data"))
+    ],
+    ("ops", "--output"): [Case("ops session.log -o {}", reads=("session.log",))],
     ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
     ("memory", "--output"): [
         *[Case(f"memory {name} -o {{}}") for name in ("model.gguf", SPLIT)],

@@ -27,7 +27,8 @@ COMMANDS = [
     "to-perfetto LOG --flows -o OUT --force", "to-perfetto LOG --lenient -o OUT --force",
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
     "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
-    "summary LOG --lenient", "values LOG", "values LOG OTHER",
+    "summary LOG --lenient", "ops LOG", "to-onnx LOG -o - --no-weights",
+    "values LOG", "values LOG OTHER",
 ]  # fmt: skip
 
 

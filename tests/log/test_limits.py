@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "page FILE -o OUT",
             "schedule FILE --split rows",
             "schedule FILE --phase prefill --split tiles",
+            "ops FILE",
+            "to-onnx FILE -o - --no-weights",
         ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from converters.exports.onnx.tensors import Tensors
-from converters.exports.onnx.views import Slices, find_view, places
+from converters.exports.onnx.tensors import Place, Tensors
+from converters.exports.onnx.views import Slices, find_slices, places
 from llamacpp_instr.schema import Graph
 
 ELEMENTS = {
@@ -28,6 +28,8 @@ ELEMENTS = {
     "i64": TensorProto.INT64,
 }
 """of values that keep their type; all others are float32"""
+MOST = 1 << 26
+"""elements of a constant"""
 CUSTOM = "ggml"
 """the domain of ops that no standard operators express"""
 
@@ -114,6 +116,12 @@ class Builder:
             self.constants.append(numpy_helper.from_array(array, self._known[key]))
         return self._known[key]
 
+    def filled(self, shape: Sequence[int], value: float) -> str:
+        """A constant of one number. Raises `ValueError` for an impossible size."""
+        if prod(shape) > MOST:
+            raise ValueError
+        return self.constant(np.full(shape, value))
+
     def ints(self, values: Sequence[int]) -> str:
         """A vector of int64."""
         return self.constant(values, np.int64)
@@ -132,19 +140,21 @@ class Builder:
         place = self.tensors.place(tensor)
         value = self._base(place.base)
         whole = self.tensors.shape(place.base)
-        if tensor == place.base or (place.shape == whole and not place.offset):
+        if tensor == place.base:
             return value
-        steps = find_view(prod(whole), place.offset, place.shape, place.strides)
-        if isinstance(steps, Slices):
-            return self._slices(value, steps)
+        steps = find_slices(prod(whole), place.offset, place.shape, place.strides)
+        if steps is not None:
+            return self._slices(value, steps, whole)
         flat = self.reshape(value, (prod(whole),))
-        return self.add("Gather", flat, self.constant(steps.index, np.int64), axis=0)
+        return self.add("Gather", flat, self._places(place), axis=0)
 
     def is_half(self, tensor: int) -> bool:
         """Whether a tensor is stored in float16."""
         return self.tensors.type(tensor) == "f16"
 
-    def _slices(self, value: str, steps: Slices) -> str:
+    def _slices(self, value: str, steps: Slices, whole: Sequence[int]) -> str:
+        if steps.is_base:
+            return value if steps.shape == whole else self.reshape(value, steps.shape)
         value = self.reshape(value, steps.reshape)
         if not steps.is_whole:
             axes = range(len(steps.reshape))
@@ -157,12 +167,18 @@ class Builder:
             value = self.add("Transpose", value, perm=steps.transpose)
         return self.reshape(value, steps.shape)
 
+    def _places(self, place: Place) -> str:
+        """The position of each element of a view, as a constant."""
+        if prod(place.shape) > MOST:
+            raise ValueError
+        return self.constant(places(place.offset, place.shape, place.strides), np.int64)
+
     def reshape(self, value: str, shape: Sequence[int]) -> str:
         return self.add("Reshape", value, self.ints(shape))
 
     def as_stored(self, node: int, value: str) -> str:
-        """A computed value in the type that a node is stored in."""
-        if not self.is_half(node):
+        """A value in the type that a node is stored in; rows that are set are so already."""
+        if not self.is_half(node) or self.tensors.nodes.op[node] == "SET_ROWS":
             return value
         return self.add("Cast", value, to=TensorProto.FLOAT16)
 
@@ -175,11 +191,12 @@ class Builder:
             return
         place = self.tensors.place(to)
         whole = self.tensors.shape(place.base)
-        index = places(place.offset, place.shape, place.strides).ravel()
-        if index.size != prod(whole) or (np.diff(index) != 1).any():
+        steps = find_slices(prod(whole), place.offset, place.shape, place.strides)
+        if steps is None or not steps.is_base:
             flat = self.reshape(self._base(place.base), (prod(whole),))
-            value = self.reshape(value, (index.size,))
-            value = self.add("ScatterElements", flat, self.constant(index, np.int64), value, axis=0)
+            index = self.reshape(self._places(place), (prod(place.shape),))
+            value = self.reshape(value, (prod(place.shape),))
+            value = self.add("ScatterElements", flat, index, value, axis=0)
         self._values[place.base] = self.reshape(value, whole)
         if place.base < 0:
             self.written[place.base] = self._values[place.base]

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from converters.exports.onnx import attention, ops, recurrent
 from converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.ops import VIEW_OPS, blocks_of
 from llamacpp_instr.graph.standard import OPSET
 from llamacpp_instr.schema import Graph
@@ -70,6 +71,7 @@ _OPS: dict[str, _Convert] = {
     "RMS_NORM": ops.rms_norm,
     "ROPE": attention.rope,
     "SCALE": ops.scale,
+    "SET_ROWS": ops.set_rows,
     "SIN": ops.of_one("Sin"),
     "SOFT_MAX": attention.soft_max,
     "SQR": ops.square,
@@ -101,18 +103,27 @@ def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
         layer = nodes.layer[i]
         where = f"layer{layer}/{blocks[i]}" if layer >= 0 else blocks[i]
         b.begin(f"{where}/{nodes.name[i]}", {"op": op, "layer": str(layer), "block": blocks[i]})
-        if op == "SET_ROWS":
-            ops.set_rows(b, i)
-            continue
-        value = _OPS[op](b, i) if op in _OPS else None
-        if value is None:
-            missing[op] = missing.get(op, 0) + 1
-            value = _custom(b, i)
-        value = b.as_stored(i, value)
-        if b.tensors.written(i) is None:
-            value = names[i] = b.rename(value, nodes.name[i])
-        b.write(i, value)
+        try:
+            value = _converted(b, i)
+            if value is None:
+                missing[op] = missing.get(op, 0) + 1
+                value = _custom(b, i)
+            value = b.as_stored(i, value)
+            if b.tensors.written(i) is None:
+                value = names[i] = b.rename(value, nodes.name[i])
+            b.write(i, value)
+        except (ArithmeticError, LookupError, ValueError):
+            raise UsageError(
+                f"node {i} of graph {graph.graph}, {op} {nodes.name[i]!r}, has sources or shapes"
+                " that ggml does not know"
+            ) from None
     return _model(b, names, missing, outputs)
+
+
+def _converted(b: Builder, node: int) -> str | None:
+    """The value of a node, None for one without a mapping."""
+    convert = _OPS.get(b.tensors.nodes.op[node])
+    return convert(b, node) if convert else None
 
 
 def _custom(b: Builder, node: int) -> str:

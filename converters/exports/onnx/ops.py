@@ -156,13 +156,13 @@ def _floats(words: list[int], *at: int) -> list[float]:
 
 def rms_norm(b: Builder, node: int) -> str:
     (x,) = sources_of(b, node)[:1]
-    ones = b.constant(np.ones(b.tensors.shape(x)[3]))
+    ones = b.filled(b.tensors.shape(x)[3:], 1)
     return b.add("RMSNormalization", four(b, x), ones, axis=-1, epsilon=params_of(b, node)["eps"])
 
 
 def norm(b: Builder, node: int) -> str:
     (x,) = sources_of(b, node)[:1]
-    ones = b.constant(np.ones(b.tensors.shape(x)[3]))
+    ones = b.filled(b.tensors.shape(x)[3:], 1)
     return b.add("LayerNormalization", four(b, x), ones, axis=-1, epsilon=params_of(b, node)["eps"])
 
 
@@ -279,17 +279,19 @@ def get_rows(b: Builder, node: int) -> str:
     return b.reshape(found, b.tensors.shape(node))
 
 
-def set_rows(b: Builder, node: int) -> None:
-    """Replaces rows of a tensor, in the type that it is stored in."""
+def set_rows(b: Builder, node: int) -> str:
+    """The tensor with some rows replaced, in the type that it is stored in."""
     data, ids, to = sources_of(b, node)[:3]
     (t3, t2, rows, width), (_, i2, i1, n) = b.tensors.shape(to), b.tensors.shape(ids)
     # rows of all matrices of the tensor, one after the other
     first = (np.arange(t3 * t2) * rows).reshape(t3, t2, 1)
     index = b.add("Cast", b.reshape(four(b, ids), (i2, i1, n)), to=TensorProto.INT64)
     index = b.reshape(b.add("Add", index, b.constant(first, np.int64)), (t3 * t2 * n, 1))
-    values = b.as_stored(node, b.reshape(four(b, data), (t3 * t2 * n, width)))
+    values = b.reshape(four(b, data), (t3 * t2 * n, width))
+    if b.is_half(node):
+        values = b.add("Cast", values, to=TensorProto.FLOAT16)
     table = b.reshape(b.stored(to), (t3 * t2 * rows, width))
-    b.write(node, b.add("ScatterND", table, index, values))
+    return b.add("ScatterND", table, index, values)
 
 
 def arange(b: Builder, node: int) -> str:
@@ -300,4 +302,4 @@ def arange(b: Builder, node: int) -> str:
 
 def fill(b: Builder, node: int) -> str:
     (value,) = _floats(b.tensors.nodes.params[node], 0)
-    return b.constant(np.full(b.tensors.shape(node), value))
+    return b.filled(b.tensors.shape(node), value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from onnx import TensorProto, helper
+from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
 from converters.exports.onnx.builder import Builder
 from converters.exports.onnx.ops import four, sources_of
@@ -57,11 +57,11 @@ def _by_head(b: Builder, tensor: int, shape: tuple[int, ...], groups: int) -> st
     return b.reshape(value, (seqs, tokens, heads, 1, width))
 
 
-def _body(shape: tuple[int, ...], decays: int) -> object:
+def _body(shape: tuple[int, ...], decays: int) -> GraphProto:
     """state = state * decay + new; y = the sum of state * outputs."""
     seqs, heads, dim, width = shape
 
-    def value(name: str, *of: int) -> object:
+    def value(name: str, *of: int) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, of)
 
     nodes = [

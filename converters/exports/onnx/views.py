@@ -33,21 +33,10 @@ class Slices:
         """Whether every element is selected."""
         return self.ends == self.reshape and not any(self.starts)
 
-
-@dataclass(frozen=True)
-class Places:
-    """Take these positions of the flat base, an array of the view's shape."""
-
-    index: Int64
-
-
-def find_view(
-    n_base: int, offset: int, shape: Sequence[int], strides: Sequence[int]
-) -> Slices | Places:
-    """The steps from a contiguous base of `n_base` elements to a view of it; `shape` and `strides`
-    are in numpy's order."""
-    found = _slices(n_base, offset, tuple(shape), strides)
-    return found or Places(places(offset, shape, strides))
+    @property
+    def is_base(self) -> bool:
+        """Whether every element is selected, in the base's order."""
+        return self.is_whole and list(self.transpose) == sorted(self.transpose)
 
 
 def places(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Int64:
@@ -60,9 +49,11 @@ def places(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Int64:
     return index
 
 
-def _slices(
-    n_base: int, offset: int, shape: tuple[int, ...], strides: Sequence[int]
+def find_slices(
+    n_base: int, offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> Slices | None:
+    """The steps from a contiguous base of `n_base` elements to a view of it, None if only a list of
+    positions selects it; `shape` and `strides` are in numpy's order."""
     axes = [axis for axis, n in enumerate(shape) if n > 1]
     axes.sort(key=lambda axis: -strides[axis])
     steps = [strides[axis] for axis in axes]
@@ -85,4 +76,4 @@ def _slices(
     if any(end > n for end, n in zip(ends, reshape, strict=True)):
         return None
     order = [axes.index(axis) for axis in sorted(axes)]
-    return Slices(tuple(reshape), tuple(starts), tuple(ends), (*order, len(axes)), shape)
+    return Slices(tuple(reshape), tuple(starts), tuple(ends), (*order, len(axes)), tuple(shape))

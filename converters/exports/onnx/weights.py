@@ -7,59 +7,61 @@ https://onnx.ai/onnx/repo-docs/ExternalData.html
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from collections.abc import Iterator
+from math import prod
+from typing import Any, BinaryIO, Protocol
 
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from converters.exports.onnx.builder import ELEMENTS
 from converters.exports.onnx.export import Exported
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import Graph
-from llamacpp_instr.weights.measure import WeightReader
+from llamacpp_instr.schema import Graph, Leaf
 
 ALIGNMENT = 4096
 """bytes: a program may map each weight"""
 
 
+class Weights(Protocol):
+    """Where the numbers of weights come from."""
+
+    def check(self, leaf: Leaf) -> None:
+        """Raises `UsageError` for a weight that it does not have."""
+
+    def pieces(self, leaf: Leaf) -> Iterator[NDArray[Any]]:
+        """The weight in stored order: float16 if it is of type F16, else float32."""
+
+
 def with_external_weights(
-    exported: Exported, graph: Graph, model: ModelFile, name: str, data: BinaryIO,
+    exported: Exported, graph: Graph, weights: Weights, name: str, data: BinaryIO,
     on_progress: OnProgress,
 ) -> ModelProto:  # fmt: skip
     """The ONNX model whose weights lie in the file `name` beside it; writes them to `data`.
 
-    `on_progress` gets the bytes written and in total. Raises `UsageError` for a weight that the
-    model file lacks, that has another shape there, or whose type has no conversion to numbers.
+    `on_progress` gets the bytes written and in total. Raises `UsageError` for a weight that
+    `weights` does not have.
     """
-    reader = WeightReader(model)
-    known = {weight.name: weight for weight in model.weights}
-    chosen = []
-    for leaf, value in exported.weights.items():
-        of = graph.leafs[-1 - leaf]
-        weight = known.get(of.name)
-        if weight is None or list(weight.ne) != [*of.ne, *weight.ne[len(of.ne) :]]:
-            raise UsageError(f"{model.path} has no tensor {of.name!r} of the graph's shape")
-        reader.check(weight)
-        chosen.append((value, weight, list(reversed(of.ne))))
-    total = sum(_bytes(weight.type.name, weight.n_elements) for _, weight, _ in chosen)
+    leafs = {value: graph.leafs[-1 - leaf] for leaf, value in exported.weights.items()}
+    for leaf in leafs.values():
+        weights.check(leaf)
+    total = sum(map(_bytes, leafs.values()))
     at = done = 0
-    for value, weight, shape in chosen:
+    for value, leaf in leafs.items():
         data.write(bytes(-at % ALIGNMENT))
         at += -at % ALIGNMENT
-        n_bytes = _bytes(weight.type.name, weight.n_elements)
-        half = weight.type.name == "F16"
-        for piece in reader.bytes(weight) if half else reader.pieces(weight):
+        for piece in weights.pieces(leaf):
             data.write(piece.data)
             done += piece.nbytes
             on_progress(done, total)
+        kind = TensorProto.FLOAT16 if leaf.type == "f16" else TensorProto.FLOAT
         tensor = TensorProto(
-            name=value, dims=shape, data_location=TensorProto.EXTERNAL, data_type=_kind(half)
+            name=value, dims=leaf.ne[::-1], data_location=TensorProto.EXTERNAL, data_type=kind
         )
-        for key, told in (("location", name), ("offset", at), ("length", n_bytes)):
+        for key, told in (("location", name), ("offset", at), ("length", _bytes(leaf))):
             tensor.external_data.add(key=key, value=str(told))
         exported.model.graph.initializer.append(tensor)
-        at += n_bytes
+        at += _bytes(leaf)
     return exported.model
 
 
@@ -73,9 +75,5 @@ def with_weights_as_inputs(exported: Exported, graph: Graph) -> ModelProto:
     return exported.model
 
 
-def _kind(half: bool) -> int:
-    return TensorProto.FLOAT16 if half else TensorProto.FLOAT
-
-
-def _bytes(type_: str, n_elements: int) -> int:
-    return n_elements * (2 if type_ == "F16" else 4)
+def _bytes(leaf: Leaf) -> int:
+    return prod(leaf.ne) * (2 if leaf.type == "f16" else 4)

@@ -1,0 +1,72 @@
+"""`instr ops MODEL|LOG`: prints the inventory of the ops of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from converters.report.report import Report
+
+
+@click.command(
+    "ops",
+    epilog="\b\nExamples:\n  instr ops model.gguf --tokens 512\n  instr ops session.log -o ops.csv",
+)
+@click.argument("source", metavar="MODEL|LOG")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of the prefill of a model.  [default: 512]",
+)
+@click.option(
+    "--past",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Tokens that the cache of a model has before.  [default: 0]",
+)
+@lenient_option
+@report_options
+def ops(
+    source: str, tokens: int | None, past: int | None, lenient: bool, output: ReportOutput
+) -> None:
+    """Print every distinct op of a model or a log, and its standard operator.
+
+    Prints, for a prefill and a decode, each op with its types, shapes and parameters, how often it
+    occurs, the weights that it reads, its FLOPs and bytes, and the ONNX operators and the PyTorch
+    function that compute the same.
+
+    MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run, which reads no
+    weights. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    """
+    from converters.analyses.ops import ops_of_log
+
+    output.check(source)
+    if is_model(source):
+        reports = _of_model(source, tokens or 512, past or 0)
+    elif tokens is not None or past is not None:
+        raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
+    else:
+        (session,) = load_sessions([source], lenient)
+        reports = ops_of_log(session)
+    output.write(reports)
+
+
+def _of_model(source: str, tokens: int, past: int) -> list[Report]:
+    from converters.analyses.ops import count_ops, ops_report, phase_title
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.model.file import load_model_file
+
+    shapes = {"prefill": UbatchShape(tokens, past), "decode": UbatchShape(1, past)}
+    graphs = dry_graphs(load_model_file(source), ContextOptions(), list(shapes.values()))
+    return [
+        ops_report(phase_title(phase, shape.tokens), count_ops(graph))
+        for (phase, shape), graph in zip(shapes.items(), graphs, strict=True)
+    ]

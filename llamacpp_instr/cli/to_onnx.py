@@ -1,0 +1,188 @@
+"""`instr to-onnx MODEL|LOG -o graph.onnx`: writes the graph that llama.cpp runs as ONNX."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacpp_instr.cli.logs import is_model, load_sessions
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from converters.exports.onnx.export import Exported
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.schema import Graph, Leaf
+
+    _Found = tuple[Graph, ModelFile | None]
+    """the graph, and the file of its weights"""
+
+
+@click.command(
+    "to-onnx",
+    epilog="""\b
+Examples:
+  instr to-onnx model.gguf -o decode.onnx --past 500
+  instr to-onnx model.gguf -o prefill.onnx --tokens 64 --no-weights
+  instr to-onnx session.log -o step.onnx --step 3
+""",
+)
+@click.argument("source", metavar="MODEL|LOG")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The ONNX file.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens that the graph of a model computes; more than 1 is a prefill.  [default: 1]",
+)
+@click.option(
+    "--past",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Tokens that the cache of a model has before.  [default: 0]",
+)
+@click.option(
+    "--step", type=click.IntRange(0), metavar="N", help="Step of a log.  [default: the last]"
+)
+@click.option("--no-weights", is_flag=True, help="Leave the weights out: they become inputs.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def to_onnx(
+    source: str,
+    output: str,
+    tokens: int | None,
+    past: int | None,
+    step: int | None,
+    no_weights: bool,
+    force: bool,
+) -> None:
+    """Write the graph that llama.cpp runs as an ONNX graph.
+
+    The graph is that of a prefill or a decode, for Netron, ONNX Runtime and other tools. It has
+    standard operators only. An op that none can express becomes an operator of the domain `ggml`,
+    and is named in the output. Caches are inputs and outputs. Shapes are those of the one graph: so
+    many tokens, and a cache of so many cells.
+
+    Weights are written to FILE.data, dequantized to float32; F16 stays as it is. MODEL is a GGUF
+    file, or demo for the demo model; its graph comes from a dry run, which reads no weights. A LOG
+    must be recorded with --level verbose.
+    """
+    from converters.exports.onnx.export import export_graph
+    from llamacpp_instr.output import check_not_input, check_output
+
+    _check_onnx()
+    data = f"{output}.data"
+    check_output(output, force)
+    check_not_input(output, source)
+    if not no_weights:
+        if output == "-":
+            raise UsageError("weights need a file beside the graph; name one, or add --no-weights")
+        check_output(data, force)
+    if is_model(source):
+        if step is not None:
+            raise UsageError(f"{source} is a model; --step is for logs")
+        found = _of_model(source, tokens or 1, past or 0)
+    else:
+        if tokens is not None or past is not None:
+            raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
+        found = _of_log(source, step, no_weights)
+    graph, model = found
+    exported = export_graph(graph)
+    _write(exported, graph, None if no_weights else model, output, force)
+    _tell(exported, output)
+
+
+def _check_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "this needs the package onnx: pip install 'llamacpp-instr[onnx]'"
+        ) from None
+
+
+def _of_model(source: str, tokens: int, past: int) -> _Found:
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.model.file import load_model_file
+
+    model = load_model_file(source)
+    (graph,) = dry_graphs(model, ContextOptions(), [UbatchShape(tokens, past)])
+    return graph, model
+
+
+def _of_log(source: str, step: int | None, no_weights: bool) -> _Found:
+    from converters.analyses.stored_weights import recorded_file
+
+    (session,) = load_sessions([source])
+    computes = session.computes
+    wanted = computes["step"] >= 0 if step is None else computes["step"] == step
+    found = computes["graph"][wanted].tolist()
+    if not found:
+        what = "no step" if step is None else f"no step {step}"
+        raise UsageError(f"{source}: {what} that computed a graph")
+    graph = session.graphs[found[-1]]
+    if no_weights:
+        return graph, None
+    try:
+        return graph, recorded_file(session, session.models[session.contexts[graph.ctx].model])
+    except UsageError as error:
+        raise UsageError(f"{error}; --no-weights needs no model file") from None
+
+
+def _write(
+    exported: Exported, graph: Graph, model: ModelFile | None, output: str, force: bool
+) -> None:
+    from converters.exports.onnx.weights import with_external_weights, with_weights_as_inputs
+    from llamacpp_instr.output import open_output
+    from llamacpp_instr.progress import progress_bar
+
+    with ExitStack() as files:
+        # the last to be opened gets its name first
+        file = files.enter_context(open_output(output, force))
+        if model is None:
+            whole = with_weights_as_inputs(exported, graph)
+        else:
+            data = files.enter_context(open_output(f"{output}.data", force))
+            on_progress = files.enter_context(progress_bar("Writing weights"))
+            name = f"{Path(output).name}.data"
+            weights = _Weights(model)
+            whole = with_external_weights(exported, graph, weights, name, data, on_progress)
+        file.write(whole.SerializeToString())
+
+
+class _Weights:
+    """The weights of a model file."""
+
+    def __init__(self, model: ModelFile) -> None:
+        from llamacpp_instr.weights.measure import WeightReader
+
+        self._model = model
+        self._reader = WeightReader(model)
+
+    def check(self, leaf: Leaf) -> None:
+        weight = self._model.by_name.get(leaf.name)
+        if weight is None or [n for n in weight.ne if n > 1] != [n for n in leaf.ne if n > 1]:
+            raise UsageError(f"{self._model.path} has no tensor {leaf.name!r} of this shape")
+        self._reader.check(weight)
+
+    def pieces(self, leaf: Leaf) -> Iterator[NDArray[Any]]:
+        weight = self._model.by_name[leaf.name]
+        if leaf.type == "f16":
+            return (piece.view("<f2") for piece in self._reader.bytes(weight))
+        return self._reader.pieces(weight)
+
+
+def _tell(exported: Exported, output: str) -> None:
+    from llamacpp_instr.terminal import notice
+
+    n = len(exported.model.graph.node)
+    notice(f"{output}: {n:,} operators, {len(exported.weights):,} weights")
+    if exported.missing:
+        named = ", ".join(f"{op} ({n})" for op, n in sorted(exported.missing.items()))
+        notice(f"operators of the domain ggml, because no standard one is known: {named}")
