@@ -76,6 +76,7 @@ GROUP_NORM        GroupNormalization             nn.functional.group_norm
 IM2COL            -                              nn.functional.unfold
 L2_NORM           LpNormalization                nn.functional.normalize
 LEAKY_RELU        LeakyRelu                      nn.functional.leaky_relu
+LIGHTNING_INDEXER MatMul+Relu+Mul+ReduceSum+Add  -
 LOG               Log                            log
 MEAN              ReduceMean                     mean
 MUL               Mul                            mul

@@ -16,23 +16,12 @@ from tests.kit.onnx_kit import Computed, compute, nmse, run_onnx, with_weights
 pytestmark = pytest.mark.native
 
 WITHOUT_MAPPING = {
-    "bailingmoe3-moe": {"GATED_DELTA_NET"},
-    "deepseek32-moe": {"LIGHTNING_INDEXER"},
-    "deepseek4-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE", "LIGHTNING_INDEXER",
-                      "ROPE_BACK"},
-    "dots3note-moe": {"LIGHTNING_INDEXER"},
-    "glm-dsa-moe": {"LIGHTNING_INDEXER"},
-    "glm5-next-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE", "GATED_DELTA_NET",
-                      "LIGHTNING_INDEXER"},
-    "hy_v4-moe": {"LIGHTNING_INDEXER"},
-    "kimi-k3-moe": {"DSV4_HC_PRE", "GATED_DELTA_NET"},
-    "kimi-linear-moe": {"GATED_DELTA_NET"},
+    "deepseek4-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE", "ROPE_BACK"},
+    "glm5-next-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"},
+    "kimi-k3-moe": {"DSV4_HC_PRE"},
     "minimax-m3-moe": {"POOL_2D"},
-    "qwen35-dense": {"GATED_DELTA_NET"},
-    "qwen35moe-moe": {"GATED_DELTA_NET"},
-    "qwen3next-moe": {"GATED_DELTA_NET"},
-    "qwen4exp-moe": {"DSV4_HC_POST", "DSV4_HC_PRE", "GATED_DELTA_NET"},
-}  # fmt: skip
+    "qwen4exp-moe": {"DSV4_HC_POST", "DSV4_HC_PRE"},
+}
 """ops for which standard operators are not written yet, by architecture"""
 TOLERANCE = 5e-4
 """NMSE of a node, as test-backend-ops allows for products; errors of earlier nodes add up"""
@@ -54,6 +43,7 @@ def test_every_node_of_every_architecture(part: int, tmp_path: Path) -> None:
 def check(architecture: str, model: Path, computed: Computed) -> None:
     graph = computed.graph
     assert graph is not None
+    assert graph.nodes is not None
     exported = export_graph(graph, outputs=range(graph.n_nodes))
     assert set(exported.missing) == WITHOUT_MAPPING.get(architecture, set()), architecture
     whole = with_weights(exported, graph, model)
@@ -63,11 +53,13 @@ def check(architecture: str, model: Path, computed: Computed) -> None:
         assert Counter(found) == exported.missing, architecture
         return
     outputs = run_onnx(whole, exported, computed.inputs)
+    # the order of equal scores is open; what is chosen by them is compared
+    indices = {i for i, type_ in enumerate(graph.nodes.type) if type_ == "i32"}
     errors = {
         name: nmse(outputs[name], computed.values[node])
         for node, name in exported.names.items()
-        if name in outputs
+        if name in outputs and node not in indices
     }
-    assert len(errors) > 0.9 * len(computed.values) - 5, architecture
+    assert len(errors) > 0.9 * len(computed.values.keys() - indices) - 5, architecture
     assert {name: error for name, error in errors.items() if error > TOLERANCE} == {}, architecture
     assert errors[exported.names[max(exported.names)]] < OF_LOGITS, architecture

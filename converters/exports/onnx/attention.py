@@ -162,3 +162,15 @@ def _with_sinks(b: Builder, scores: str, shape: tuple[int, ...], sinks: int | No
     column = b.add("Expand", column, b.ints([n3, heads, tokens, 1]))
     shares = b.add("Softmax", b.add("Concat", scores, column, axis=3), axis=3)
     return b.add("Slice", shares, b.ints([0]), b.ints([cells]), b.ints([3]))
+
+
+def lightning_indexer(b: Builder, node: int) -> str:
+    """The sum over heads of what each scores above zero, weighted, with a mask."""
+    q, k, weights, mask = sources_of(b, node)[:4]
+    (streams, tokens, heads, width), cells = b.tensors.shape(q), b.tensors.shape(k)[1]
+    keys = b.reshape(four(b, k), (streams, 1, cells, width))
+    scores = b.add("MatMul", four(b, q), b.add("Transpose", keys, perm=(0, 1, 3, 2)))
+    parts = b.reshape(four(b, weights), (streams, tokens, heads, 1))
+    weighted = b.add("Mul", b.add("Relu", scores), parts)
+    total = b.reshape(b.add("ReduceSum", weighted, b.ints([2])), (streams, 1, tokens, cells))
+    return b.add("Add", total, _bias(b, mask, (streams, 1, tokens, cells), 0))
