@@ -167,6 +167,17 @@ class SeenPage:
     """text, left and right of the elements asked for"""
 
 
+def run_script(script: str, **request: Any) -> dict[str, Any]:
+    """What a script of tests/ui reports; it gets Chromium and `request` as JSON."""
+    done = subprocess.run(
+        ["node", script], cwd=KIT, input=json.dumps({"chromium": chromium(), **request}),
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
 def look_at_page(
     file: Path,
     sorts: list[tuple[int, str, str]] | None = None,

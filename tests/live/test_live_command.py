@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -56,16 +55,7 @@ def look(
     address: str, width: int = 1280, click: bool = False, script: str = "live.mjs", **more: Any
 ) -> dict[str, Any]:
     """What Chromium shows of a session once it has ended, or what another script reports."""
-    request = {
-        "chromium": ui_kit.chromium(), "address": address, "width": width, "click": click, **more,
-    }  # fmt: skip
-    done = subprocess.run(
-        ["node", script], cwd=ui_kit.KIT, input=json.dumps(request), capture_output=True,
-        text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
+    return ui_kit.run_script(script, address=address, width=width, click=click, **more)
 
 
 APPLICATION = """

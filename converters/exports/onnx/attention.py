@@ -44,7 +44,9 @@ def rope(b: Builder, node: int) -> str | None:
         turns = b.add("Div", turns, factors)
     angle = b.reshape(b.add("Mul", positions, turns), (1, tokens, n_dims // 2))
     angle = b.add("Expand", angle, b.ints([i3, tokens, n_dims // 2]))
-    of_angle = [b.add("Mul", b.add(f, angle), b.constant(magnitude)) for f in ("Cos", "Sin")]
+    of_angle = [b.add(f, angle) for f in ("Cos", "Sin")]
+    if magnitude != 1:
+        of_angle = [b.add("Mul", value, b.constant(magnitude)) for value in of_angle]
     x = b.add("Transpose", four(b, sources[0]), perm=(0, 2, 1, 3))
     parts = [x]
     if skipped or n_dims < width:

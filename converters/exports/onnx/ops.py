@@ -49,7 +49,9 @@ def repeated(b: Builder, tensor: int, to: tuple[int, ...]) -> str:
     """The value of a tensor as ggml repeats it: ONNX itself repeats dimensions of 1 only."""
     shape = b.tensors.shape(tensor)
     if all(n in (1, whole) for n, whole in zip(shape, to, strict=True)):
-        return four(b, tensor)
+        # leading dimensions of 1 are ONNX's own
+        one_row = b.tensors.is_weight(tensor) and len(b.tensors.ne(tensor)) == 1
+        return b.read(tensor) if one_row else four(b, tensor)
     times = [whole // n for n, whole in zip(shape, to, strict=True)]
     return b.add("Tile", four(b, tensor), b.ints(times))
 
@@ -269,7 +271,9 @@ def get_rows(b: Builder, node: int) -> str:
     table, ids = sources_of(b, node)[:2]
     (t3, t2, rows, width), (_, i2, i1, n) = b.tensors.shape(table), b.tensors.shape(ids)
     if (t3, t2) == (1, 1):
-        matrix = b.reshape(b.stored(table), (rows, width))
+        matrix = b.stored(table)
+        if not b.tensors.is_weight(table) or len(b.tensors.ne(table)) != 2:
+            matrix = b.reshape(matrix, (rows, width))
         found = b.add("Gather", matrix, b.reshape(four(b, ids), (n,)), axis=0)
         if b.is_half(table):
             found = b.add("Cast", found, to=TensorProto.FLOAT)
