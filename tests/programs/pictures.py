@@ -1,7 +1,7 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
 They show a session of the demo model as `instr view` opens it, the first part of its page, the
-model's weights, and a stop in the debugger; they are not edited.
+model's weights, a stop in the debugger, and a graph in Netron; they are not edited.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import netron
+
 from tests.conftest import ROOT, read_events
 from tests.kit.browser_kit import browser, debugged
 from tests.kit.native_kit import DEMO
-from tests.kit.ui_kit import look, look_at_page, served
+from tests.kit.ui_kit import look, look_at_page, run_script, served
 from tests.weights_view.test_weights_page import look as look_at_weights
 
 IMAGES = ROOT / "docs" / "images"
@@ -44,6 +46,7 @@ def main() -> None:
         take_page(Path(folder))
         take_weights(Path(folder))
         take_debugger(Path(folder))
+        take_netron(Path(folder))
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
 
@@ -89,6 +92,21 @@ def take_debugger(folder: Path) -> None:
         page.wait("document.querySelector('#changes li') !== null")
         page.do("picture", str(IMAGES / "debugger.png"), whole=False)
         page.click("#quit")
+
+
+def take_netron(folder: Path) -> None:
+    """The first operators of a decode of the demo model."""
+    graph = folder / "decode.onnx"
+    subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "to-onnx", "demo", "-o", graph],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    host, port = netron.start(str(graph), ("127.0.0.1", 0), browse=False)
+    try:
+        address = f"http://{host}:{port}"
+        run_script("netron.mjs", address=address, picture=str(IMAGES / "netron.png"))
+    finally:
+        netron.stop()
 
 
 def record(folder: Path, *options: str) -> Path:
