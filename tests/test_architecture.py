@@ -28,6 +28,9 @@ BELOW: dict[str, set[str]] = {
     "weights": {"llama", "model"},
     "debugger": {"graph", "llama", "model", "recording", "weights"},
     "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
+    "validate": {
+        "converters.exports", "converters.report", "debugger", "llama", "model", "weights",
+    },
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log", "model"},

@@ -96,6 +96,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.ops:ops",
             "Print every distinct op of a model or a log, and its standard operator.",
         ),
+        "validate": (
+            "llamacpp_instr.cli.validate:validate",
+            "Check every op of a model against ONNX Runtime.",
+        ),
         "memory": (
             "llamacpp_instr.cli.memory:memory",
             "Print the memory that a model takes, or that a log recorded.",

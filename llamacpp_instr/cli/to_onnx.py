@@ -102,7 +102,7 @@ def _check_onnx() -> None:
         import onnx  # noqa: F401
     except ImportError:
         raise UsageError(
-            "this needs the package onnx: pip install 'llamacpp-instr[onnx]'"
+            'this needs the package onnx: pip install "llamacpp-instr[onnx]"'
         ) from None
 
 

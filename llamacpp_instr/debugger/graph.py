@@ -78,12 +78,13 @@ class LiveGraph:
             src.append(
                 [index[a] if a in index else -1 - leafs.setdefault(a, len(leafs)) for a in of]
             )
-        self._leafs = list(leafs)
+        self.leaf_addresses = list(leafs)
+        """weights, caches and inputs, in the order in which nodes name them"""
         ops = [lib.ggml_op_name(tensor.op).decode() for tensor in self._tensors]
         names = [_name(tensor) for tensor in self._tensors]
-        leaf_names = [_name(tensor_at(address)) for address in self._leafs]
+        leaf_names = [_name(tensor_at(address)) for address in self.leaf_addresses]
         blocks = blocks_of(ops, names, layers, src, leaf_names)
-        sources = [Source(_name(tensor_at(a)), _kind(a), -1, a) for a in self._leafs]
+        sources = [Source(_name(tensor_at(a)), _kind(a), -1, a) for a in self.leaf_addresses]
         self.nodes: list[Node] = []
         for i, tensor in enumerate(self._tensors):
             read = tuple(
@@ -126,7 +127,7 @@ class LiveGraph:
     @cached_property
     def leafs(self) -> dict[str, int]:
         """The addresses of weights, caches and inputs by name."""
-        return {_name(tensor_at(address)): address for address in self._leafs}
+        return {_name(tensor_at(address)): address for address in self.leaf_addresses}
 
     def is_at(self, info: Info) -> bool:
         """Whether this is the graph of `info`: it has as many nodes, at the same addresses."""

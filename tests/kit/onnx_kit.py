@@ -41,7 +41,7 @@ def compute(model: Path, log: Path, prompt: int = 9, flash_attn: str = "auto") -
     found: dict[int, Computed] = {}
 
     def keep(stop: Stop) -> None:
-        leafs = stop.graph._leafs
+        leafs = stop.graph.leaf_addresses
         if stop.compute not in found:
             inputs = {-1 - i: read(a) for i, a in enumerate(leafs) if not is_weight(tensor_at(a))}
             found[stop.compute] = Computed(inputs)

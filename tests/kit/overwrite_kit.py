@@ -79,6 +79,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("to-onnx", "--output"): [
         Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.onnx.data"))
     ],
+    ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
     ("ops", "--output"): [Case("ops session.log -o {}", reads=("session.log",))],
     ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
     ("memory", "--output"): [

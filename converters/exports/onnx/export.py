@@ -105,27 +105,47 @@ def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
         layer = nodes.layer[i]
         where = f"layer{layer}/{blocks[i]}" if layer >= 0 else blocks[i]
         b.begin(f"{where}/{nodes.name[i]}", {"op": op, "layer": str(layer), "block": blocks[i]})
-        try:
-            value = _converted(b, i)
-            if value is None:
-                missing[op] = missing.get(op, 0) + 1
-                value = _custom(b, i)
-            value = b.as_stored(i, value)
-            if b.tensors.written(i) is None:
-                value = names[i] = b.rename(value, nodes.name[i])
-            b.write(i, value)
-        except (ArithmeticError, LookupError, ValueError):
-            raise UsageError(
-                f"node {i} of graph {graph.graph}, {op} {nodes.name[i]!r}, has sources or shapes"
-                " that ggml does not know"
-            ) from None
+        value = _checked(graph, b, i)
+        if value is None:
+            missing[op] = missing.get(op, 0) + 1
+            value = _custom(b, i)
+        value = b.as_stored(i, value)
+        if b.tensors.written(i) is None:
+            value = names[i] = b.rename(value, nodes.name[i])
+        b.write(i, value)
     return _model(b, names, missing, outputs)
 
 
-def _converted(b: Builder, node: int) -> str | None:
+def export_node(graph: Graph, node: int) -> Exported | None:
+    """One node as an ONNX model: what it reads are inputs, its value is the only output. None for a
+    node without a mapping. Raises `UsageError` like `export_graph`."""
+    b = Builder(graph)
+    b.begin(b.tensors.nodes.name[node], {})
+    value = _checked(graph, b, node)
+    if value is None:
+        return None
+    value = b.rename(b.as_stored(node, value), "value")
+    kind = ELEMENTS.get(b.tensors.nodes.type[node], TensorProto.FLOAT)
+    shape = b.tensors.shape(node)
+    output = helper.make_tensor_value_info(value, kind, shape)
+    made = helper.make_graph(b.nodes, "node", [*b.inputs.values()], [output], b.constants)
+    domains = [helper.make_opsetid("", OPSET)]
+    model = helper.make_model(made, opset_imports=domains, ir_version=IR_VERSION)
+    inputs = {tensor: info.name for tensor, info in b.inputs.items()}
+    return Exported(model, inputs, {}, b.weights, {node: value})
+
+
+def _checked(graph: Graph, b: Builder, node: int) -> str | None:
     """The value of a node, None for one without a mapping."""
-    convert = _OPS.get(b.tensors.nodes.op[node])
-    return convert(b, node) if convert else None
+    nodes = b.tensors.nodes
+    convert = _OPS.get(nodes.op[node])
+    try:
+        return convert(b, node) if convert else None
+    except (ArithmeticError, LookupError, ValueError):
+        raise UsageError(
+            f"node {node} of graph {graph.graph}, {nodes.op[node]} {nodes.name[node]!r}, has"
+            " sources or shapes that ggml does not know"
+        ) from None
 
 
 def _custom(b: Builder, node: int) -> str:

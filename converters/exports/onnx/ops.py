@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from converters.exports.onnx.builder import Builder
+from converters.exports.onnx.builder import ELEMENTS, Builder
 from llamacpp_instr.graph.ops import op_params
 
 
@@ -253,8 +253,14 @@ def add_id(b: Builder, node: int) -> str:
 
 
 def copied(b: Builder, node: int) -> str:
-    """The elements in the order of the first, in the shape of the result."""
-    return b.reshape(four(b, sources_of(b, node)[0]), b.tensors.shape(node))
+    """The elements in the order of the first, in the shape and as numbers of the result."""
+    source = sources_of(b, node)[0]
+    value = b.reshape(four(b, source), b.tensors.shape(node))
+    whole = ("i32", "i64")
+    to, stored = b.tensors.type(node), b.tensors.type(source)
+    if to != stored and (to in whole or stored in whole):
+        value = b.add("Cast", value, to=ELEMENTS.get(to, TensorProto.FLOAT))
+    return value
 
 
 def repeat(b: Builder, node: int) -> str:

@@ -1,0 +1,65 @@
+"""A graph in memory as the log's event, from which the ONNX graph is made.
+
+Invariant: nodes and leafs have the numbers that a log gives them.
+"""
+
+from __future__ import annotations
+
+from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
+from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.tensors import is_weight
+from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.schema import Graph, Leaf, Nodes
+
+
+def as_event(live: LiveGraph) -> Graph:
+    """The graph with strides; its ids and splits are not those of a log."""
+    tensors = [tensor_at(address) for address in live.addresses]
+    leafs = live.leaf_addresses
+    numbers = {address: -1 - i for i, address in enumerate(leafs)}
+    numbers |= {address: i for i, address in enumerate(live.addresses)}
+    lib = ggml()
+    nodes = Nodes(
+        name=[node.name for node in live.nodes],
+        op=[node.op for node in live.nodes],
+        layer=[node.layer for node in live.nodes],
+        type=[_type(tensor) for tensor in tensors],
+        ne=[_ne(tensor) for tensor in tensors],
+        bytes=[int(lib.ggml_nbytes(address)) for address in live.addresses],
+        src=[[numbers[int(a)] for a in tensor.src if a] for tensor in tensors],
+        buffer=[-1] * len(tensors),
+        params=[_words(tensor) for tensor in tensors],
+        exec=[int(node.runs) for node in live.nodes],
+        nb=[[int(n) for n in tensor.nb[: len(_ne(tensor))]] for tensor in tensors],
+    )
+    return Graph(
+        t=0, graph=live.id, ctx=0, uid=0, source="decode", why="first", n_nodes=len(tensors),
+        n_exec=sum(nodes.exec), splits=[], leafs=[_leaf(address, i) for i, address in
+        enumerate(leafs)], nodes=nodes,
+    )  # fmt: skip
+
+
+def _leaf(address: int, number: int) -> Leaf:
+    tensor = tensor_at(address)
+    name = bytes(tensor.name).decode(errors="replace")
+    weight = number if is_weight(tensor) else -1
+    n_bytes = int(ggml().ggml_nbytes(address))
+    return Leaf(name=name, type=_type(tensor), ne=_ne(tensor), bytes=n_bytes, tensor=weight)
+
+
+def _type(tensor: Tensor) -> str:
+    return TYPES[tensor.type].name.lower()
+
+
+def _ne(tensor: Tensor) -> list[int]:
+    ne = [int(n) for n in tensor.ne]
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return ne
+
+
+def _words(tensor: Tensor) -> list[int]:
+    words = list(tensor.op_params)
+    while words and not words[-1]:
+        words.pop()
+    return words

@@ -1,0 +1,94 @@
+"""The tables of a validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.validate.follow import Checked
+from llamacpp_instr.validate.run import OF_LOGITS, Validation
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The reports, and whether all errors are within their tolerance."""
+
+    reports: list[Report]
+    passed: bool
+
+
+def judge(found: Validation) -> Verdict:
+    """A row for each op and its types, the worst first; then the cache."""
+    kinds: dict[tuple[str, str], list[Checked]] = {}
+    for op in found.ops:
+        kinds.setdefault((op.op, op.types), []).append(op)
+    rows = [_row(op, types, of) for (op, types), of in kinds.items()]
+    rows.sort(key=lambda row: -_excess(row))
+    columns = [
+        Column("op"),
+        Column("sources"),
+        Column("checked", "count"),
+        Column("largest error", "number"),
+        Column("tolerance", "number"),
+        Column("at"),
+        Column("verdict"),
+    ]
+    faults = [row for row in rows if row[-1] == "fault"]
+    unknown = sorted({str(row[0]) for row in rows if row[-1] == "not checked"})
+    table = Report("Ops, each from the inputs that it had", columns, rows, labels=2)
+    table.notes.append(
+        "The error is the normalized mean squared error against ONNX Runtime in float32; the"
+        " tolerance is that of llama.cpp's test-backend-ops."
+    )
+    if unknown:
+        table.notes.append(f"No standard operators express {', '.join(unknown)}.")
+    n_faults = sum(op.is_fault for op in found.ops)
+    table.notes.append(
+        f"{len(found.ops):,} ops were checked, {n_faults:,} are beyond their tolerance."
+    )
+    if any(row[-1] == "rounding" for row in rows):
+        table.notes.append(
+            "rounding: ggml rounds activations to 8 bits before a product with quantized weights;"
+            " with the same rounding the error is within the tolerance."
+        )
+    table.figures = {"checked": (len(found.ops), "count"), "faults": (n_faults, "count")}
+    reports = [table]
+    worst = max(found.cache, default=None)
+    if worst is not None:
+        reports.append(_cache(found.cache, worst))
+    passed = not faults and (worst is None or worst <= OF_LOGITS)
+    return Verdict(reports, passed)
+
+
+def _row(op: str, types: str, of: Sequence[Checked]) -> list[Cell]:
+    known = [(one.error / one.tolerance, one) for one in of if one.error is not None]
+    if not known:
+        return [op, types, len(of), None, None, None, "not checked"]
+    faults = [(ratio, one) for ratio, one in known if one.is_fault]
+    ratio, worst = max(faults or known, key=lambda pair: pair[0])
+    verdict = "fault" if faults else "rounding" if ratio > 1 else "ok"
+    return [op, types, len(of), worst.error, worst.tolerance, worst.name, verdict]
+
+
+def _excess(row: Sequence[Cell]) -> float:
+    error, tolerance = row[3], row[4]
+    if not isinstance(error, float) or not isinstance(tolerance, float):
+        return -1.0
+    return error / tolerance
+
+
+def _cache(errors: Sequence[float], worst: float) -> Report:
+    columns = [
+        Column("decode", "count"),
+        Column("error", "number"),
+        Column("tolerance", "number"),
+        Column("verdict"),
+    ]
+    rows: list[list[Cell]] = [
+        [i + 1, error, OF_LOGITS, "ok" if error <= OF_LOGITS else "fault"]
+        for i, error in enumerate(errors)
+    ]
+    report = Report("Logits with the cache against one pass without it", columns, rows)
+    report.figures = {"largest error": (worst, "number")}
+    return report

@@ -1,0 +1,99 @@
+"""Runs a model and checks its ops, its logits and its cache."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamacpp_instr.debugger.api import debug
+from llamacpp_instr.debugger.collected import CollectedLogits
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.log import LlamaLog
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.validate.follow import Checked, Checker
+from llamacpp_instr.validate.node import Array, error_of
+from llamacpp_instr.weights.measure import WeightReader
+
+OF_LOGITS = 2e-3
+"""the error that test-backend-ops allows for a whole model (`test_llama`)"""
+TOKENS = 32
+"""of the prompt, if none is given"""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was found."""
+
+    ops: list[Checked]
+    cache: list[float]
+    """of each decode: the error of its logits against those of one pass over all tokens, which
+    reads nothing from the cache"""
+
+
+def validate_model(
+    file: ModelFile,
+    prompt: str | None,
+    decodes: int,
+    options: ContextOptions,
+    log: LlamaLog,
+    on_progress: OnProgress,
+) -> Validation:
+    """Computes a prompt, or TOKENS tokens of the vocabulary, and `decodes` tokens more, and checks
+    every op. `on_progress` gets computes done and in total. Raises `UsageError` for a model that
+    has no logits, and for a weight whose type has no conversion to numbers."""
+    reader = WeightReader(file)
+    for weight in file.weights:
+        reader.check(weight)
+
+    def numbers(name: str) -> Array:
+        return np.concatenate(list(reader.pieces(file.by_name[name])))
+
+    found: list[Checked] = []
+    with LoadedModel(file.path, log) as model:
+        if model.has_encoder or not model.has_decoder:
+            raise UsageError(
+                f"{file.path} has an encoder; models that only decode can be validated"
+            )
+        tokens = _tokens(model, prompt)
+        n = len(tokens) + decodes
+        options = replace(options, ctx=options.ctx or n, batch=n, ubatch=n)
+        collected = CollectedLogits()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            debug(Path(folder) / "session.log") as debugging,
+            Context(model, options) as made,
+        ):
+            debugging.debugger.followers.append(Checker(numbers, found.append))
+            debugging.debugger.witnesses.append(collected)
+            for step in range(decodes + 1):
+                made.decode(tokens[-1:] if step else tokens)
+                tokens.append(int(np.nan_to_num(collected.rows[-1]).argmax()))
+                on_progress(step + 1, decodes + 2)
+        whole = _one_pass(model, options, tokens[:-1])
+    on_progress(decodes + 2, decodes + 2)
+    cache = [
+        error_of(row, whole[len(whole) - decodes + i]) for i, row in enumerate(collected.rows[1:])
+    ]
+    return Validation(found, cache)
+
+
+def _tokens(model: LoadedModel, prompt: str | None) -> list[int]:
+    if prompt is not None:
+        return list(model.tokenize(prompt))
+    return [(7 * i + 3) % model.n_vocab for i in range(TOKENS)]
+
+
+def _one_pass(model: LoadedModel, options: ContextOptions, tokens: Sequence[int]) -> list[Array]:
+    """The logits of every token, computed at once."""
+    with Context(model, options) as context:
+        context.decode(tokens, all_logits=True)
+        api: Any = context.api
+        row: Callable[[int], Any] = lambda i: api.llama_get_logits_ith(context.handle, i)  # noqa: E731
+        return [np.ctypeslib.as_array(row(i), (model.n_vocab,)).copy() for i in range(len(tokens))]

@@ -1,0 +1,89 @@
+"""`instr validate` finds nothing in sound models, and names the op that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from llamacpp_instr.cli import main
+from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import write
+from llamacpp_instr.debugger.ubatch import Ubatch
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.validate.follow import Checked, Checker
+from llamacpp_instr.validate.report import judge
+from llamacpp_instr.validate.run import Validation
+from llamacpp_instr.weights.measure import WeightReader
+from tests.kit.debugger_kit import opened, prompt_of, run
+from tests.kit.native_kit import DEMO, random_models
+from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
+
+pytestmark = pytest.mark.native
+
+
+class Broken:
+    """Changes the value of a node, as a kernel with a fault would."""
+
+    def __init__(self, op: str, name: str, factor: float) -> None:
+        self._op, self._name, self._factor = op, name, factor
+
+    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> list[int]:
+        of = self._op, self._name
+        return [node.index for node in graph.nodes if (node.op, node.name) == of]
+
+    def passed(self, stop: Stop) -> None:
+        write(stop.node.address, stop.values() * np.float32(self._factor))
+
+
+def check(model: Path, log: Path, *broken: Broken) -> list[Checked]:
+    file = load_model_file(model)
+    reader = WeightReader(file)
+    found: list[Checked] = []
+    checker = Checker(
+        lambda name: np.concatenate(list(reader.pieces(file.by_name[name]))), found.append
+    )
+    with opened(model) as loaded:
+        run(loaded, log, followers=[*broken, checker], prompt=prompt_of(loaded, 9), decodes=1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [("ffn_out-2", "MUL_MAT"), ("attn_norm-1", "MUL"), ("Kcur-3", "ROPE"), ("l_out-0", "ADD")],
+)
+def test_the_op_that_is_wrong_is_named_and_no_other(name: str, op: str, tmp_path: Path) -> None:
+    found = check(DEMO, tmp_path / "a.log", Broken(op, name, 1.05))
+    verdict = judge(Validation(found, []))
+    assert not verdict.passed
+    (fault,) = [row for row in verdict.reports[0].rows if row[-1] == "fault"]
+    assert (fault[0], fault[5]) == (op, name)
+
+
+@pytest.mark.parametrize("file_type", QUANTIZED_FILE_TYPES)
+def test_quantized_kernels_are_within_their_tolerance(file_type: str, tmp_path: Path) -> None:
+    found = check(quantized_demo(file_type), tmp_path / "a.log")
+    assert judge(Validation(found, [])).passed
+    assert len(found) == 2 * 82
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_architecture_is_sound(part: int, tmp_path: Path) -> None:
+    for model in sorted(random_models().glob("*.gguf"))[part::4]:
+        found = check(model, tmp_path / f"{model.stem}.log")
+        rows = judge(Validation(found, [])).reports[0].rows
+        assert [row for row in rows if row[-1] == "fault"] == [], model.stem
+
+
+def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
+    out = tmp_path / "checked.json"
+    done = CliRunner().invoke(main, ["validate", "demo", "-n", "1", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    ops, cache = json.loads(out.read_text())
+    assert ops["figures"]["faults"] == {"value": 0, "unit": "count"}
+    assert ops["figures"]["checked"]["value"] == 2 * 82
+    assert [row["verdict"] for row in cache["rows"]] == ["ok"]
