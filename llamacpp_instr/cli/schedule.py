@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from converters.scheduling.schedule import Schedule
     from converters.scheduling.tasks import Tasks
     from converters.scheduling.timed_graph import TimedGraph
+    from llamacpp_instr.log.session import Session
 
 MOST_SWEPT = 1024
 
@@ -195,24 +196,38 @@ def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
     return lambda _: (tasks, [])
 
 
-def _of_log(session: Any, chosen: _Chosen) -> MakeTasks:
+def _of_log(session: Session, chosen: _Chosen) -> MakeTasks:
     from converters.scheduling.from_log import recorded_graph
+
+    def graph_of(prefill: bool) -> tuple[TimedGraph, list[str]]:
+        phase, step = ("prefill", None) if prefill else (chosen.phase, chosen.step)
+        found = recorded_graph(session, phase, step, chosen.layers)
+        return found.timed, found.notes
+
+    return _of_graphs(graph_of, session.start.host.cpu, session.path, chosen)
+
+
+def _of_graphs(
+    graph_of: Callable[[bool], tuple[TimedGraph, list[str]]],
+    cpu: str,
+    source: str,
+    chosen: _Chosen,
+) -> MakeTasks:
+    """`graph_of` makes the chosen graph, or the prefill beside it; their times are of `cpu`."""
     from converters.scheduling.in_flight import beside
 
-    found = recorded_graph(session, chosen.phase, chosen.step, chosen.layers)
-    make = _divider(found.timed, session.start.host.cpu, session.path, chosen.split)
+    timed, told = graph_of(False)
+    make = _divider(timed, cpu, source, chosen.split)
     if not chosen.beside_prefill:
-        return lambda engines: _with(_flown(make(engines), chosen), found.notes)
-    other = recorded_graph(session, "prefill", None, chosen.layers)
-    make_other = _divider(other.timed, session.start.host.cpu, session.path, chosen.split)
+        return lambda engines: _with(_flown(make(engines), chosen), told)
+    other, told_other = graph_of(True)
+    make_other = _divider(other, cpu, source, chosen.split)
 
     def both(engines: Engines) -> Made:
-        (tasks, notes), (prefill, prefill_notes) = (
-            _flown(make(engines), chosen),
-            make_other(engines),
-        )
-        told = [*found.notes, *notes, *other.notes, *prefill_notes]
-        return beside(tasks, prefill, "prefill"), list(dict.fromkeys(told))
+        tasks, notes = _flown(make(engines), chosen)
+        prefill, prefill_notes = make_other(engines)
+        every = [*told, *notes, *told_other, *prefill_notes]
+        return beside(tasks, prefill, "prefill"), list(dict.fromkeys(every))
 
     return both
 
