@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from llamacpp_instr.build.cache import cache_dir
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.probe.kernel_model import KernelModel
 
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 Count = Annotated[int, Meta(ge=1, lt=2**53)]
@@ -45,8 +46,8 @@ class Barrier(Struct, forbid_unknown_fields=True):
 class Probe(Struct, forbid_unknown_fields=True):
     """What was measured on one machine."""
 
-    probe: Literal[1]
-    """version of the format"""
+    probe: Literal[1, 2]
+    """version of the format; 1 has no `kernel_model`"""
     time: str
     """ISO 8601, UTC"""
     cpu: str
@@ -57,6 +58,8 @@ class Probe(Struct, forbid_unknown_fields=True):
     bandwidth: Annotated[list[Bandwidth], Meta(min_length=1, max_length=1000)]
     kernels: Annotated[list[Kernel], Meta(min_length=1, max_length=10_000)]
     barriers: Annotated[list[Barrier], Meta(max_length=1000)]
+    kernel_model: KernelModel | None = None
+    """for `instr predict`"""
 
     def bandwidth_of(self, threads: int, working_set: float) -> Bandwidth:
         """The one measured with as many threads, or the next fewer, on the smallest amount of

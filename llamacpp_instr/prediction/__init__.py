@@ -1,0 +1,1 @@
+"""The time of kernels that were not run, from what `instr probe` measured."""

@@ -1,0 +1,133 @@
+"""Records short runs of random models: the kernels of a real decode, in their real surroundings.
+
+Invariant: one log for each model and number of threads, at `detailed`; the caller reads them.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.prediction.energy import joules_between, read_joules
+from llamacpp_instr.prediction.random_model import Shape, write_random_layers
+from llamacpp_instr.recording.session import record
+
+TYPES_OF_LAYERS = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""those that llama.cpp's common file types consist of"""
+MIXED = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is decoded: `times` times `tokens` tokens after `past` tokens."""
+
+    tokens: int
+    times: int
+    past: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its runs."""
+
+    name: str
+    shape: Shape
+    types: Sequence[str]
+    runs: Sequence[Run]
+    repack: bool = True
+
+
+_SHORT = tuple(Run(tokens, times) for tokens, times in
+               ((1, 25), (2, 12), (4, 12), (8, 12), (16, 9), (32, 7), (64, 7), (256, 3)))  # fmt: skip
+_LONG = (Run(1, 15, past=500), Run(1, 15, past=1500), Run(1, 11, past=3000), Run(8, 7, past=1000),
+         Run(64, 3, past=1000), Run(512, 2))  # fmt: skip
+SMALL, MIDDLE = Shape(256, 768, 4, 2), Shape(1024, 2816, 16, 4)
+SUBJECTS = (
+    Subject("small", SMALL, TYPES_OF_LAYERS, _SHORT),
+    Subject("middle", MIDDLE, TYPES_OF_LAYERS, (*_SHORT[:-1], Run(128, 3))),
+    Subject("large", Shape(2048, 5632, 16, 8), TYPES_OF_LAYERS,
+            (Run(1, 7), Run(4, 3), Run(16, 2))),
+    *(
+        Subject(f"attention-{1024 // heads}", Shape(1024, 256, heads, heads // 2), MIXED[:2],
+                (*_SHORT[:1], *_LONG))
+        for heads in (16, 8, 4)
+    ),
+    Subject("experts", Shape(512, 512, 8, 2, experts=8, used=2), MIXED, _SHORT[:-1]),
+    Subject("plain", MIDDLE, TYPES_OF_LAYERS, (*_SHORT[:4], Run(64, 3)), repack=False),
+)  # fmt: skip
+"""the working sets of the first three lie in caches, between, and beyond most of them"""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The log of a subject, and the energy that its runs took."""
+
+    log: Path
+    threads: int
+    joules: float | None
+    """of the processors; None if the system does not report it"""
+    seconds: float
+
+
+def record_subjects(
+    folder: Path, threads: Sequence[int], subjects: Sequence[Subject] = SUBJECTS
+) -> Iterator[Recorded]:
+    """Writes the models and the logs into `folder`; yields each log once it is complete."""
+    for subject in subjects:
+        model = write_random_layers(
+            folder / f"{subject.name}.gguf", subject.shape, list(subject.types)
+        )
+        for n_threads in threads:
+            log = folder / f"{subject.name}-{n_threads}.log"
+            before, begin = read_joules(), time.monotonic()
+            record_runs(model, log, n_threads, subject.runs, subject.repack)
+            seconds, after = time.monotonic() - begin, read_joules()
+            yield Recorded(log, n_threads, joules_between(before, after), seconds)
+        model.unlink()
+
+
+def record_runs(
+    model: Path, log: Path, n_threads: int, runs: Sequence[Run], repack: bool = True
+) -> None:
+    """Records these runs of a model, each in a cache without other tokens."""
+    longest = max(run.past + run.tokens * (run.times if run.tokens == 1 else 1) for run in runs)
+    largest = max(max(run.tokens for run in runs), 256 if any(run.past for run in runs) else 1)
+    options = ContextOptions(
+        ctx=-(-longest // 256) * 256, batch=largest, ubatch=largest, threads=n_threads
+    )
+    with captured(Interrupt()) as llama_log, record(log, level="detailed", force=True):
+        with _Model(model, llama_log, repack) as loaded, Context(loaded, options) as context:
+            for run in runs:
+                context.clear()
+                for begin in range(0, run.past, largest):
+                    context.decode([1] * min(largest, run.past - begin))
+                for _ in range(run.times):
+                    if not run.past and run.tokens > 1:
+                        context.clear()
+                    elif run.past and run.tokens > 1:
+                        context.api.llama_memory_seq_rm(context.memory, 0, run.past, -1)
+                    context.decode([1] * run.tokens)
+        gc.collect()
+
+
+class _Model(LoadedModel):
+    """A model whose weights may be repacked, or not."""
+
+    def __init__(self, path: Path, log: LlamaLog, repack: bool) -> None:
+        self._repack = repack
+        super().__init__(path, log)
+
+    def _params(self, mmap: bool) -> Any:
+        params = super()._params(mmap)
+        params.use_extra_bufts = self._repack
+        return params
