@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "memory": {"llama", "model", "recording"},
     "probe": {"build", "llama", "model"},
     "quantize": {"llama", "model"},
+    "prediction": {"graph", "llama", "log", "memory", "model", "probe", "quantize", "recording"},
     "quality": {"llama", "memory", "model"},
     "weights": {"llama", "model"},
     "debugger": {"graph", "llama", "model", "recording", "weights"},
@@ -39,8 +40,8 @@ BELOW: dict[str, set[str]] = {
     "converters.live": {"converters.report", "converters.serving", "graph", "log"},
     "converters.weights_view": {"converters.serving", "model", "weights"},
     "converters.analyses": {
-        "converters.report", "graph", "log", "memory", "model", "probe", "quality", "quantize",
-        "weights",
+        "converters.report", "graph", "log", "memory", "model", "prediction", "probe", "quality",
+        "quantize", "weights",
     },
     "converters.notebook": {
         "converters.analyses", "converters.exports", "converters.report", "log", "probe",

@@ -76,11 +76,15 @@ GROUPS: dict[str, _Commands] = {
         ),
         "probe": (
             "llamacpp_instr.cli.probe:probe",
-            "Measure this machine, to judge the speeds in a log.",
+            "Measure this machine, for roofline and predict.",
         ),
         "roofline": (
             "llamacpp_instr.cli.roofline:roofline",
             "Compare the ops of a log with what the machine can do.",
+        ),
+        "predict": (
+            "llamacpp_instr.cli.predict:predict",
+            "Predict how fast a model runs, without running it.",
         ),
         "schedule": (
             "llamacpp_instr.cli.schedule:schedule",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import click
 
 
@@ -17,18 +19,20 @@ import click
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def probe(output: str | None, force: bool) -> None:
-    """Measure this machine, to judge the speeds in a log.
+    """Measure this machine, for roofline and predict.
 
     Measures how fast threads copy memory, by the amount that they copy, how fast ggml multiplies
-    weights of each type, and what an op costs that computes nothing. It takes about a minute, and
-    should run on an idle machine. `instr roofline` compares logs of this machine with the result.
+    weights of each type, and what an op costs that computes nothing. Then it records small random
+    models, and fits what each kernel costs. It takes about a minute, and another one for each
+    number of threads, and should run on an idle machine. `instr roofline` compares logs of this
+    machine with the result, and `instr predict` predicts models.
     """
     from converters.analyses.probe import probe_reports
     from converters.report.report import render_text
     from llamacpp_instr.build.cache import own_cache
     from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.probe.file import default_path, probe_json
-    from llamacpp_instr.probe.measure import measure
+    from llamacpp_instr.probe.measure import measure, thread_counts
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
@@ -40,8 +44,19 @@ def probe(output: str | None, force: bool) -> None:
         check_output(path, force)
     with progress_bar("Measuring") as on_progress:
         measured = measure(on_progress)
+    missing = find_spec("scipy") is None
+    if not missing:
+        from llamacpp_instr.prediction.measure import measure_kernels
+
+        with progress_bar("Recording random models") as on_progress:
+            measured.kernel_model = measure_kernels(thread_counts(), on_progress)
     with open_output(path, force) as file:
         file.write(probe_json(measured))
     if path != "-":
         click.echo(render_text(probe_reports(measured)), nl=False)
         notice(f"wrote {path}")
+    if missing:
+        notice(
+            'without the costs of kernels, which instr predict needs: pip install "'
+            'llamacpp-instr[predict]"'
+        )

@@ -99,12 +99,9 @@ def fit(samples: Sequence[Sample], watts: Mapping[int, float]) -> KernelModel:
 
 def _similar(rest: dict[str, list[tuple[Other, float]]], one: bool) -> list[tuple[Other, float]]:
     """All kernels that are neither products nor attention."""
-    return [
-        kernel
-        for op, kernels in rest.items()
-        if not op.startswith(ATTENTION) and op.endswith(ONE) == one
-        for kernel in kernels
-    ]
+    plain = {op: kernels for op, kernels in rest.items() if not op.startswith(ATTENTION)}
+    same = [kernel for op, of in plain.items() if op.endswith(ONE) == one for kernel in of]
+    return same or [kernel for of in (plain or rest).values() for kernel in of]
 
 
 def _round(value: float) -> float:
@@ -217,7 +214,7 @@ def _fastest(columns: _Columns, key: int) -> float:
 
 
 def _sizes(measured: Sequence[_Measured]) -> Floats:
-    """Working sets of dense models for one token, at most six, each twice the one before or more."""
+    """Working sets of dense models for one token: at most six, each over twice the one before."""
     found: list[float] = []
     for size in sorted(
         {m.working_set for m in measured if m.product.tokens == 1 and not m.product.experts}
@@ -286,4 +283,5 @@ def _non_negative(op: str, threads: int, kernels: Sequence[tuple[Other, float]])
         costs = costs / scale
         off = np.abs(np.log(np.maximum(rows @ costs, 1.0) / ns))
         weight = 1 / ns / np.maximum(1, off / 0.1) ** 0.5
-    return OtherCost(op, threads, *(_round(float(cost)) for cost in costs), spread=0.0)
+    fixed, per_row, per_unit, per_flop = (_round(float(cost)) for cost in costs)
+    return OtherCost(op, threads, fixed, per_row, per_unit, per_flop, spread=0.0)

@@ -9,6 +9,7 @@ Invariant: pure functions. The fit (`prediction.fit`) and the prediction use the
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,9 @@ class Predicted:
         error: dict[str, float] = {}
         for source, of in zip(self.source, self.ns * self.spread, strict=True):
             error[source] = error.get(source, 0.0) + float(of)
-        return float(self.ns.sum()) + self.step_ns, float(np.sqrt(sum(e * e for e in error.values())))
+        return float(self.ns.sum()) + self.step_ns, float(
+            np.sqrt(sum(e * e for e in error.values()))
+        )
 
 
 def kernel_model(probe: Probe, threads: int) -> KernelModel:
@@ -57,6 +60,12 @@ def kernel_model(probe: Probe, threads: int) -> KernelModel:
         raise UsageError(
             "the machine file has no costs of kernels, because an older `instr probe` wrote it; "
             "measure the machine again"
+        )
+    here = platform.machine()
+    if model.architecture != here:
+        raise UsageError(
+            f"the machine file is of a processor with the architecture {model.architecture}, this "
+            f"library is for {here} and would build other graphs; predict on such a machine"
         )
     if threads not in model.threads:
         known = ", ".join(map(str, model.threads))
@@ -90,7 +99,7 @@ class _Costs:
     def __init__(self, model: KernelModel, threads: int, working_set: float) -> None:
         (self.overhead,) = (of for of in model.overheads if of.threads == threads)
         streams = sorted(
-            ((of.bytes, of.bytes_per_second) for of in model.streams if of.threads == threads)
+            (of.bytes, of.bytes_per_second) for of in model.streams if of.threads == threads
         )
         sizes, rates = (np.array(column, np.float64) for column in zip(*streams, strict=True))
         self.ns_per_byte = 1e9 / float(between(sizes, rates, max(1.0, working_set)))

@@ -97,12 +97,13 @@ class _Rows:
         """Bytes of a tensor; `ne` in numpy's order, the length of a row last."""
         *above, n = ne
         rows = self._quantized(type_, n)
-        return np.resize(rows, (*above, rows.shape[1]))
+        data: NDArray[np.uint8] = np.resize(rows, (*above, rows.shape[1]))
+        return data
 
     def _quantized(self, name: str, n: int) -> NDArray[np.uint8]:
         values = self._random.standard_normal((ROWS, n), np.float32) * np.float32(0.02)
         if name == "F32":
-            return values.view(np.uint8)
+            return values.view(np.uint8).reshape(ROWS, -1)
         (number,) = (number for number, type_ in TYPES.items() if type_.name == name)
         data = np.zeros((ROWS, TYPES[number].row_bytes(n)), np.uint8)
         self._lib.ggml_quantize_chunk(

@@ -22,9 +22,7 @@ def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> Mo
     return load_model_file(folder / source.path.name)
 
 
-def _write_part(
-    source: ModelFile, path: Path, types: dict[str, GgmlType], target: Path
-) -> None:
+def _write_part(source: ModelFile, path: Path, types: dict[str, GgmlType], target: Path) -> None:
     header = source.headers[path]
     with path.open("rb") as file:
         infos = bytearray(file.read(header.infos_start))

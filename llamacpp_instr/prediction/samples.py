@@ -38,8 +38,9 @@ def samples(session: Session) -> list[Sample]:
     """The computes of a session at `detailed`, those with equal graphs and tokens together. The
     first of each is left out, because it builds the graph."""
     rows: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-    computes, position = session.computes, dict(
-        zip(session.steps["step"].tolist(), session.steps["pos"].tolist(), strict=True)
+    computes, position = (
+        session.computes,
+        dict(zip(session.steps["step"].tolist(), session.steps["pos"].tolist(), strict=True)),
     )
     lasting = dict(
         zip(
@@ -84,4 +85,5 @@ def _with_barriers(ops: Timed) -> NDArray[np.int64]:
     """The duration of each kernel, up to the beginning of the next one."""
     if ops.gap is None:
         return ops.dur
-    return ops.dur + np.append(ops.gap[1:], 0)
+    after: NDArray[np.int64] = np.append(ops.gap[1:], 0)
+    return ops.dur + after

@@ -40,7 +40,7 @@ def measure(on_progress: OnProgress) -> Probe:
     sizes = [n for n in SIZES if 4 * n * MIB <= _free_memory()] or [SIZES[0]]
     total = len(counts) * (len(sizes) + len(TYPES_OF_WEIGHTS) * len(TOKENS) + 1)
     probe = Probe(
-        probe=1,
+        probe=2,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         cpu=cpu_name(),
         cores=os.cpu_count() or 1,

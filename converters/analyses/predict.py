@@ -1,0 +1,135 @@
+"""Predicted times of a model, as tables: a row for each file type and number of threads, and where
+the time of the first goes.
+
+Invariant: every figure comes from `prediction.model`; a sum over ops, layers or blocks is the time
+of the kernels of the same graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from converters.report.report import Cell, Column, Report
+from llamacpp_instr.graph.timeline import PlanTimeline, layer_name
+from llamacpp_instr.prediction.model import Predicted
+from llamacpp_instr.probe.file import Probe
+
+Z95 = 1.96
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step."""
+
+    tokens: int
+    predicted: Predicted
+    timeline: PlanTimeline
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file type with a number of threads."""
+
+    type: str
+    threads: int
+    prefill: Step
+    decode: Step
+    memory: int | None
+    """bytes; None if it cannot be predicted"""
+    watts: float | None
+    """of the processors; None if the machine's file has none"""
+
+
+def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Report]:
+    """The table of all cases, and the prefill and the decode of the first by op, layer, block."""
+    first = cases[0]
+    reports = [_overview(cases, past)]
+    for name, step in (("prefill", first.prefill), ("decode", first.decode)):
+        title = f"{name}, {first.type}, {_threads(first.threads)}"
+        kernels = step.timeline.kernels
+        reports += [
+            _parts(f"By op: {title}", "op", step, kernels.label),
+            _parts(
+                f"By layer: {title}", "layer", step, [layer_name(n) for n in kernels.layer.tolist()]
+            ),
+            _parts(f"By block: {title}", "block", step, list(kernels.block)),
+        ]
+    reports[0].notes += _notes(cases, probe)
+    return reports
+
+
+def _threads(n: int) -> str:
+    return f"{n} thread{'s' * (n > 1)}"
+
+
+def _overview(cases: Sequence[Case], past: int) -> Report:
+    energy = any(case.watts for case in cases)
+    tokens = cases[0].prefill.tokens
+    rows: list[list[Cell]] = []
+    for case in cases:
+        prefill, prefill_error = case.prefill.predicted.total()
+        decode, error = case.decode.predicted.total()
+        # a ratio's errors are symmetric in its logarithm
+        low, high = (decode * float(np.exp(side * Z95 * error / decode)) for side in (-1, 1))
+        row: list[Cell] = [
+            case.type, case.threads, prefill, prefill_error / prefill, tokens / prefill * 1e9,
+            decode, error / decode, 1e9 / decode, 1e9 / high, 1e9 / low, case.memory,
+        ]  # fmt: skip
+        if energy:
+            row.append(None if case.watts is None else case.watts * decode / 1e9)
+        rows.append(row)
+    columns = [
+        Column("type"), Column("threads", "count"),
+        Column("prefill", "ns"), Column("± prefill", "fraction"),
+        Column("prefill tokens", "per_second"),
+        Column("decode", "ns"), Column("± decode", "fraction"), Column("tokens", "per_second"),
+        Column("at least", "per_second"), Column("at most", "per_second"),
+        Column("memory", "bytes"),
+        *([Column("joules per token", "number")] if energy else []),
+    ]  # fmt: skip
+    title = f"Predicted: a prefill of {tokens:,} tokens, a decode after {past:,}"
+    return Report(title, columns, rows, labels=2)
+
+
+def _parts(title: str, name: str, step: Step, keys: Sequence[str]) -> Report:
+    ns: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    for key, time in zip(keys, step.predicted.ns.tolist(), strict=True):
+        ns[key] += time
+        count[key] += 1
+    total = sum(ns.values())
+    order = list(ns) if name == "layer" else sorted(ns, key=lambda key: -ns[key])
+    rows: list[list[Cell]] = [[key, count[key], ns[key], ns[key] / total] for key in order]
+    columns = [
+        Column(name),
+        Column("kernels", "count"),
+        Column("time", "ns"),
+        Column("share", "fraction"),
+    ]
+    return Report(title, columns, rows)
+
+
+def _notes(cases: Sequence[Case], probe: Probe) -> list[str]:
+    notes = [
+        f"Predicted for {probe.cpu or 'the measured machine'}, measured {probe.time}; nothing was"
+        " run.",
+        "± is one standard deviation. The decodes per second lie between `at least` and `at most`"
+        " with a probability of 95 % if the errors are like those of the measurement.",
+    ]
+    unknown = dict.fromkeys(
+        name
+        for case in cases
+        for step in (case.prefill, case.decode)
+        for name in step.predicted.unknown
+    )
+    if unknown:
+        notes.append(f"Not measured, so predicted from others: {', '.join(unknown)}.")
+    if not any(case.watts for case in cases):
+        notes.append(
+            "There is no energy, because the system that was measured does not report it (RAPL)."
+        )
+    return notes

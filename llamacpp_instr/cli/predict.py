@@ -1,0 +1,183 @@
+"""`instr predict MODEL`: the time of a prefill and a decode that nobody ran."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from converters.analyses.predict import Case
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.prediction.steps import PlannedStep
+    from llamacpp_instr.probe.file import Probe
+
+DEFAULT_TOKENS = 512
+MOST_TOKENS = 1 << 16
+
+
+@click.command(
+    "predict",
+    epilog="""\b
+Examples:
+  instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2
+  instr predict model.gguf --machine faster.json --ctx 2048
+""",
+)
+@click.argument("model")
+@click.option(
+    "--machine",
+    metavar="FILE",
+    help="A file of `instr probe`, also an edited one.  [default: the one in the user's cache]",
+)
+@click.option(
+    "--types",
+    metavar="TYPE,...",
+    help="File types to predict, as llama.cpp would quantize MODEL.  [default: MODEL as it is]",
+)
+@click.option(
+    "--threads", metavar="N,...", help="Numbers of threads.  [default: all that were measured]"
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, MOST_TOKENS),
+    help="Tokens of the prefill, in one graph.  [default: 512, or as many as the model allows]",
+)
+@click.option(
+    "--ctx",
+    type=click.IntRange(0, 1 << 24),
+    help="Tokens in the cache before the decode.  [default: 512, or as many as the model allows]",
+)
+@report_options
+def predict(
+    model: str,
+    machine: str | None,
+    types: str | None,
+    threads: str | None,
+    batch: int | None,
+    ctx: int | None,
+    output: ReportOutput,
+) -> None:
+    """Predict how fast a model runs, without running it.
+
+    Prints the time of a prefill and of a decode, tokens per second, and memory, for each file type
+    and number of threads; and for the first of them the time by op, layer and block. llama.cpp
+    builds the graphs in a dry run. Their kernels cost what `instr probe` measured; the uncertainty
+    is one standard deviation.
+
+    With --types nothing is quantized. To ask for another machine, edit a copy of the file that
+    `instr probe -o FILE` writes, and name it with --machine.
+
+    MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
+    """
+    from converters.analyses.predict import predict_reports
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.prediction.model import kernel_model
+    from llamacpp_instr.probe.file import read_probe
+    from llamacpp_instr.progress import progress_bar
+
+    output.check(model, machine)
+    probe = read_probe(machine)
+    counts = _threads(probe, threads)
+    for n in counts:
+        kernel_model(probe, n)
+    source = load_model_file(model)
+    names = _types(types)
+    tokens = _length(source, "--batch", batch, 1)
+    past = _length(source, "--ctx", ctx, 0)
+    options = ContextOptions(ctx=max(tokens, past + 1), batch=tokens, ubatch=tokens)
+    cases: list[Case] = []
+    with ExitStack() as stack, progress_bar("Predicting") as on_progress:
+        made = _made(source, names, stack)
+        for done, (name, file) in enumerate(made):
+            on_progress(done, len(made))
+            cases += _cases(name, file, probe, counts, options, past)
+    output.write(predict_reports(cases, past, probe), title="Prediction")
+
+
+def _threads(probe: Probe, text: str | None) -> list[int]:
+    if text is None:
+        return probe.kernel_model.threads if probe.kernel_model else [1]
+    try:
+        counts = list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--threads is {text!r}; it must be numbers such as 1,2,4")
+    return counts
+
+
+def _types(text: str | None) -> list[str]:
+    from llamacpp_instr.quantize.plan import parse_file_type
+
+    return list(dict.fromkeys(map(parse_file_type, text.split(",")))) if text else []
+
+
+def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> int:
+    """The value of an option, or its default. Raises `UsageError` for one beyond the model's."""
+    trained = model.metadata.get(f"{model.architecture}.context_length")
+    most = trained if isinstance(trained, int) and trained > 0 else MOST_TOKENS
+    most += least - 1  # what is in the cache leaves room for the token that is decoded
+    if tokens is None:
+        return max(least, min(DEFAULT_TOKENS, most))
+    if tokens > most:
+        raise UsageError(
+            f"{option} is {tokens:,}, but {model.path} was trained on contexts of {trained:,}"
+            " tokens"
+        )
+    return tokens
+
+
+def _made(source: ModelFile, names: list[str], stack: ExitStack) -> list[tuple[str, ModelFile]]:
+    """The model in each file type, as it is if none was named."""
+    from llamacpp_instr.prediction.retyped import write_retyped
+    from llamacpp_instr.quantize.plan import QuantizeOptions
+    from llamacpp_instr.quantize.runner import Quantizer
+
+    if not names:
+        return [(source.file_type or "as it is", source)]
+    quantizer = stack.enter_context(Quantizer(source, QuantizeOptions(allow_requantize=True)))
+    made = []
+    for name in names:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="instr-predict-"))
+        made.append((name, write_retyped(source, quantizer.plan(name), Path(folder))))
+    return made
+
+
+def _cases(
+    name: str,
+    file: ModelFile,
+    probe: Probe,
+    counts: list[int],
+    options: ContextOptions,
+    past: int,
+) -> list[Case]:
+    from converters.analyses.predict import Case, Step
+    from llamacpp_instr.graph.timeline import plan_timeline
+    from llamacpp_instr.memory.dry_graph import UbatchShape
+    from llamacpp_instr.memory.plan import plan_memory
+    from llamacpp_instr.prediction.model import kernel_model
+    from llamacpp_instr.prediction.steps import planned_steps
+
+    shapes = [UbatchShape(options.batch or 1), UbatchShape(1, past)]
+    steps = planned_steps(file, options, shapes)
+    memory = plan_memory(file, options).n_bytes
+    timelines = [plan_timeline(step.graph, step.plan) for step in steps]
+
+    def step(planned: PlannedStep, threads: int, timeline: object) -> Step:
+        return Step(planned.shape.tokens, planned.predict(probe, threads), timeline)  # type: ignore[arg-type]
+
+    found = []
+    for n in counts:
+        prefill, decode = (step(*of) for of in zip(steps, (n, n), timelines, strict=True))
+        (overhead,) = (of for of in kernel_model(probe, n).overheads if of.threads == n)
+        found.append(Case(name, n, prefill, decode, memory, overhead.watts))
+    return found

@@ -1,0 +1,46 @@
+"""A prefill and a decode of a model file, predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.graph.kernels import untimed_backends
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs, window
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.prediction.features import ubatch_of
+from llamacpp_instr.prediction.model import Predicted, predict_kernels
+from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.schema import Graph, Plan
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step that a dry run has planned."""
+
+    shape: UbatchShape
+    graph: Graph
+    plan: Plan
+
+    def predict(self, probe: Probe, threads: int) -> Predicted:
+        """Raises `UsageError` like `predict_kernels`."""
+        of = self.shape
+        ubatch = ubatch_of(of.tokens, of.past, threads, window(of))
+        return predict_kernels(self.graph, self.plan, probe, threads, ubatch)
+
+
+def planned_steps(
+    model: ModelFile, options: ContextOptions, shapes: list[UbatchShape]
+) -> list[PlannedStep]:
+    """The steps of these shapes, in the graphs that llama.cpp would build. Raises like
+    `dry_graphs`, and `UsageError` for a graph that does not run on the CPU alone."""
+    found = []
+    for shape, graph in zip(shapes, dry_graphs(model, options, shapes), strict=True):
+        if others := untimed_backends(graph):
+            raise UsageError(
+                f"{model.path}: parts would run on {', '.join(others)}; only the CPU is predicted"
+            )
+        found.append(PlannedStep(shape, graph, cpu_plan(graph)))
+    return found

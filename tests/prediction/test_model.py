@@ -1,0 +1,165 @@
+"""Times of kernels on a made machine, and costs that are fitted to its own times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.prediction.features import ONE, Features, Other, Product
+from llamacpp_instr.prediction.fit import fit
+from llamacpp_instr.prediction.model import _Costs, kernel_model, predict_kernels
+from llamacpp_instr.prediction.samples import Sample
+from llamacpp_instr.probe.file import Probe, probe_json, read_probe
+from llamacpp_instr.probe.kernel_model import KernelModel, Stream
+from llamacpp_instr.schema import Graph, Leaf, Nodes, Split
+from tests.kit.made_machine import MB, TYPES, made_machine
+
+
+def product_graph(width: int, rows: int, tokens: int = 1, type_: str = "f16") -> Graph:
+    """A matrix product and an ADD of its result."""
+    weight = Leaf(
+        name="blk.0.ffn_up.weight", type=type_, ne=[width, rows], bytes=2 * width * rows, tensor=0
+    )
+    tokens_in = Leaf(name="inp", type="f32", ne=[width, tokens], bytes=4 * width * tokens)
+    nodes = Nodes(
+        name=["ffn_up-0", "l_out-0"],
+        op=["MUL_MAT", "ADD"],
+        layer=[0, 0],
+        type=["f32", "f32"],
+        ne=[[rows, tokens], [rows, tokens]],
+        bytes=[4 * rows * tokens, 4 * rows * tokens],
+        src=[[-1, -2], [0, 0]],
+        buffer=[-1, -1],
+        params=[[], []],
+        exec=[1, 1],
+    )
+    return Graph(
+        t=0, graph=0, ctx=0, uid=1, source="reserve", why="first", n_nodes=2, n_exec=2,
+        splits=[Split(start=0, end=2, backend="CPU")], leafs=[weight, tokens_in], nodes=nodes,
+    )  # fmt: skip
+
+
+def total(probe: Probe, threads: int = 1, **shape: int) -> float:
+    graph = product_graph(**shape)
+    return float(predict_kernels(graph, cpu_plan(graph), probe, threads).ns.sum())
+
+
+def with_streams(probe: Probe, factor: float) -> Probe:
+    model = probe.kernel_model
+    assert model is not None
+    streams = [Stream(s.threads, s.bytes, s.bytes_per_second * factor) for s in model.streams]
+    return replace(probe, kernel_model=replace(model, streams=streams))
+
+
+def test_twice_the_bandwidth_halves_what_memory_bounds() -> None:
+    """64 MB at 10 GB/s and at 20; computing takes a tenth of that."""
+    machine = made_machine()
+    model = machine.kernel_model
+    assert model is not None
+    for product in model.products:
+        product.ns_per_mac /= 50
+    shape = {"width": 8192, "rows": 4096}
+    before, after = total(machine, **shape), total(with_streams(machine, 2), **shape)
+    assert after / before == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_product_that_computing_bounds_does_not_depend_on_the_bandwidth() -> None:
+    machine = made_machine()
+    shape = {"width": 256, "rows": 256, "tokens": 64}
+    before, after = total(machine, **shape), total(with_streams(machine, 100), **shape)
+    assert after / before == pytest.approx(1, abs=0.02)
+
+
+def test_the_total_is_the_sum_of_the_kernels_and_of_the_step() -> None:
+    graph = product_graph(1024, 1024)
+    found = predict_kernels(graph, cpu_plan(graph), made_machine(), 2)
+    ns, error = found.total()
+    assert ns == pytest.approx(found.ns[0] + found.ns[1] + 20_000)
+    parts = found.ns * found.spread
+    assert error == pytest.approx(np.hypot(parts[0], parts[1]))
+
+
+def test_an_unmeasured_type_is_predicted_from_another_and_named() -> None:
+    graph = product_graph(1024, 1024, type_="iq1_s")
+    found = predict_kernels(graph, cpu_plan(graph), made_machine(), 1)
+    assert found.unknown == ["IQ1_S"]
+    assert found.ns[0] > 0
+    assert found.spread[0] == 0.5
+
+
+def test_threads_that_were_not_measured_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"3 threads were not measured; the machine file has 1, 2"):
+        kernel_model(made_machine(), 3)
+
+
+def test_a_file_of_another_architecture_is_refused() -> None:
+    machine = made_machine()
+    assert machine.kernel_model is not None
+    machine.kernel_model.architecture = "pdp11"
+    with pytest.raises(UsageError, match="architecture pdp11"):
+        kernel_model(machine, 1)
+
+
+def test_a_file_of_the_first_version_has_to_be_measured_again() -> None:
+    with pytest.raises(UsageError, match="measure the machine again"):
+        kernel_model(replace(made_machine(), kernel_model=None), 1)
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    machine = made_machine(watts=65.0)
+    path = tmp_path / "machine.json"
+    path.write_bytes(probe_json(machine))
+    assert read_probe(path) == machine
+
+
+def made_samples(model: KernelModel) -> list[Sample]:
+    """Decodes of models of four sizes in which every kernel takes what the machine says."""
+    found = []
+    for threads in model.threads:
+        for tokens in (1, 64):
+            for size in (MB, 4 * MB, 20 * MB, 100 * MB):
+                kernels: list[Product | Other] = []
+                for type_ in TYPES:
+                    for macs in (0.05e6, 0.2e6, 1e6, 5e6):
+                        kernels.append(
+                            Product(type_, False, False, tokens, macs * tokens, 1e3 * tokens, macs)
+                        )
+                op = "ADD" + ONE * (tokens == 1)
+                kernels += [Other(op, n, 4e3 * n, 0.0) for n in (1.0, 7.0, 90.0)]
+                costs = _Costs(model, threads, float(size))
+                ns = np.array([costs.of(kernel)[0] for kernel in kernels])
+                step = float(ns.sum()) + 20_000
+                of = Features(kernels, float(size))
+                found.append(Sample(threads, tokens, 0, of, ns, step, np.array([step])))
+    return found
+
+
+def test_a_fit_recovers_the_machine_that_made_the_times() -> None:
+    machine = made_machine()
+    assert machine.kernel_model is not None
+    measured = made_samples(machine.kernel_model)
+    fitted = fit(measured, {2: 65.0})
+    assert [of.watts for of in fitted.overheads] == [None, 65.0]
+    for sample in measured:
+        costs = _Costs(fitted, sample.threads, sample.features.working_set)
+        predicted = np.array([costs.of(kernel)[0] for kernel in sample.features.kernels])
+        assert predicted == pytest.approx(sample.ns, rel=0.05)
+        assert predicted.sum() == pytest.approx(sample.ns.sum(), rel=0.02)
+
+
+def test_the_spread_contains_what_the_fit_had_not_seen() -> None:
+    """Times with a known disturbance of 10 % have a spread of about that."""
+    machine = made_machine(threads=(1,))
+    assert machine.kernel_model is not None
+    random = np.random.default_rng(1)
+    measured = made_samples(machine.kernel_model)
+    for sample in measured:
+        sample.ns[:] *= np.exp(random.normal(0, 0.1, len(sample.ns)))
+    fitted = fit(measured, {})
+    spreads = [product.spread for product in fitted.products]
+    assert 0.03 < float(np.median(spreads)) < 0.2
