@@ -103,7 +103,8 @@ class _Rows:
     def _quantized(self, name: str, n: int) -> NDArray[np.uint8]:
         values = self._random.standard_normal((ROWS, n), np.float32) * np.float32(0.02)
         if name == "F32":
-            return values.view(np.uint8).reshape(ROWS, -1)
+            plain: NDArray[np.uint8] = values.view(np.uint8)
+            return plain
         (number,) = (number for number, type_ in TYPES.items() if type_.name == name)
         data = np.zeros((ROWS, TYPES[number].row_bytes(n)), np.uint8)
         self._lib.ggml_quantize_chunk(

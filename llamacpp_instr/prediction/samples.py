@@ -34,9 +34,9 @@ class Sample:
     """of each step, ns"""
 
 
-def samples(session: Session) -> list[Sample]:
+def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
     """The computes of a session at `detailed`, those with equal graphs and tokens together. The
-    first of each is left out, because it builds the graph."""
+    first of each is left out, because it builds the graph. `quantile` of them counts."""
     rows: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     computes, position = (
         session.computes,
@@ -73,8 +73,8 @@ def samples(session: Session) -> list[Sample]:
                 tokens,
                 position.get(int(computes["step"][at]), 0),
                 of_plan,
-                np.quantile(times, QUIET, axis=0, method="lower"),
-                float(np.quantile(steps, QUIET, method="lower")),
+                np.quantile(times, quantile, axis=0, method="lower"),
+                float(np.quantile(steps, quantile, method="lower")),
                 np.array(steps, np.float64),
             )
         )

@@ -27,6 +27,7 @@ REPORTS = {
     "tree": f"tree {LOG}",
     "roofline": f"roofline {LOG} --probe {TESTS / 'fixtures' / 'probe.json'}",
     "schedule": f"schedule {LOG} --split rows",
+    "predict": f"predict demo --machine {TESTS / 'fixtures' / 'machine.json'} --batch 8 --ctx 8",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "ops": f"ops {LOG}",

@@ -146,6 +146,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("roofline", "NAME.log", "--probe", "NAME"),
         ("schedule", "NAME.log", "--engines", "NAME"),
         ("schedule", "NAME.toml"),
+        ("predict", "demo", "--machine", "NAME"),
         ("diff", "NAME.log", "NAME.log"),
         ("to-perfetto", "NAME.log", "--force"),
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from converters.exports.tables import NAMES
 from llamacpp_instr.probe.file import probe_json
 from tests.kit import tiny_models
+from tests.kit.made_machine import made_machine
 from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
@@ -68,6 +69,11 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("schedule", "--perfetto"): [
         Case("schedule session.log --engines engines.toml --perfetto {}",
              reads=("session.log", "engines.toml")),
+    ],
+    ("predict", "--output"): [
+        Case(f"predict {name} --machine machine.json --batch 4 --ctx 4 -o {{}}",
+             reads=("machine.json",))
+        for name in ("model.gguf", SPLIT)
     ],
     ("diff", "--output"): [
         Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
@@ -135,14 +141,14 @@ READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
-    ("diff", "--before"), ("diff", "--after"),
+    ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
 NO_FILE = {
     "A,B,...", "A:B", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
-    "KEY[,KEY]", "N", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
-    "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,…",
+    "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
+    "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
 ALL = [(option, case) for option, cases in CASES.items() for case in cases]
@@ -170,6 +176,7 @@ def write_stock(place: Path) -> None:
     (place / "probe.json").write_bytes(probe_json(probe_of()))
     (place / "engines.toml").write_text('[[engine]]\nname = "engine"\ncount = 2\n')
     (place / "graph.toml").write_text('[[task]]\nname = "a"\nns = 10\n')
+    (place / "machine.json").write_bytes(probe_json(made_machine()))
     # outputs of an earlier call, which may be replaced
     for name in ("out", "out.svg", "new.log"):
         (place / name).write_text("old")

@@ -72,6 +72,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     tiny_models.write_bert(directory / "encoder.gguf")
     (directory / "your-text.txt").write_text("Once upon a time, Nora was glad. " * 40)
     (directory / "prompt.txt").write_text("Once upon a time\n")
+    for name in ("machine.json", "faster.json"):
+        shutil.copyfile(ROOT / "tests" / "fixtures" / "machine.json", directory / name)
     (directory / "app.py").write_text(
         "import llama_cpp\n"
         f"model = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, verbose=False)\n"

@@ -1,0 +1,185 @@
+"""How far predictions are from measurements, for models that the probe never saw.
+
+    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--rounds 3] [--json]
+
+Each held-out model is quantized, recorded and predicted from the F16 file alone. Printed are median
+absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time;
+beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
+bytes over the bandwidth. Run it when the machine is idle, right after `instr probe`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.memory.dry_graph import UbatchShape
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.prediction.random_model import Shape, write_random_layers
+from llamacpp_instr.prediction.recorded import Run, record_runs
+from llamacpp_instr.prediction.retyped import write_retyped
+from llamacpp_instr.prediction.samples import Sample, samples
+from llamacpp_instr.prediction.steps import PlannedStep, planned_steps
+from llamacpp_instr.probe.file import Probe, read_probe
+from llamacpp_instr.quantize.plan import QuantizeOptions
+from llamacpp_instr.quantize.runner import Quantizer
+
+SHAPES = {
+    "100 M": (Shape(768, 2048, 12, 4, 16000), 10),
+    "1 B, 3 layers": (Shape(2048, 8192, 32, 8, 16000), 3),
+    "experts": (Shape(768, 1024, 12, 4, 8000, experts=6, used=2), 5),
+}
+TYPES = ("F16", "Q8_0", "Q4_K_M", "Q4_0")
+RUNS = (
+    Run(1, 15, past=16), Run(1, 11, past=512), Run(1, 11, past=2048),
+    Run(8, 7, past=16), Run(8, 5, past=512), Run(64, 5), Run(64, 3, past=512),
+)  # fmt: skip
+FEW = 0.01
+"""of the time of a step; kinds of op with less do not count"""
+
+
+@dataclass
+class Errors:
+    """Relative errors by what they are of; the roofline's beside the prediction's."""
+
+    of: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    roofline: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    inside: list[bool] = field(default_factory=list)
+    """whether a step lay within two standard deviations"""
+
+    def add(self, what: str, measured: float, predicted: float, roofline: float) -> None:
+        self.of[what].append(predicted / measured - 1)
+        self.roofline[what].append(roofline / measured - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--machine")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--models", default="")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    probe = read_probe(args.machine)
+    errors = Errors()
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="predict-") as name:
+        for model, source in held_out(Path(name), args.models):
+            for file_type in args.types.split(","):
+                for row in compared(Path(name), source, file_type, args.threads, probe, errors):
+                    rows.append({"model": model, "type": file_type, **row})
+                    print(_line(rows[-1]), file=sys.stderr, flush=True)
+    medians = {
+        what: {
+            "steps": len(of),
+            "median_error": float(np.median(np.abs(of))),
+            "bias": float(np.median(of)),
+            "roofline": float(np.median(np.abs(errors.roofline[what]))),
+        }
+        for what, of in sorted(errors.of.items())
+    }
+    within = float(np.mean(errors.inside))
+    if args.json:
+        print(json.dumps({"rows": rows, "medians": medians, "within_two_sigma": within}, indent=1))
+        return
+    print(f"{'what':32} {'steps':>6} {'error':>8} {'bias':>8} {'roofline':>9}")
+    for what, of in medians.items():
+        print(
+            f"{what:32} {of['steps']:6} {of['median_error']:8.1%} {of['bias']:+8.1%}"
+            f" {of['roofline']:9.1%}"
+        )
+    print(f"within two standard deviations: {within:.0%} of steps")
+
+
+def _line(row: dict[str, object]) -> str:
+    return " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
+                    for value in row.values())  # fmt: skip
+
+
+def held_out(folder: Path, chosen: str) -> Iterator[tuple[str, Path]]:
+    """Name and F16 file of each model."""
+    for name, (shape, layers) in SHAPES.items():
+        if not chosen or name in chosen.split(","):
+            path = folder / f"{name.replace(' ', '-').replace(',', '')}.gguf"
+            write_random_layers(path, shape, ["F16"] * layers)
+            yield name, path
+            path.unlink()
+
+
+def compared(
+    folder: Path, path: Path, file_type: str, threads: str, probe: Probe, errors: Errors
+) -> Iterator[dict[str, object]]:
+    """Predicts from the F16 file, and records a file that was really quantized."""
+    source = load_model_file(path)
+    retyped = folder / "retyped"
+    retyped.mkdir(exist_ok=True)
+    real = path
+    with Quantizer(source, QuantizeOptions()) as quantizer:
+        plan = quantizer.plan(file_type)
+        predicted_file = write_retyped(source, plan, retyped)
+        if file_type != "F16":
+            real = folder / "quantized.gguf"
+            quantizer.write([plan], [real], force=True)
+    for n in map(int, threads.split(",")):
+        log = folder / "measured.log"
+        record_runs(real, log, n, RUNS)
+        for sample in samples(load_session(log), 0.5):
+            if wanted(sample):
+                yield compare(sample, predicted_file, probe, n, errors)
+
+
+def wanted(sample: Sample) -> bool:
+    """Not the filling of a cache."""
+    return len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}
+
+
+def compare(
+    sample: Sample, model: ModelFile, probe: Probe, threads: int, errors: Errors
+) -> dict[str, object]:
+    shape = UbatchShape(sample.tokens, sample.past)
+    (planned,) = planned_steps(model, ContextOptions(), [shape])
+    predicted = planned.predict(probe, threads)
+    ns, error = predicted.total()
+    roofs = roofline(planned, probe, threads)
+    kind = "decode" if sample.tokens == 1 else f"prefill of {sample.tokens}"
+    errors.add(f"{kind}, {threads} threads", sample.step_ns, ns, float(roofs.sum()))
+    errors.inside.append(bool(abs(np.log(ns / sample.step_ns)) < 2 * error / ns))
+    measured: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    label = [name.split(" ")[0] for name in plan_kernels(planned.graph, planned.plan).label]
+    assert len(label) == len(sample.ns)
+    for name, *times in zip(label, sample.ns, predicted.ns, roofs, strict=True):
+        for i, time in enumerate(times):
+            measured[name][i] += float(time)
+    for name, (real, guess, roof) in measured.items():
+        if real > FEW * sample.ns.sum():
+            errors.add(f"op {name}", real, guess, roof)
+    return {
+        "threads": threads, "tokens": sample.tokens, "past": sample.past,
+        "measured_us": sample.step_ns / 1e3, "predicted_us": ns / 1e3,
+        "error": ns / sample.step_ns - 1, "spread": error / ns,
+        "low_us": float(np.quantile(sample.steps, 0.1)) / 1e3,
+        "high_us": float(np.quantile(sample.steps, 0.9)) / 1e3,
+    }  # fmt: skip
+
+
+def roofline(planned: PlannedStep, probe: Probe, threads: int) -> np.ndarray:
+    """The larger of FLOPs over the fastest kernel, and bytes over the bandwidth, in ns."""
+    kernels = plan_kernels(planned.graph, planned.plan)
+    bandwidth = probe.bandwidth_of(threads, float(kernels.bytes.sum())).bytes_per_second
+    peak = probe.fastest_kernel(threads).flops_per_second
+    return np.maximum(kernels.flops / peak, kernels.bytes / bandwidth) * 1e9
+
+
+if __name__ == "__main__":
+    main()
