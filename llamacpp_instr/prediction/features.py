@@ -14,6 +14,8 @@ from llamacpp_instr.schema import Graph, Plan
 
 REPACKED = "CPU_REPACK"
 ATTENTION = "FLASH_ATTN_EXT"
+SHORT, LONG, SHORT_WINDOW = " short", " long", 256
+"""windows of attention, and the cells of the longest short one"""
 ONE = ", one token"
 """ends the names of ops that were measured while one token was decoded"""
 
@@ -41,9 +43,10 @@ class Other:
     """Any other kernel."""
 
     op: str
-    """ops joined by +, attention with the length of a key, and whether there is one token only,
-    because its data then has left the caches: `ADD`, `ADD, one token`, `FLASH_ATTN_EXT 64`,
-    `FLASH_ATTN_EXT 64 tiled`"""
+    """ops joined by +, and whether there is one token only, because its data then has left the
+    caches: `ADD`, `ADD, one token`; attention with the length of a key, and whether the keys that a
+    head reads fit into the nearest cache: `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long
+    tiled`"""
     rows: float
     """of the result, or of all heads, that the busiest thread computes"""
     units: float
@@ -80,7 +83,8 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
         rows, units = prod(nodes.ne[first][1:]), float(work.bytes[i])
         if i in kernels.attention:
             of = kernels.attention[i]
-            label += f" {_ne(graph, sources[0])[0]}" + " tiled" * of.tiled
+            window = SHORT if of.n_kv <= SHORT_WINDOW else LONG
+            label += f" {_ne(graph, sources[0])[0]}{window}{' tiled' * of.tiled}"
             rows = of.rows * of.heads * of.streams
             units = float(rows * of.n_kv)
         elif tokens == 1:

@@ -131,14 +131,14 @@ class _Costs:
         """The cost of an op that was not measured: attention with the next length of keys, or the
         average of all other ops."""
         if op.startswith(ATTENTION):
-            name, length, *tiled = op.split(" ")
+            _, length, window, *tiled = op.split(" ")
             measured = [
-                (abs(np.log(int(of.split(" ")[1]) / int(length))), of)
-                for of in self.others
-                if of.startswith(name) and of.split(" ")[2:] == tiled
+                (of[2] != window, abs(np.log(int(of[1]) / int(length))), " ".join(of))
+                for of in (name.split(" ") for name in self.others if name.startswith(ATTENTION))
+                if of[3:] == tiled
             ]
             if measured:
-                return self.others[min(measured)[1]]
+                return self.others[min(measured)[2]]
         return self.others[ONE if op.endswith(ONE) else ""]
 
     def _similar(self, kernel: Product) -> tuple[list[ProductCost], bool]:

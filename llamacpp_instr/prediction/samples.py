@@ -18,6 +18,10 @@ QUIET = 0.25
 """the quantile of equal computes that counts: other processes only make them slower"""
 
 
+TOGETHER = 32
+"""consecutive positions whose decodes count as equal"""
+
+
 @dataclass(frozen=True)
 class Sample:
     """Equal computes of a recording."""
@@ -54,13 +58,19 @@ def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
     for i, of in enumerate(ops):
         at = number[of.compute]
         past = position.get(int(computes["step"][at]), 0)
-        key = (of.plan, int(computes["n_threads"][at]), int(computes["n_tokens"][at]), past // 256)
+        key = (
+            of.plan,
+            int(computes["n_threads"][at]),
+            int(computes["n_tokens"][at]),
+            past // TOGETHER,
+        )
         rows[key].append(i)
     found = []
     for (plan, threads, tokens, _), of_key in rows.items():
         same = of_key[1:] or of_key
         times = np.array([_with_barriers(ops[i]) for i in same], np.float64)
-        middle = ops[same[len(same) // 2]]
+        # the later one of a sequence takes longer, so that the quantile of times is that of pasts
+        middle = ops[same[int(quantile * (len(same) - 1))]]
         at = number[middle.compute]
         graph = session.graphs[session.plans[plan].graph]
         of_plan = features(

@@ -35,7 +35,7 @@ def made_machine(threads: tuple[int, ...] = (1, 2), watts: float | None = None) 
         OtherCost(op, n, 100.0 * n, 0.0, 0.02, 0.0, 0.1)
         for n in threads
         for op in ("", ", one token", "ADD", "ADD, one token")
-    ] + [OtherCost("FLASH_ATTN_EXT 64", n, 500.0, 10.0, 2.0, 0.01, 0.1) for n in threads]
+    ] + [OtherCost("FLASH_ATTN_EXT 64 short", n, 500.0, 10.0, 2.0, 0.01, 0.1) for n in threads]
     overheads = [Overhead(n, 500.0, 0.1, 2.0, 20_000.0, watts) for n in threads]
     model = KernelModel(platform.machine(), products, streams, others, overheads)
     return replace(probe_of("a made CPU"), probe=2, kernel_model=model)
