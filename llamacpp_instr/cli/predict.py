@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llamacpp_instr.prediction.steps import PlannedStep
     from llamacpp_instr.probe.file import Probe
 
-DEFAULT_TOKENS = 512
 MOST_TOKENS = 1 << 16
 
 
@@ -123,9 +122,10 @@ def _types(text: str | None) -> list[str]:
 
 def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> int:
     """The value of an option, or its default. Raises `UsageError` for one beyond the model's."""
-    trained = model.metadata.get(f"{model.architecture}.context_length")
-    most = trained if isinstance(trained, int) and trained > 0 else MOST_TOKENS
-    most += least - 1  # what is in the cache leaves room for the token that is decoded
+    from llamacpp_instr.prediction.steps import DEFAULT_TOKENS, trained_tokens
+
+    trained = trained_tokens(model)
+    most = trained + least - 1  # what is in the cache leaves room for the token that is decoded
     if tokens is None:
         return max(least, min(DEFAULT_TOKENS, most))
     if tokens > most:

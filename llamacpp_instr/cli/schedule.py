@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_run
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_run
 from llamacpp_instr.cli.ranges import LAST, parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
@@ -102,6 +102,11 @@ MakeTasks = Callable[["Engines"], Made]
     help="Tokens of each sequence, one after the other.",
 )
 @click.option("--beside-prefill", is_flag=True, help="Add the log's prefill, independent of it.")
+@click.option(
+    "--machine",
+    metavar="FILE",
+    help="For a model: a file of `instr probe`.  [default: the one in the user's cache]",
+)
 @click.option("--sweep", metavar="A:B", help="Print a curve: from A to B equal engines.")
 @click.option("--perfetto", metavar="FILE", help="Also write the schedule as a Perfetto trace.")
 @lenient_option
@@ -118,6 +123,7 @@ def schedule(
     sequences: int,
     tokens: int,
     beside_prefill: bool,
+    machine: str | None,
     sweep: str | None,
     perfetto: str | None,
     lenient: bool,
@@ -134,7 +140,8 @@ def schedule(
     divides them among threads, --split tiles divides matrix products into tiles.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks by
-    hand. Of a MODEL, a GGUF file, the times are predicted.
+    hand. Of a MODEL, a GGUF file or demo, the times are predicted: a decode after 512 tokens, or a
+    prefill of 512, on one thread.
     """
     from converters.scheduling.engines import equal_engines, parse_engines
     from llamacpp_instr.output import check_not_input, check_output
@@ -151,34 +158,35 @@ def schedule(
     if step is not None and phase is not None:
         raise UsageError("give --phase or --step, not both")
     read = engines if not engines.isdecimal() else None
-    output.check(source, read)
+    output.check(source, read, machine)
     if perfetto is not None:
         check_output(perfetto, output.force)
-        check_not_input(perfetto, source, read)
+        check_not_input(perfetto, source, read, machine)
         if perfetto == "-" and output.path == "-":
             raise UsageError("--perfetto -: name the report with -o, or the trace")
-    machine = parse_engines(engines) if swept is None else equal_engines(swept[0])
+    hardware = parse_engines(engines) if swept is None else equal_engines(swept[0])
     chosen = _Chosen(
         split, phase, step, parse_range("--layers", layers), sequences, tokens, beside_prefill
     )
-    make = _tasks_of(source, chosen, lenient)
+    make = _tasks_of(source, chosen, machine, lenient)
     plan = _planner(policy, seconds)
     if swept is None:
-        tasks, notes = make(machine)
-        _write(plan(tasks, machine), source, notes, perfetto, output)
+        tasks, notes = make(hardware)
+        _write(plan(tasks, hardware), source, notes, perfetto, output)
     else:
         _write_sweep(source, make, plan, range(swept[0], swept[1] + 1), output)
 
 
-def _tasks_of(source: str, chosen: _Chosen, lenient: bool) -> MakeTasks:
+def _tasks_of(source: str, chosen: _Chosen, machine: str | None, lenient: bool) -> MakeTasks:
     """What makes the tasks of a source for some engines; the source is read once."""
     from llamacpp_instr.log.runs import find_runs
-    from llamacpp_instr.output import begins_as_model
 
+    if is_model(source):
+        return _of_model(source, chosen, machine)
+    if machine is not None:
+        raise UsageError(f"{source} is not a GGUF model; --machine is for models")
     if source.lower().endswith(".toml"):
         return _of_graph(source, chosen)
-    if source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source):
-        return _of_model(source, chosen)
     (run,) = find_runs([source])
     return _of_log(load_run(run, lenient), chosen)
 
@@ -264,8 +272,45 @@ def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
     return make
 
 
-def _of_model(source: str, chosen: _Chosen) -> MakeTasks:  # noqa: ARG001
-    raise UsageError(f"{source}: a model's times are not predicted yet; give a log of it")
+def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
+    """The graph of a dry run, with the times that are predicted for one thread."""
+    import numpy as np
+
+    from converters.scheduling.timed_graph import timed_graph
+    from llamacpp_instr.graph.kernels import plan_kernels
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_graph import UbatchShape
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.prediction.steps import DEFAULT_TOKENS, planned_steps, trained_tokens
+    from llamacpp_instr.probe.file import read_probe
+
+    if chosen.step is not None or chosen.phase == "encode":
+        raise UsageError(f"{source} is a model: choose --phase prefill or decode")
+    probe = read_probe(machine)
+    model = load_model_file(source)
+    trained = trained_tokens(model)
+    shapes = (
+        UbatchShape(1, min(DEFAULT_TOKENS, trained - 1)),
+        UbatchShape(min(DEFAULT_TOKENS, trained)),
+    )
+    decode, prefill = planned_steps(model, ContextOptions(), list(shapes))
+
+    def graph_of(beside: bool) -> tuple[TimedGraph, list[str]]:
+        step = prefill if beside or chosen.phase == "prefill" else decode
+        found = step.predict(probe, 1)
+        work = plan_kernels(step.graph, step.plan).work(step.ubatch(1))
+        ns = np.maximum(1, found.ns.round()).astype(np.int64)
+        made = timed_graph(step.graph, step.plan, ns, work, chosen.layers, source)
+        total, error = found.total()
+        shape = step.shape
+        what = f"prefill of {shape.tokens}" if step is prefill else f"decode after {shape.past}"
+        told = [
+            f"Times are predicted for a {what} tokens and one thread, from what `instr probe`"
+            f" measured; their sum is uncertain by {error / total:.0%}."
+        ]
+        return made, told
+
+    return _of_graphs(graph_of, probe.cpu, source, chosen)
 
 
 def _in_flight(tasks: Tasks, chosen: _Chosen) -> Tasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.graph.fusion import cpu_plan
 from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.llama.engine import ContextOptions
@@ -15,6 +16,17 @@ from llamacpp_instr.prediction.model import Predicted, predict_kernels
 from llamacpp_instr.probe.file import Probe
 from llamacpp_instr.schema import Graph, Plan
 
+DEFAULT_TOKENS = 512
+"""of a prefill, and in the cache before a decode, if the model allows as many"""
+MOST_TOKENS = 1 << 16
+"""of a prefill, if a model file does not say what it was trained on"""
+
+
+def trained_tokens(model: ModelFile) -> int:
+    """The length of the contexts that the model was trained on, or MOST_TOKENS."""
+    trained = model.metadata.get(f"{model.architecture}.context_length")
+    return trained if isinstance(trained, int) and trained > 0 else MOST_TOKENS
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -24,11 +36,14 @@ class PlannedStep:
     graph: Graph
     plan: Plan
 
+    def ubatch(self, threads: int) -> Ubatch:
+        """What its tokens see."""
+        of = self.shape
+        return ubatch_of(of.tokens, of.past, threads, window(of))
+
     def predict(self, probe: Probe, threads: int) -> Predicted:
         """Raises `UsageError` like `predict_kernels`."""
-        of = self.shape
-        ubatch = ubatch_of(of.tokens, of.past, threads, window(of))
-        return predict_kernels(self.graph, self.plan, probe, threads, ubatch)
+        return predict_kernels(self.graph, self.plan, probe, threads, self.ubatch(threads))
 
 
 def planned_steps(

@@ -65,6 +65,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
         Case("schedule session.log --engines engines.toml -o {}",
              reads=("session.log", "engines.toml")),
         Case("schedule graph.toml -o {}", reads=("graph.toml",)),
+        Case("schedule model.gguf --machine machine.json -o {}", reads=("machine.json",)),
     ],
     ("schedule", "--perfetto"): [
         Case("schedule session.log --engines engines.toml --perfetto {}",
@@ -141,7 +142,7 @@ READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
-    ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
+    ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

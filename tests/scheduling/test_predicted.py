@@ -1,0 +1,70 @@
+"""`instr schedule MODEL` schedules what `instr predict` predicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llamacpp_instr.cli import main
+from tests.kit.native_kit import ROOT
+
+pytestmark = pytest.mark.native
+
+MACHINE = ROOT / "tests" / "fixtures" / "machine.json"
+LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
+
+
+def instr(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def scheduled(*words: object) -> tuple[dict[str, float], str]:
+    """Times of the first table by name, ns, and all notes."""
+    done = instr("schedule", "demo", "--machine", MACHINE, "--json", *words)
+    assert done.exit_code == 0, done.output
+    tables = json.loads(done.stdout)
+    notes = " ".join(note for table in tables for note in table["notes"])
+    first = tables[0]
+    return {next(iter(row.values())): row["time"] for row in first["rows"]}, notes
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_one_engine_takes_as_long_as_the_predicted_kernels(phase: str) -> None:
+    words = ("predict", "demo", "--machine", MACHINE, "--threads", 1, "--json")
+    predicted = json.loads(instr(*words).stdout)
+    ops = next(table for table in predicted if "op" in table["title"] and phase in table["title"])
+    kernels = sum(row["time"] for row in ops["rows"] if row["op"] != "outside the ops")
+    times, notes = scheduled("--engines", 1, "--phase", phase)
+    assert times["one engine, in sequence"] == pytest.approx(kernels, rel=1e-3)
+    assert "predicted" in notes
+
+
+def test_a_prefill_beside_a_decode_has_both() -> None:
+    alone, _ = scheduled("--engines", 1)
+    prefill, _ = scheduled("--engines", 1, "--phase", "prefill")
+    both, _ = scheduled("--engines", 1, "--beside-prefill")
+    name = "one engine, in sequence"
+    assert both[name] == alone[name] + prefill[name]
+
+
+WRONG = {
+    "a step of a model": (["demo", "--step", "1"], "choose --phase prefill or decode"),
+    "a machine for a log": ([str(LOG), "--machine", str(MACHINE)], "--machine is for models"),
+    "no machine file": (["demo", "--machine", "nothing.json"], "nothing.json: no such file"),
+    "a machine file without costs": (
+        ["demo", "--machine", str(ROOT / "tests" / "fixtures" / "probe.json")],
+        "measure the machine again",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
+    words, told = WRONG[case]
+    done = instr("schedule", *words, "-o", tmp_path / "out.json")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert told in done.stderr
+    assert not list(tmp_path.iterdir())
