@@ -27,7 +27,7 @@ MOST_TOKENS = 1 << 16
     epilog="""\b
 Examples:
   instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2
-  instr predict model.gguf --machine faster.json --ctx 2048
+  instr predict model.gguf --machine faster.json --ctx 256
 """,
 )
 @click.argument("model")

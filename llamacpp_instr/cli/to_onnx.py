@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Examples:
   instr to-onnx model.gguf -o decode.onnx --past 500
   instr to-onnx model.gguf -o prefill.onnx --tokens 64 --no-weights
-  instr to-onnx session.log -o step.onnx --step 3
 """,
 )
 @click.argument("source", metavar="MODEL|LOG")
