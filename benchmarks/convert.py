@@ -28,8 +28,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from benchmarks.long_log import write_long_log
-from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
+from benchmarks.shaped_model import LLAMA_100M, write_model
 from converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.log.reader import read_events
@@ -60,7 +60,7 @@ def main() -> None:
         folder = Path(name)
         demo, other = folder / "demo.log", folder / "random.log"
         run = f"-m llamacpp_instr run demo -p Once -n 32 --level {args.level} --log {demo}"
-        model = write_random_model(folder / "random.gguf")
+        model = write_model(folder / "random.gguf", LLAMA_100M)
         probe = f"tests/kit/probe.py {model} {folder}/out.npz --threads 2 --level {args.level}"
         for command in (run, f"{probe} --decodes 16 --log {other}"):
             subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)

@@ -18,8 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.random_model import write_random_model
 from benchmarks.ratios import median_ratio
+from benchmarks.shaped_model import LLAMA_100M, write_model
 from llamacpp_instr.build.cache import cache_dir
 from tests.kit.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
@@ -37,7 +37,7 @@ def main() -> None:
     # blocks of about 0.1 s, so that other load on the machine affects both of a pair
     models = {
         "demo, 3.7 M parameters": (DEMO, 16, 400),
-        "random, 106 M parameters": (write_random_model(large), 8, 12),
+        "random, 100 M parameters": (write_model(large, LLAMA_100M), 8, 12),
     }
 
     print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")

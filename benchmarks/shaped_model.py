@@ -12,8 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-VOCABULARY = 1024
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -26,8 +24,11 @@ class Shape:
     feed_forward: int
     experts: int = 0
     used: int = 0
+    vocabulary: int = 1024
 
 
+LLAMA_100M = Shape(layers=14, width=768, heads=12, kv_heads=4, feed_forward=2048, vocabulary=16000)
+"""100.4 million parameters, 201 MB in F16"""
 LLAMA_1B_BLOCK = Shape(layers=1, width=2048, heads=32, kv_heads=8, feed_forward=8192)
 """one block of Llama-3.2-1B: hidden size 2048, 32 heads of 64, 8 heads of keys and values"""
 
@@ -49,9 +50,9 @@ def write_model(path: Path, shape: Shape, kind: Literal["F16", "Q8_0"] = "F16") 
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(shape.vocabulary)
     writer.add_tokenizer_model("test")
-    writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+    writer.add_token_list([f"<{i}>" for i in range(shape.vocabulary)])
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
@@ -68,7 +69,7 @@ def write_model(path: Path, shape: Shape, kind: Literal["F16", "Q8_0"] = "F16") 
 
     kv = shape.width // shape.heads * shape.kv_heads
     experts, suffix = ((shape.experts,), "_exps") if shape.experts else ((), "")
-    weight("token_embd.weight", VOCABULARY, shape.width)
+    weight("token_embd.weight", shape.vocabulary, shape.width)
     norm("output_norm.weight")
     for i in range(shape.layers):
         norm(f"blk.{i}.attn_norm.weight")
