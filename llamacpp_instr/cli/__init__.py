@@ -98,7 +98,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "ops": (
             "llamacpp_instr.cli.ops:ops",
-            "Print every distinct op of a model or a log, and its standard operator.",
+            "Print every distinct op of a model or a log.",
         ),
         "validate": (
             "llamacpp_instr.cli.validate:validate",
@@ -136,7 +136,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "to-onnx": (
             "llamacpp_instr.cli.to_onnx:to_onnx",
-            "Write the graph that llama.cpp runs as an ONNX graph.",
+            "Write the graph of a model or a log as ONNX.",
         ),
     },
 }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def ops(
     source: str, tokens: int | None, past: int | None, lenient: bool, output: ReportOutput
 ) -> None:
-    """Print every distinct op of a model or a log, and its standard operator.
+    """Print every distinct op of a model or a log.
 
     Prints, for a prefill and a decode, each op with its types, shapes and parameters, how often it
     occurs, the weights that it reads, its FLOPs and bytes, and the ONNX operators and the PyTorch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, load_sessions
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ Examples:
     "--step", type=click.IntRange(0), metavar="N", help="Step of a log.  [default: the last]"
 )
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: they become inputs.")
+@lenient_option
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def to_onnx(
     source: str,
@@ -58,30 +59,34 @@ def to_onnx(
     past: int | None,
     step: int | None,
     no_weights: bool,
+    lenient: bool,
     force: bool,
 ) -> None:
-    """Write the graph that llama.cpp runs as an ONNX graph.
+    """Write the graph of a model or a log as ONNX.
 
-    The graph is that of a prefill or a decode, for Netron, ONNX Runtime and other tools. It has
-    standard operators only. An op that none can express becomes an operator of the domain `ggml`,
-    and is named in the output. Caches are inputs and outputs. Shapes are those of the one graph: so
-    many tokens, and a cache of so many cells.
+    It is the graph that llama.cpp runs in a prefill or a decode, for Netron, ONNX Runtime and other
+    tools. It has standard operators only. An op that none can express becomes an operator of the
+    domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are those of
+    the one graph: so many tokens, and a cache of so many cells.
 
-    Weights are written to FILE.data, dequantized to float32; F16 stays as it is. MODEL is a GGUF
-    file, or demo for the demo model; its graph comes from a dry run, which reads no weights. A LOG
-    must be recorded with --level verbose.
+    Weights are written beside it, to a file that ends with .data, dequantized to float32; F16 stays
+    as it is. MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run,
+    which reads no weights. A LOG must be recorded with --level verbose.
     """
     from converters.exports.onnx.export import export_graph
     from llamacpp_instr.output import check_not_input, check_output
 
     _check_onnx()
-    data = f"{output}.data"
+    data = Path(output).with_suffix(".data")
     check_output(output, force)
     check_not_input(output, source)
     if not no_weights:
         if output == "-":
             raise UsageError("weights need a file beside the graph; name one, or add --no-weights")
+        if str(data) == output:
+            raise UsageError(f"{output}: the weights have this name; call the graph FILE.onnx")
         check_output(data, force)
+        check_not_input(data, source)
     if is_model(source):
         if step is not None:
             raise UsageError(f"{source} is a model; --step is for logs")
@@ -89,7 +94,7 @@ def to_onnx(
     else:
         if tokens is not None or past is not None:
             raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
-        found = _of_log(source, step, no_weights)
+        found = _of_log(source, step, no_weights, lenient)
     graph, model = found
     exported = export_graph(graph)
     _write(exported, graph, None if no_weights else model, output, force)
@@ -115,10 +120,10 @@ def _of_model(source: str, tokens: int, past: int) -> _Found:
     return graph, model
 
 
-def _of_log(source: str, step: int | None, no_weights: bool) -> _Found:
+def _of_log(source: str, step: int | None, no_weights: bool, lenient: bool) -> _Found:
     from converters.analyses.stored_weights import recorded_file
 
-    (session,) = load_sessions([source])
+    (session,) = load_sessions([source], lenient)
     computes = session.computes
     wanted = computes["step"] >= 0 if step is None else computes["step"] == step
     found = computes["graph"][wanted].tolist()
@@ -147,11 +152,11 @@ def _write(
         if model is None:
             whole = with_weights_as_inputs(exported, graph)
         else:
-            data = files.enter_context(open_output(f"{output}.data", force))
+            name = Path(output).with_suffix(".data")
+            data = files.enter_context(open_output(name, force))
             on_progress = files.enter_context(progress_bar("Writing weights"))
-            name = f"{Path(output).name}.data"
             weights = _Weights(model)
-            whole = with_external_weights(exported, graph, weights, name, data, on_progress)
+            whole = with_external_weights(exported, graph, weights, name.name, data, on_progress)
         file.write(whole.SerializeToString())
 
 

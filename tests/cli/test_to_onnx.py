@@ -105,6 +105,7 @@ WRONG = {
     "a step of a model": (["demo", "-o", "OUT", "--step", "1"], "--step is for logs"),
     "tokens of a log": ([str(VERBOSE), "-o", "OUT", "--tokens", "2"], "are for models"),
     "a step that is missing": ([str(VERBOSE), "-o", "OUT", "--step", "99"], "no step 99"),
+    "a graph with the weights' name": (["demo", "-o", "graph.data"], "have this name"),
     "no model": (["nothing.gguf", "-o", "OUT"], "nothing.gguf"),
 }
 

@@ -84,7 +84,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
         Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
     ],
     ("to-onnx", "--output"): [
-        Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.onnx.data"))
+        Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.data"))
     ],
     ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
     ("ops", "--output"): [Case("ops session.log -o {}", reads=("session.log",))],
