@@ -36,6 +36,8 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
         ("test_memory_plan", f"{len(memory.ARCHITECTURES)} architectures"),
         ("test_values", f"{len(values.ARCHITECTURES)} architectures"),
         ("test_values", f"{len(QUANTIZED_FILE_TYPES)} file types"),
+        ("test_dry_graph", f"{N_ARCHITECTURES} architectures"),
+        ("test_onnx", f"{N_ARCHITECTURES} architectures"),
         ("test_lens", f"{len(test_lens.ARCHITECTURES)} architectures"),
     ],
 )

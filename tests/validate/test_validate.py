@@ -71,9 +71,9 @@ def test_quantized_kernels_are_within_their_tolerance(file_type: str, tmp_path: 
     assert len(found) == 2 * 82
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_every_architecture_is_sound(part: int, tmp_path: Path) -> None:
-    for model in sorted(random_models().glob("*.gguf"))[part::4]:
+def test_a_quarter_of_the_architectures_is_sound(tmp_path: Path) -> None:
+    """All of them are compared as whole graphs (tests/exports/test_onnx.py)."""
+    for model in sorted(random_models().glob("*.gguf"))[::4]:
         found = check(model, tmp_path / f"{model.stem}.log")
         rows = judge(Validation(found, [])).reports[0].rows
         assert [row for row in rows if row[-1] == "fault"] == [], model.stem
