@@ -9,7 +9,7 @@ import click
 
 @click.command(
     "probe",
-    epilog="\b\nExamples:\n  instr probe\n  instr probe -o server.json",
+    epilog="\b\nExample:\n  instr probe",
 )
 @click.option(
     "-o",
