@@ -1,7 +1,7 @@
 """Llamas of chosen shapes with random weights, and a tokenizer that takes any text.
 
-The time of a decode depends on shapes and types, not on values, so these stand for models that
-nobody has to download. Five bytes of text are one token.
+The time of a decode depends on shapes and types, not on values, so these models
+take as long as real ones of their shapes, without a download. Five bytes of text are one token.
 """
 
 from __future__ import annotations

@@ -18,6 +18,15 @@ lenient_option = click.option(
 )
 
 
+past_option = click.option(
+    "--past",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Tokens that the cache of a model has before.  [default: 0]",
+)
+"""for commands that take a model or a log"""
+
+
 def _split(_ctx: click.Context, _param: click.Parameter, groups: Any) -> list[tuple[str, ...]]:
     return [tuple(group.split("\0")) for group in groups]
 

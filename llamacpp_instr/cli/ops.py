@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Tokens of the prefill of a model.  [default: 512]",
 )
-@click.option(
-    "--past",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Tokens that the cache of a model has before.  [default: 0]",
-)
+@past_option
 @lenient_option
 @report_options
 def ops(

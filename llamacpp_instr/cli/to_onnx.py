@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
+from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,12 +40,7 @@ Examples:
     metavar="N",
     help="Tokens that the graph of a model computes; more than 1 is a prefill.  [default: 1]",
 )
-@click.option(
-    "--past",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Tokens that the cache of a model has before.  [default: 0]",
-)
+@past_option
 @click.option(
     "--step", type=click.IntRange(0), metavar="N", help="Step of a log.  [default: the last]"
 )
@@ -131,6 +126,8 @@ def _of_log(source: str, step: int | None, no_weights: bool, lenient: bool) -> _
         what = "no step" if step is None else f"no step {step}"
         raise UsageError(f"{source}: {what} that computed a graph")
     graph = session.graphs[found[-1]]
+    if graph.nodes is None or graph.nodes.nb is None:
+        raise UsageError(f"{source} has no strides of tensors; record with --level verbose")
     if no_weights:
         return graph, None
     try:
