@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
-from converters.scheduling.attention_shapes import attention_shapes
 from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
+from converters.scheduling.part_shapes import part_shapes
 from converters.scheduling.pictures import gantt_chart
 from converters.scheduling.policies import schedule_list
 from converters.scheduling.split import Split, divide
@@ -52,7 +52,7 @@ def main() -> None:
         log = Path(place) / "block.log"
         record(model, chosen.runs, log)
         found = recorded_graph(load_session(log), layers=(0, 0))
-    times = {kernel: time_parts(shape) for kernel, shape in attention_shapes(found.timed).items()}
+    times = {kernel: time_parts(shape) for kernel, shape in part_shapes(found.timed).items()}
     print(*found.notes, sep="\n")
     for name, title, n, split in PICTURES:
         engines = equal_engines(n)

@@ -22,7 +22,13 @@ from converters.scheduling.engines import Engines
 from converters.scheduling.tasks import Label, Tasks
 from converters.scheduling.timed_graph import TimedGraph, kind_of
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.probe.shapes import ATTENTION_PARTS, SOFT_MAX_PARTS, Part, PartTimes
+from llamacpp_instr.probe.shapes import (
+    ATTENTION_PARTS,
+    SCALED_NORM_PARTS,
+    SOFT_MAX_PARTS,
+    Part,
+    PartTimes,
+)
 
 Split = Literal["none", "heads", "rows", "tiles"]
 MOST_EDGES = 20_000_000
@@ -45,8 +51,8 @@ def divide(
     part_times: Mapping[int, PartTimes] | None = None,
 ) -> Divided:
     """The chosen kernels as tasks. Rows and tiles make as many parts as engines can run the op;
-    heads make one part for each head. `part_times` has, by kernel of a flash attention or a
-    soft-max, the measured times of its parts: it becomes a chain of these for each part.
+    heads make one part for each head. `part_times` has, by kernel of a flash attention, a soft-max
+    or a fused norm, the measured times of its parts: it becomes a chain of these for each part.
 
     Edges to kernels that are not chosen vanish. Raises UsageError for too many parts that depend on
     each other.
@@ -70,8 +76,8 @@ def divide(
     return Divided(builder.tasks(), builder.kernel, _notes(timed, split, builder, part_times or {}))
 
 
-def attention_kernels(timed: TimedGraph) -> list[int]:
-    """The chosen kernels that `part_times` can divide into parts."""
+def kernels_with_parts(timed: TimedGraph) -> list[int]:
+    """The chosen kernels that `part_times` can divide."""
     return [k for k in timed.chosen if _parts_of(timed, k)]
 
 
@@ -204,7 +210,7 @@ def _label(timed: TimedGraph, kernel: int, word: str, stage: Part | None = None)
     name, title = f"{timed.names[kernel]}{word}", op.title
     if stage:
         name, title = f"{name} {stage.lower()}", f"{stage} {op.role}".rstrip()
-        kind = kind_of("MUL_MAT" if stage not in SOFT_MAX_PARTS else stage)
+        kind = kind_of("MUL_MAT" if stage in ("DOT_PRODUCTS", "WEIGHTED_SUM") else stage)
         return Label(name, title, stage, kind, op.layer, op.block)
     return Label(name, title, first, kind_of(first), op.layer, op.block)
 
@@ -212,7 +218,8 @@ def _label(timed: TimedGraph, kernel: int, word: str, stage: Part | None = None)
 def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
     """The parts that a kernel has, in their order; none of most."""
     if len(timed.inside[kernel]) > 1:
-        return ()
+        ops = tuple(timed.nodes.op[node] for node in timed.inside[kernel])
+        return SCALED_NORM_PARTS if ops == SCALED_NORM_PARTS else ()
     node = timed.inside[kernel][0]
     op, sources = timed.nodes.op[node], timed.nodes.src[node]
     if op == "FLASH_ATTN_EXT" and len(sources) > 2:
@@ -223,15 +230,20 @@ def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
 
 
 def _stage_of(need: Need, stages: tuple[Part, ...]) -> int:
-    """The values are read by the weighted sum, all else by the first part."""
-    return len(stages) - 1 if stages == ATTENTION_PARTS and need.source == 2 else 0
+    """The values are read by the weighted sum, what another node of a fused kernel reads by its
+    last part, all else by the first part."""
+    values = stages == ATTENTION_PARTS and need.source == 2
+    return len(stages) - 1 if values or need.source == 9 else 0
 
 
 def _of_stage(load: int, rest: int, stages: tuple[Part, ...], stage: int) -> tuple[int, int]:
     """The load and the other bytes of one part of a chain: keys and values are its first and last
-    half, and the scores between them stay where they are."""
+    half, and what is between them stays where it is. The weight of a norm is read by its last part.
+    """
     if not stages:
         return load, rest
+    if stages == SCALED_NORM_PARTS:
+        return (0, rest // 2) if stage == 0 else (load, rest - rest // 2)
     if stages == SOFT_MAX_PARTS:
         return (load, rest) if stage == 0 else (0, 0)
     ends = {0: (load // 2, rest // 2), len(stages) - 1: (load - load // 2, rest - rest // 2)}
@@ -291,7 +303,7 @@ def _notes(
             f"--split {split} made {len(builder.kernel)} tasks of {len(timed.chosen)} kernels."
             + (f" Whole are those of {', '.join(whole)}." if whole else "")
         )
-    for op in ("FLASH_ATTN_EXT", "SOFT_MAX"):
+    for op in ("FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM"):
         kernels = [k for k in part_times if timed.nodes.op[timed.inside[k][0]] == op]
         if kernels:
             parts = sum(sum(part_times[k].values()) for k in kernels)

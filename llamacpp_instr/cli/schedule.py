@@ -135,9 +135,10 @@ def schedule(
     the critical path by layer and block, and the lower bound that binds. The times are those that a
     log recorded, the median of each op, divided by the speeds of the engines.
 
-    --split heads makes parts for each head, and of flash attention dot products, three passes of a
-    soft-max and a weighted sum, each timed on this machine. --split rows divides ops as ggml
-    divides them among threads, --split tiles divides matrix products into tiles.
+    --split heads makes parts for each head, of flash attention dot products, three passes of a
+    soft-max and a weighted sum, and of a fused kernel its ops, each timed on this machine. --split
+    rows divides ops as ggml divides them among threads, --split tiles divides matrix products into
+    tiles.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks by
     hand. Of a MODEL, a GGUF file or demo, the times are predicted: a decode after 512 tokens, or a
@@ -241,27 +242,31 @@ def _of_graphs(
 
 
 def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
-    """Times the parts of attention once, if they are wanted."""
-    from converters.scheduling.attention_shapes import attention_shapes
+    """Times the parts of kernels once, if they are wanted."""
+    from converters.scheduling.part_shapes import part_shapes
     from converters.scheduling.split import divide
 
     times = {}
     notes = []
-    shapes = attention_shapes(timed) if split == "heads" else {}
+    shapes = part_shapes(timed) if split == "heads" else {}
     if shapes:
         from llamacpp_instr.probe.parts import differs, time_all
+        from llamacpp_instr.probe.shapes import AttentionShape
         from llamacpp_instr.progress import progress_bar
 
-        fused = any(shape.fused for shape in shapes.values())
-        if (other := differs(cpu)) and fused:
+        flash = any(isinstance(of, AttentionShape) and of.fused for of in shapes.values())
+        if (other := differs(cpu)) and flash:
             raise UsageError(
                 f"{source}: recorded on {cpu}, but this machine is {other}, and the parts of flash"
                 " attention must be timed where it ran; record there with --flash-attn off"
             )
         if other:
-            notes.append(f"The soft-max is whole: the log is of {cpu}, this machine is {other}.")
+            notes.append(
+                "Soft-max and fused kernels stay whole: the log is of"
+                f" {cpu}, this machine is {other}."
+            )
         else:
-            with progress_bar("Timing the parts of attention") as on_progress:
+            with progress_bar("Timing the parts of kernels") as on_progress:
                 known = time_all(list(dict.fromkeys(shapes.values())), on_progress)
             times = {kernel: known[shape] for kernel, shape in shapes.items()}
 

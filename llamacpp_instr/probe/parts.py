@@ -1,6 +1,7 @@
-"""Times the parts of an attention with ggml's own kernels, each at the very shape.
+"""Times the parts of an attention or of a fused kernel with ggml's own kernels, at the very shape.
 
-What stands for each part (ggml/src/ggml-cpu/ops.cpp, vec.cpp):
+An RMS_NORM that is fused with a MUL is timed as these two ops, each alone. What is timed for each
+part of an attention (ggml/src/ggml-cpu/ops.cpp, vec.cpp):
 
 - dot products: MUL_MAT of the cached keys by the queries, as without flash attention
 - maximum: SCALE, ADD of the mask and ARGMAX: what SOFT_MAX does before its exponentials. ARGMAX
@@ -28,7 +29,7 @@ from llamacpp_instr.llama.ggml import POINTER, declare
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.probe.ggml import F32, Ggml, Graph, fastest_ns
 from llamacpp_instr.probe.measure import cpu_name
-from llamacpp_instr.probe.shapes import AttentionShape, PartTimes
+from llamacpp_instr.probe.shapes import AttentionShape, KernelShape, PartTimes, ScaledNormShape
 from llamacpp_instr.progress import OnProgress
 
 SECONDS = 0.1
@@ -47,20 +48,52 @@ def differs(cpu: str) -> str:
     return here if cpu and here and cpu != here else ""
 
 
-def time_all(
-    shapes: list[AttentionShape], on_progress: OnProgress
-) -> dict[AttentionShape, PartTimes]:
+def time_all(shapes: list[KernelShape], on_progress: OnProgress) -> dict[KernelShape, PartTimes]:
     """`time_parts` of each shape; `on_progress` gets how many are done, and of how many."""
-    found = {}
+    found: dict[KernelShape, PartTimes] = {}
     for i, shape in enumerate(shapes):
         found[shape] = time_parts(shape)
         on_progress(i + 1, len(shapes))
     return found
 
 
-def time_parts(shape: AttentionShape) -> PartTimes:
-    """The time of each part in ns, all heads together, on one thread. Raises UsageError for a shape
-    that is too large and for a type of the cache whose rows ggml cannot add up."""
+def time_parts(shape: KernelShape) -> PartTimes:
+    """The time of each part in ns, all heads or rows together, on one thread. Raises UsageError for
+    a shape that is too large and for a type of the cache whose rows ggml cannot add up."""
+    return _norm(shape) if isinstance(shape, ScaledNormShape) else _attention(shape)
+
+
+def _norm(shape: ScaledNormShape) -> PartTimes:
+    ggml = _ggml()
+    rows = shape.elements, shape.rows
+    n_bytes = 4 * shape.elements * shape.rows
+    if n_bytes > 4 * MOST_ELEMENTS:
+        raise UsageError(
+            f"a norm of {shape.rows:,} rows is too large to time in parts; choose a decode with"
+            " --phase or --step"
+        )
+    return {
+        "RMS_NORM": _timed(
+            ggml, 2 * n_bytes, lambda g: g.node("ggml_rms_norm", g.filled(F32, *rows), 1e-5)
+        ),
+        "MUL": _timed(
+            ggml,
+            3 * n_bytes,
+            lambda g: g.node("ggml_mul", g.filled(F32, *rows), g.filled(F32, shape.elements, 1)),
+        ),
+    }
+
+
+def _timed(ggml: Ggml, n_bytes: int, add: Callable[[Graph], object]) -> float:
+    """ns of one of the nodes that `add` adds, whose tensors hold `n_bytes`."""
+    copies = max(2, min(COPIES, MOST_BYTES // max(1, n_bytes)))
+    with Graph(ggml, copies * (n_bytes + (1 << 12))) as graph:
+        for _ in range(copies):
+            add(graph)
+        return fastest_ns(partial(graph.compute, 1), SECONDS) / copies
+
+
+def _attention(shape: AttentionShape) -> PartTimes:
     n_scores = shape.cells * shape.tokens * shape.heads
     largest = max(n_scores, shape.cells * shape.kv_heads * max(shape.key, shape.value))
     if largest > MOST_ELEMENTS:
@@ -72,12 +105,7 @@ def time_parts(shape: AttentionShape) -> PartTimes:
     rows = (shape.cells, shape.tokens * shape.heads)
     bytes_of_scores = 4 * n_scores
 
-    def timed(n_bytes: int, add: Callable[[Graph], object]) -> float:
-        copies = max(2, min(COPIES, MOST_BYTES // max(1, n_bytes)))
-        with Graph(ggml, copies * (n_bytes + (1 << 12))) as graph:
-            for _ in range(copies):
-                add(graph)
-            return fastest_ns(partial(graph.compute, 1), SECONDS) / copies
+    timed = partial(_timed, ggml)
 
     def over_scores(function: str, *arguments: float) -> float:
         return timed(
@@ -131,6 +159,8 @@ def _ggml() -> Ggml:
         {
             "ggml_argmax": (POINTER, two),
             "ggml_exp": (POINTER, two),
+            "ggml_mul": (POINTER, [POINTER, POINTER, POINTER]),
+            "ggml_rms_norm": (POINTER, scaled),
             "ggml_scale": (POINTER, scaled),
             "ggml_scale_inplace": (POINTER, scaled),
             "ggml_out_prod": (POINTER, [POINTER, POINTER, POINTER]),

@@ -12,15 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.scheduling.attention_shapes import attention_shapes
 from converters.scheduling.axes import Axes
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.from_log import recorded_graph
+from converters.scheduling.part_shapes import part_shapes
 from converters.scheduling.split import SPLITS, Divided, Split, divide
 from converters.scheduling.timed_graph import TimedGraph
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.probe.shapes import ATTENTION_PARTS, SOFT_MAX_PARTS
+from llamacpp_instr.probe.shapes import (
+    ATTENTION_PARTS,
+    SCALED_NORM_PARTS,
+    SOFT_MAX_PARTS,
+    AttentionShape,
+    ScaledNormShape,
+)
 from tests.kit.native_kit import ROOT, random_models
 
 KINDS = (
@@ -147,7 +153,7 @@ def test_every_kind_of_model_is_divided(logs: Path) -> None:
 
 def test_measured_parts_take_the_place_of_attention() -> None:
     timed = demo()
-    shapes = attention_shapes(timed)
+    shapes = {k: of for k, of in part_shapes(timed).items() if isinstance(of, AttentionShape)}
     assert {of.fused for of in shapes.values()} == {True}
     assert len(shapes) == 4
     (shape, *_) = shapes.values()
@@ -172,11 +178,32 @@ def test_measured_parts_take_the_place_of_attention() -> None:
     assert any("in the log" in note for note in divided.notes)
 
 
-@pytest.mark.native
-def test_the_parts_of_a_soft_max_are_timed_at_its_shape() -> None:
-    from llamacpp_instr.probe.parts import time_parts
-    from llamacpp_instr.probe.shapes import AttentionShape
+def test_a_fused_norm_becomes_its_two_ops() -> None:
+    timed = demo()
+    norms = {k: of for k, of in part_shapes(timed).items() if isinstance(of, ScaledNormShape)}
+    assert len(norms) == 9, "two of each of four layers, and the last one"
+    assert set(norms.values()) == {ScaledNormShape(256, 1)}
+    times = {kernel: dict(zip(SCALED_NORM_PARTS, (700.0, 200.0), strict=True)) for kernel in norms}
+    tasks = (divided := divide(timed, "heads", equal_engines(4), times)).tasks
+    for kernel in norms:
+        norm, product = (i for i, of in enumerate(divided.kernel) if of == kernel)
+        assert [tasks.labels[i].op for i in (norm, product)] == list(SCALED_NORM_PARTS)
+        assert [tasks.labels[i].kind for i in (norm, product)] == ["vector", "vector"]
+        assert tasks.ns[[norm, product]].tolist() == [700, 200]
+        assert tasks.sources[tasks.first[product] : tasks.first[product + 1]].tolist() == [norm]
+        assert tasks.load[[norm, product]].tolist() == [0, 4 * 256], "the weight"
+        assert tasks.bytes[[norm, product]].sum() == timed.bytes[kernel]
 
+
+@pytest.mark.native
+def test_parts_are_timed_at_their_shape() -> None:
+    from llamacpp_instr.probe.parts import time_parts
+
+    one, many = (time_parts(ScaledNormShape(4096, rows)) for rows in (1, 64))
+    assert tuple(one) == SCALED_NORM_PARTS
+    assert all(many[part] > 4 * one[part] > 0 for part in SCALED_NORM_PARTS)
+    with pytest.raises(UsageError, match="too large"):
+        time_parts(ScaledNormShape(4096, 1 << 13))
     shape = AttentionShape(2, 4, 2, 48, 32, 64, "f16", "q8_0", fused=True)
     times = time_parts(shape)
     assert tuple(sorted(times)) == tuple(sorted(ATTENTION_PARTS))
