@@ -1,7 +1,8 @@
 """Fits the costs of kernels to recordings.
 
 Invariant: pure. Errors are relative, so that small kernels are fitted as well as large ones. The
-spread of each cost comes from samples that a second fit, to the other samples, had not seen.
+spread of each cost comes from samples that a second fit, to the other samples, had not seen; the
+spread of steps from models that a fit to the others had not seen.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Other, Product
-from llamacpp_instr.prediction.model import between, other_ns
+from llamacpp_instr.prediction.model import between, costs_of, other_ns
 from llamacpp_instr.prediction.samples import Sample
 from llamacpp_instr.probe.kernel_model import (
     KernelModel,
@@ -28,6 +29,8 @@ from llamacpp_instr.probe.kernel_model import (
 Floats = NDArray[np.float64]
 Key = tuple[str, bool, bool, int]
 FOLDS = 4
+GROUPS = 3
+"""of models, each left out of one fit"""
 LEAST_SPREAD = 0.03
 """processes differ by about as much, also where samples of one agree"""
 FAR = 0.5
@@ -56,8 +59,41 @@ class _Fitted:
     blend: float
 
 
-def fit(samples: Sequence[Sample], watts: Mapping[int, float]) -> KernelModel:
-    """The costs for every number of threads in `samples`; `watts` of the processors by threads."""
+def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> KernelModel:
+    """The costs for every number of threads in the samples, which come by model; `watts` of the
+    processors by threads."""
+    found = _fit_all([sample for of in models for sample in of], watts)
+    spread = _spread_of_steps(models, found)
+    for overhead in found.overheads:
+        overhead.spread = _round(spread.get(overhead.threads, 0.0))
+    return found
+
+
+def _spread_of_steps(models: Sequence[Sequence[Sample]], whole: KernelModel) -> dict[int, float]:
+    """By threads: the deviation of steps from what a fit to other models predicts, without what
+    `whole` says of the deviation of their kernels."""
+    errors: dict[int, list[float]] = defaultdict(list)
+    kernels: dict[int, list[float]] = defaultdict(list)
+    for left in range(min(GROUPS, len(models))):
+        seen = [sample for i, of in enumerate(models) if i % GROUPS != left for sample in of]
+        if not any(isinstance(k, Product) for sample in seen for k in sample.features.kernels):
+            continue
+        fitted = _fit_all(seen, {}, spreads=False)
+        for sample in (sample for of in models[left::GROUPS] for sample in of):
+            if sample.threads in fitted.threads:
+                ns, _ = costs_of(sample.features, fitted, sample.threads).total()
+                known, error = costs_of(sample.features, whole, sample.threads).total()
+                errors[sample.threads].append(float(np.log(sample.step_ns / ns)))
+                kernels[sample.threads].append(error / known)
+    return {
+        threads: max(0.0, deviation(np.array(of)) ** 2 - np.median(kernels[threads]) ** 2) ** 0.5
+        for threads, of in errors.items()
+    }
+
+
+def _fit_all(
+    samples: Sequence[Sample], watts: Mapping[int, float], spreads: bool = True
+) -> KernelModel:
     products: list[ProductCost] = []
     streams: list[Stream] = []
     others: list[OtherCost] = []
@@ -66,7 +102,7 @@ def fit(samples: Sequence[Sample], watts: Mapping[int, float]) -> KernelModel:
         of = [sample for sample in samples if sample.threads == threads]
         measured, rest = _split(of)
         fitted = _fit_products(measured)
-        spread = _spread_of_products(measured)
+        spread = _spread_of_products(measured) if spreads else {}
         for key, rate in zip(fitted.keys, fitted.ns_per_mac.tolist(), strict=True):
             type_, repacked, experts, tokens = key
             share = float(fitted.of_stream[fitted.types.index((type_, repacked))])

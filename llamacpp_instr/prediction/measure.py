@@ -20,17 +20,17 @@ def measure_kernels(
 ) -> KernelModel:
     """The costs for these numbers of threads, in about a minute for each; `on_progress` gets the
     recordings done and in total. Needs scipy. Must not be called while a session is recorded."""
-    found: list[Sample] = []
+    found: dict[str, list[Sample]] = defaultdict(list)
     joules: dict[int, float] = defaultdict(float)
     seconds: dict[int, float] = defaultdict(float)
     total = len(subjects) * len(threads)
     with tempfile.TemporaryDirectory(prefix="instr-probe-") as folder:
         for done, recorded in enumerate(record_subjects(Path(folder), threads, subjects), 1):
-            found += samples(load_session(recorded.log))
+            found[recorded.model] += samples(load_session(recorded.log))
             recorded.log.unlink()
             if recorded.joules is not None:
                 joules[recorded.threads] += recorded.joules
                 seconds[recorded.threads] += recorded.seconds
             on_progress(done, total)
     watts = {n: float(f"{joules[n] / seconds[n]:.4g}") for n in joules if joules[n] > 0}
-    return fit(found, watts)
+    return fit(list(found.values()), watts)

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Ubatch
-from llamacpp_instr.prediction.features import ATTENTION, ONE, Other, Product, features
+from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
+from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
 from llamacpp_instr.probe.file import Probe
 from llamacpp_instr.probe.kernel_model import KernelModel, OtherCost, Overhead, ProductCost
 from llamacpp_instr.schema import Graph, Plan
 
 Floats = NDArray[np.float64]
-UNKNOWN = 0.5
-"""spread of a kernel that was not measured, and is predicted from others"""
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,25 @@ class Predicted:
     source: list[str]
     """what it was predicted from: kernels with the same source err together"""
     unknown: list[str]
-    """types and ops that were not measured, each once"""
+    """types, ops and numbers of threads that were not measured, each once"""
     step_ns: float
     """of a step, outside its kernels"""
+    step_spread: float
+    """standard deviation of what all kernels of a step share, as a part of its time"""
 
     def total(self) -> tuple[float, float]:
         """Time of a step, ns, and its standard deviation, ns: errors of one source add up, those of
-        different sources are independent."""
+        different sources, and what all share, are independent."""
         error: dict[str, float] = {}
         for source, of in zip(self.source, self.ns * self.spread, strict=True):
             error[source] = error.get(source, 0.0) + float(of)
-        return float(self.ns.sum()) + self.step_ns, float(
-            np.sqrt(sum(e * e for e in error.values()))
-        )
+        ns = float(self.ns.sum()) + self.step_ns
+        return ns, float(np.linalg.norm([self.step_spread * ns, *error.values()]))
 
 
 def kernel_model(probe: Probe, threads: int) -> KernelModel:
-    """The costs in a probe. Raises UsageError if it has none, or none for so many threads."""
+    """The costs in a probe, with those for `threads`, which it need not have measured
+    (`with_threads`). Raises UsageError if it has no costs, or those of another architecture."""
     model = probe.kernel_model
     if model is None:
         raise UsageError(
@@ -67,10 +69,9 @@ def kernel_model(probe: Probe, threads: int) -> KernelModel:
             f"the machine file is of a processor with the architecture {model.architecture}, this "
             f"library is for {here} and would build other graphs; predict on such a machine"
         )
-    if threads not in model.threads:
-        known = ", ".join(map(str, model.threads))
-        raise UsageError(f"{threads} threads were not measured; the machine file has {known}")
-    return model
+    if threads > MOST_THREADS:
+        raise UsageError(f"{threads:,} threads are too many; at most {MOST_THREADS:,}")
+    return with_threads(model, threads)
 
 
 def predict_kernels(
@@ -79,7 +80,15 @@ def predict_kernels(
     """The time of each kernel of `plan`, the barrier after it included. `ubatch` is what its tokens
     see; None: the whole window of the cache. Raises UsageError like `kernel_model`."""
     model = kernel_model(probe, threads)
-    of_plan = features(graph, plan, ubatch, threads)
+    found = costs_of(features(graph, plan, ubatch, threads), model, threads)
+    assert probe.kernel_model is not None
+    if threads not in probe.kernel_model.threads:
+        found.unknown.append(f"{threads} thread{'s' * (threads > 1)}")
+    return found
+
+
+def costs_of(of_plan: Features, model: KernelModel, threads: int) -> Predicted:
+    """The time of each kernel with these features; `model` has costs for `threads`."""
     costs = _Costs(model, threads, of_plan.working_set)
     rows = [costs.of(kernel) for kernel in of_plan.kernels]
     ns, spread, source, known = zip(*rows, strict=True) if rows else ((), (), (), ())
@@ -90,6 +99,7 @@ def predict_kernels(
         list(source),
         list(dict.fromkeys(unknown)),
         costs.overhead.step_ns,
+        costs.overhead.spread,
     )
 
 

@@ -77,6 +77,8 @@ SUBJECTS = (
 class Recorded:
     """The log of a subject, and the energy that its runs took."""
 
+    model: str
+    """the subject's name"""
     log: Path
     threads: int
     joules: float | None
@@ -97,7 +99,7 @@ def record_subjects(
             before, begin = read_joules(), time.monotonic()
             record_runs(model, log, n_threads, subject.runs, subject.repack)
             seconds, after = time.monotonic() - begin, read_joules()
-            yield Recorded(log, n_threads, joules_between(before, after), seconds)
+            yield Recorded(subject.name, log, n_threads, joules_between(before, after), seconds)
         model.unlink()
 
 

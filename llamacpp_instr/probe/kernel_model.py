@@ -75,6 +75,9 @@ class Overhead(Struct, forbid_unknown_fields=True):
     """of a decode, outside its kernels"""
     watts: Positive | None = None
     """of the processors while they compute; absent if the system does not report it"""
+    spread: Spread = 0.0
+    """what all kernels of a step share: standard deviation of measured over predicted steps of
+    models that the fit had not seen, beyond that of their kernels, as a part"""
 
 
 class KernelModel(Struct, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,49 @@ def test_an_unmeasured_type_is_predicted_from_another_and_named() -> None:
     assert found.spread[0] == 0.5
 
 
-def test_threads_that_were_not_measured_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"3 threads were not measured; the machine file has 1, 2"):
-        kernel_model(made_machine(), 3)
+@pytest.mark.parametrize(("measured", "threads"), [((1, 4), 2), ((1, 2), 4), ((2, 8), 6)])
+def test_threads_that_were_not_measured_are_predicted_from_the_nearest(
+    measured: tuple[int, ...], threads: int
+) -> None:
+    """The made machine computes and reads as many times faster as it has threads, and its barriers
+    take as many times longer."""
+    graph = product_graph(1024, 1024)
+    plan = cpu_plan(graph)
+    found = predict_kernels(graph, plan, made_machine(measured), threads)
+    true = predict_kernels(graph, plan, made_machine((threads,)), threads)
+    assert found.ns == pytest.approx(true.ns, rel=1e-6)
+    assert found.step_ns == true.step_ns
+    assert found.unknown == [f"{threads} threads"]
+    assert true.unknown == []
+    assert found.step_spread > 0.2, "half for each doubling"
+
+
+def test_a_machine_measured_with_one_thread_computes_faster_with_more_but_reads_as_fast() -> None:
+    one, two = (kernel_model(made_machine((1,)), n) for n in (1, 2))
+    assert two.products[0].ns_per_mac == one.products[0].ns_per_mac / 2
+    assert two.streams[0].bytes_per_second == one.streams[0].bytes_per_second
+    with pytest.raises(UsageError, match=r"5,000 threads are too many; at most 1,024"):
+        kernel_model(made_machine(), 5000)
+
+
+def test_steps_of_models_that_deviate_as_a_whole_have_a_spread_of_their_own() -> None:
+    """Every kernel of a model is slower or faster by the same factor, by 15 % on average."""
+    machine = made_machine(threads=(1,))
+    assert machine.kernel_model is not None
+    random = np.random.default_rng(2)
+    models = []
+    for _ in range(9):
+        of = made_samples(machine.kernel_model)
+        factor = float(np.exp(random.normal(0, 0.15)))
+        models.append([replace_times(sample, factor) for sample in of])
+    (overhead,) = fit(models, {}).overheads
+    assert 0.05 < overhead.spread < 0.3
+    (exact,) = fit([made_samples(machine.kernel_model)] * 3, {}).overheads
+    assert exact.spread < 0.02
+
+
+def replace_times(sample: Sample, factor: float) -> Sample:
+    return dataclasses.replace(sample, ns=sample.ns * factor, step_ns=sample.step_ns * factor)
 
 
 def test_a_file_of_another_architecture_is_refused() -> None:
@@ -143,7 +184,7 @@ def test_a_fit_recovers_the_machine_that_made_the_times() -> None:
     machine = made_machine()
     assert machine.kernel_model is not None
     measured = made_samples(machine.kernel_model)
-    fitted = fit(measured, {2: 65.0})
+    fitted = fit([measured], {2: 65.0})
     assert [of.watts for of in fitted.overheads] == [None, 65.0]
     for sample in measured:
         costs = _Costs(fitted, sample.threads, sample.features.working_set)
@@ -160,6 +201,6 @@ def test_the_spread_contains_what_the_fit_had_not_seen() -> None:
     measured = made_samples(machine.kernel_model)
     for sample in measured:
         sample.ns[:] *= np.exp(random.normal(0, 0.1, len(sample.ns)))
-    fitted = fit(measured, {})
+    fitted = fit([measured], {})
     spreads = [product.spread for product in fitted.products]
     assert 0.03 < float(np.median(spreads)) < 0.2
