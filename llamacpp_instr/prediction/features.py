@@ -18,6 +18,8 @@ SHORT, LONG, SHORT_WINDOW = " short", " long", 256
 """windows of attention, and the cells of the longest short one"""
 ONE = ", one token"
 """ends the names of ops that were measured while one token was decoded"""
+ALONE = " alone"
+"""the same of attention, whose keys and values then come from further away"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Other:
     """ops joined by +, and whether there is one token only, because its data then has left the
     caches: `ADD`, `ADD, one token`; attention with the length of a key, and whether the keys that a
     head reads fit into the nearest cache: `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long
-    tiled`"""
+    tiled`, `FLASH_ATTN_EXT 64 long alone`"""
     rows: float
     """of the result, or of all heads, that the busiest thread computes"""
     units: float
@@ -85,6 +87,7 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
             of = kernels.attention[i]
             window = SHORT if of.n_kv <= SHORT_WINDOW else LONG
             label += f" {_ne(graph, sources[0])[0]}{window}{' tiled' * of.tiled}"
+            label += ALONE * (tokens == 1)
             rows = of.rows * of.heads * of.streams
             units = float(rows * of.n_kv)
         elif tokens == 1:

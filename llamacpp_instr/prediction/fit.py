@@ -71,7 +71,8 @@ def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> Kerne
 
 def _spread_of_steps(models: Sequence[Sequence[Sample]], whole: KernelModel) -> dict[int, float]:
     """By threads: the deviation of steps from what a fit to other models predicts, without what
-    `whole` says of the deviation of their kernels."""
+    `whole` says of the deviation of their kernels. Steps with kernels that the other models lack do
+    not count."""
     errors: dict[int, list[float]] = defaultdict(list)
     kernels: dict[int, list[float]] = defaultdict(list)
     for left in range(min(GROUPS, len(models))):
@@ -80,11 +81,11 @@ def _spread_of_steps(models: Sequence[Sequence[Sample]], whole: KernelModel) -> 
             continue
         fitted = _fit_all(seen, {}, spreads=False)
         for sample in (sample for of in models[left::GROUPS] for sample in of):
-            if sample.threads in fitted.threads:
-                ns, _ = costs_of(sample.features, fitted, sample.threads).total()
-                known, error = costs_of(sample.features, whole, sample.threads).total()
-                errors[sample.threads].append(float(np.log(sample.step_ns / ns)))
-                kernels[sample.threads].append(error / known)
+            predicted = costs_of(sample.features, fitted, sample.threads)
+            if not predicted.unknown:
+                errors[sample.threads].append(float(np.log(sample.step_ns / predicted.total()[0])))
+                ns, error = costs_of(sample.features, whole, sample.threads).total()
+                kernels[sample.threads].append(error / ns)
     return {
         threads: max(0.0, deviation(np.array(of)) ** 2 - np.median(kernels[threads]) ** 2) ** 0.5
         for threads, of in errors.items()

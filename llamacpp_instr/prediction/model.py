@@ -141,14 +141,15 @@ class _Costs:
         """The cost of an op that was not measured: attention with the next length of keys, or the
         average of all other ops."""
         if op.startswith(ATTENTION):
-            _, length, window, *tiled = op.split(" ")
+            _, length, *seen = op.split(" ")
             measured = [
-                (of[2] != window, abs(np.log(int(of[1]) / int(length))), " ".join(of))
-                for of in (name.split(" ") for name in self.others if name.startswith(ATTENTION))
-                if of[3:] == tiled
+                (of[2:] != seen, of[2] != seen[0], abs(np.log(int(of[1]) / int(length))), name)
+                for name in self.others
+                if name.startswith(ATTENTION)
+                for of in [name.split(" ")]
             ]
             if measured:
-                return self.others[min(measured)[2]]
+                return self.others[min(measured)[3]]
         return self.others[ONE if op.endswith(ONE) else ""]
 
     def _similar(self, kernel: Product) -> tuple[list[ProductCost], bool]:

@@ -48,8 +48,8 @@ class OtherCost(Struct, forbid_unknown_fields=True):
     """Any other op: fixed, and for what the busiest thread has to do."""
 
     op: str
-    """`ADD`, `RMS_NORM+MUL`, `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long tiled`;
-    empty for ops that are not listed"""
+    """`ADD`, `RMS_NORM+MUL`, `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long tiled`,
+    `FLASH_ATTN_EXT 64 long alone`; empty for ops that are not listed"""
     threads: Count
     ns: Cost
     ns_per_row: Cost

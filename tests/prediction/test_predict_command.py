@@ -119,6 +119,6 @@ def test_costs_are_measured_for_what_a_subject_has(tmp_path: Path) -> None:
     assert {(of.type, of.tokens) for of in model.products} >= {
         ("F16", 1), ("F16", 8), ("Q8_0", 1), ("Q8_0", 8),
     }  # fmt: skip
-    assert {"ADD", "ADD, one token", "RMS_NORM+MUL", "FLASH_ATTN_EXT 64 short"} <= {
+    assert {"ADD", "ADD, one token", "RMS_NORM+MUL", "FLASH_ATTN_EXT 64 short alone"} <= {
         of.op for of in model.others
     }
