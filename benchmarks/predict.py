@@ -3,9 +3,11 @@
     python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--rounds 3] [--json]
 
 Each held-out model is quantized, recorded and predicted from the F16 file alone. Printed are median
-absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time;
-beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
-bytes over the bandwidth. Run it when the machine is idle, right after `instr probe`.
+absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time, with
+95 % intervals; beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's
+rate, and of bytes over the bandwidth. --json also has every step: its measured median with a 95 %
+interval, and its prediction. Intervals of medians are those of scipy's `quantile_test`, which
+assumes no distribution. Run it when the machine is idle, right after `instr probe`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.stats import quantile_test
 
 from llamacpp_instr.graph.kernels import plan_kernels
 from llamacpp_instr.llama.engine import ContextOptions
@@ -29,7 +33,7 @@ from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
 from llamacpp_instr.prediction.recorded import Run, record_runs
 from llamacpp_instr.prediction.retyped import write_retyped
-from llamacpp_instr.prediction.samples import Sample, samples
+from llamacpp_instr.prediction.samples import Floats, Sample, samples
 from llamacpp_instr.prediction.steps import PlannedStep, planned_steps
 from llamacpp_instr.probe.file import Probe, read_probe
 from llamacpp_instr.quantize.plan import QuantizeOptions
@@ -43,7 +47,7 @@ SHAPES = {
 TYPES = ("F16", "Q8_0", "Q4_K_M", "Q4_0")
 RUNS = (
     Run(1, 15, past=16), Run(1, 11, past=512), Run(1, 11, past=2048),
-    Run(8, 7, past=16), Run(8, 5, past=512), Run(64, 5), Run(64, 3, past=512),
+    Run(8, 11, past=16), Run(8, 11, past=512), Run(64, 10), Run(64, 10, past=512),
 )  # fmt: skip
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
@@ -80,10 +84,11 @@ def main() -> None:
                 for row in compared(Path(name), source, file_type, args.threads, probe, errors):
                     rows.append({"model": model, "type": file_type, **row})
                     print(_line(rows[-1]), file=sys.stderr, flush=True)
-    medians = {
+    medians: dict[str, Any] = {
         what: {
             "steps": len(of),
             "median_error": float(np.median(np.abs(of))),
+            "interval": interval(np.abs(of)),
             "bias": float(np.median(of)),
             "roofline": float(np.median(np.abs(errors.roofline[what]))),
         }
@@ -93,13 +98,26 @@ def main() -> None:
     if args.json:
         print(json.dumps({"rows": rows, "medians": medians, "within_two_sigma": within}, indent=1))
         return
-    print(f"{'what':32} {'steps':>6} {'error':>8} {'bias':>8} {'roofline':>9}")
+    print(
+        f"{'what':32} {'steps':>6} {'error':>8} {'95 % interval':>17} {'bias':>8} {'roofline':>9}"
+    )
     for what, of in medians.items():
+        low, high = of["interval"]
         print(
-            f"{what:32} {of['steps']:6} {of['median_error']:8.1%} {of['bias']:+8.1%}"
-            f" {of['roofline']:9.1%}"
+            f"{what:32} {of['steps']:6} {of['median_error']:8.1%} {low:8.1%} {high:8.1%}"
+            f" {of['bias']:+8.1%} {of['roofline']:9.1%}"
         )
     print(f"within two standard deviations: {within:.0%} of steps")
+
+
+def interval(values: Floats) -> tuple[float, float]:
+    """The 95 % interval of a median, at most from the least to the largest value."""
+    found = quantile_test(values, p=0.5).confidence_interval(0.95)
+    low, high = (float(end) for end in (found.low, found.high))
+    return (
+        low if np.isfinite(low) else float(values.min()),
+        high if np.isfinite(high) else float(values.max()),
+    )
 
 
 def _line(row: dict[str, object]) -> str:
@@ -164,12 +182,12 @@ def compare(
     for name, (real, guess, roof) in measured.items():
         if real > FEW * sample.ns.sum():
             errors.add(f"op {name}", real, guess, roof)
+    low, high = interval(sample.steps)
     return {
         "threads": threads, "tokens": sample.tokens, "past": sample.past,
         "measured_us": sample.step_ns / 1e3, "predicted_us": ns / 1e3,
         "error": ns / sample.step_ns - 1, "spread": error / ns,
-        "low_us": float(np.quantile(sample.steps, 0.1)) / 1e3,
-        "high_us": float(np.quantile(sample.steps, 0.9)) / 1e3,
+        "low_us": low / 1e3, "high_us": high / 1e3,
     }  # fmt: skip
 
 
