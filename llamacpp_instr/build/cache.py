@@ -23,7 +23,7 @@ from llamacpp_instr.errors import BuildError
 
 
 def cache_dir() -> Path:
-    """The directory of sdists, wheels and logs: LLAMACPP_INSTR_CACHE, or in the user's cache."""
+    """The directory of sdists, wheels, imported models and logs: LLAMACPP_INSTR_CACHE, or in the user's cache."""
     own = os.environ.get("LLAMACPP_INSTR_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -37,7 +37,7 @@ def own_cache() -> Path:
     cache = cache_dir()
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        for name in ("", "logs", "sdist", "wheels", "work"):
+        for name in ("", "converters", "imports", "logs", "sdist", "wheels", "work"):
             _own_directory(cache / name)
     except OSError as error:
         raise _unusable(error, cache) from None

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from llamacpp_instr.build.log import BuildLog
@@ -111,10 +112,15 @@ def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched:
     return root
 
 
-def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
-    """Unpack `sdist` and return the root. Raises BuildError if it vendors another commit than the
-    pin's."""
-    root, commit = unpack_sdist(sdist, into)
+def unpack_pinned(
+    sdist: Path,
+    into: Path,
+    patches: Path,
+    only: Callable[[PurePosixPath], bool] = lambda _path: True,
+) -> Path:
+    """Unpack `sdist`, or those of its files that `only` accepts, and return the root. Raises
+    BuildError if it vendors another commit than the pin's."""
+    root, commit = unpack_sdist(sdist, into, only)
     upstream = read_upstream(patches)
     if commit is not None and commit != upstream.commit:
         raise BuildError(
@@ -124,8 +130,11 @@ def unpack_pinned(sdist: Path, into: Path, patches: Path) -> Path:
     return root
 
 
-def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
-    """Unpack the regular files of `sdist`; returns the root and the commit of the vendored code.
+def unpack_sdist(
+    sdist: Path, into: Path, only: Callable[[PurePosixPath], bool] = lambda _path: True
+) -> tuple[Path, str | None]:
+    """Unpack the regular files of `sdist` that `only` accepts; returns the root and the commit of
+    the vendored code.
 
     `.git` is omitted, because a build must not depend on git. The commit is read from it, and is
     None if `.git` is missing. Raises BuildError for a member that would be written outside of
@@ -150,6 +159,8 @@ def unpack_sdist(sdist: Path, into: Path) -> tuple[Path, str | None]:
                         commit = text if re.fullmatch("[0-9a-f]{40}", text) else None
                     continue
                 roots.add(path.parts[0])
+                if not only(path):
+                    continue
                 target = into.joinpath(*path.parts)
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)

@@ -92,6 +92,10 @@ GROUPS: dict[str, _Commands] = {
         ),
     },
     "Models": {
+        "import": (
+            "llamacpp_instr.cli.import_:import_",
+            "Convert a model folder to a GGUF model.",
+        ),
         "inspect": (
             "llamacpp_instr.cli.inspect:inspect",
             "Print what is in a model file, from its headers alone.",

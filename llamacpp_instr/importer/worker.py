@@ -1,0 +1,182 @@
+"""The child process in which llama.cpp's converter runs; `importer.runner` starts it.
+
+The request is a line of JSON on standard input, answers are lines of JSON on standard output, the
+converter's own log is standard error. Invariant: when standard input ends, for whatever reason,
+this process ends immediately and removes its unfinished file. No code of the folder runs: neither
+a pickle's nor a Python file's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.importer.converter import LORA_SCRIPT
+
+Answer = Callable[..., None]
+
+
+def main() -> None:
+    # libraries print to standard output; this descriptor is for answers only
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_input, args=(request["output"],), daemon=True).start()
+
+    def answer(kind: str, *values: Any) -> None:
+        answers.write(json.dumps([kind, *values]) + "\n")
+        answers.flush()
+
+    # the converter needs the gguf of the same release
+    sys.path[:0] = [request["converter"], str(Path(request["converter"]) / "gguf-py")]
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    try:
+        _convert(request, answer)
+        answer("done")
+    except InstrError as error:
+        answer("error", str(error), error.exit_code)
+    except BaseException as error:
+        traceback.print_exc()
+        answer("failed", type(error).__name__, str(error), getattr(error, "errno", None))
+
+
+def _end_with_input(output: str) -> None:
+    sys.stdin.buffer.read()
+    with contextlib.suppress(OSError):  # the name is temporary: a complete file is renamed
+        Path(output).unlink()
+    os._exit(0)
+
+
+def _convert(request: dict[str, Any], answer: Answer) -> None:
+    import torch
+
+    _run_no_code_of_the_folder()
+    _report_progress(Path(request["output"]), answer)
+    files = [Path(name) for name in request["weights"]]
+    with torch.inference_mode():
+        if request["kind"] == "LORA":
+            _check_pickles(files)
+            _convert_adapter(request)
+        else:
+            _convert_model(request, files)
+
+
+def _run_no_code_of_the_folder() -> None:
+    """Make transformers refuse the Python files that a folder may bring, and torch any pickle."""
+    import torch
+    import transformers.dynamic_module_utils as remote
+
+    def refuse(class_name: str, module_path: str | os.PathLike[str], **_: Any) -> None:
+        raise UsageError(
+            f"the model needs its own Python code ({class_name} in {Path(module_path).name}), "
+            "which instr does not run"
+        )
+
+    load = torch.load
+    remote.get_class_in_module = refuse
+    remote.TIME_OUT_REMOTE_CODE = 0  # it would ask on standard input
+    torch.load = lambda *args, **options: load(*args, **{**options, "weights_only": True})
+
+
+def _report_progress(output: Path, answer: Answer) -> None:
+    """Let the converter's progress bar report to the parent, and stop if the disk is too small."""
+    import tqdm
+
+    class Bar:
+        def __init__(self, *_: object, total: int = 0, **__: object) -> None:
+            self.done, self.total = 0, total
+            free = shutil.disk_usage(output.parent).free
+            if total > free:
+                raise UsageError(
+                    f"{total:,} bytes are needed in {output.parent}, which has {free:,} left"
+                )
+            answer("progress", 0, total)
+
+        def update(self, n: int) -> None:
+            self.done += n
+            answer("progress", self.done, self.total)
+
+    tqdm.tqdm = Bar
+
+
+def _convert_model(request: dict[str, Any], files: list[Path]) -> None:
+    import gguf
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    folder = Path(request["source"])
+    if request["kind"] == "META":
+        from llamacpp_instr.importer.meta import MetaModel
+
+        meta = MetaModel(folder, files)
+        tensors = meta.tensors()
+        folder = Path(request["staging"]) / folder.resolve().name
+        folder.mkdir()
+        meta.write_config(folder)
+        ModelBase.index_tensors = lambda _self, **_: tensors
+    else:
+        _check_pickles(files)
+        _order_by_name(ModelBase)
+    architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
+    try:
+        model_class = get_model_class(architecture)
+    except NotImplementedError:
+        raise UsageError(
+            f"{folder}: llama.cpp's converter does not know the architecture {architecture}"
+        ) from None
+    types = {
+        None: gguf.LlamaFileType.GUESSED,
+        "F32": gguf.LlamaFileType.ALL_F32,
+        "F16": gguf.LlamaFileType.MOSTLY_F16,
+        "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+        "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    }
+    model_class(folder, types[request["type"]], Path(request["output"])).write()
+
+
+def _order_by_name(base: Any) -> None:
+    """Write the tensors in the order of their names, as those of a single file, so that the file
+    does not depend on how the source was split."""
+    index = base.index_tensors
+
+    def ordered(self: Any, **options: Any) -> dict[str, Any]:
+        return dict(sorted(index(self, **options).items()))
+
+    base.index_tensors = ordered
+
+
+def _check_pickles(files: list[Path]) -> None:
+    """Raises UsageError for a pickle with more than tensors, which the converter would only
+    refuse."""
+    from llamacpp_instr.importer.meta import load_tensors, pickled_files
+
+    for file in pickled_files(files):
+        load_tensors(file)
+
+
+def _convert_adapter(request: dict[str, Any]) -> None:
+    """Run the converter's script for adapters, whose class exists only there."""
+    script = Path(request["converter"]) / LORA_SCRIPT
+    sys.argv = [
+        str(script), "--outfile", request["output"], "--outtype",
+        (request["type"] or "F32").lower(), "--base", request["base"], request["source"],
+    ]  # fmt: skip
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise UsageError(
+                f"llama.cpp's converter refused the adapter {request['source']}"
+            ) from None
