@@ -23,7 +23,8 @@ from llamacpp_instr.errors import BuildError
 
 
 def cache_dir() -> Path:
-    """The directory of sdists, wheels, imported models and logs: LLAMACPP_INSTR_CACHE, or in the user's cache."""
+    """The directory of sdists, wheels, imported models and logs: LLAMACPP_INSTR_CACHE, or in the
+    user's cache."""
     own = os.environ.get("LLAMACPP_INSTR_CACHE")
     if own:
         return Path(own).expanduser().absolute()

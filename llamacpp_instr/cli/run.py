@@ -141,13 +141,15 @@ def run(
 ) -> None:
     r"""Run a model and record the session as a log.
 
-    MODEL is a GGUF file, or demo for the demo model. The text goes to standard output as it is
+    MODEL is a GGUF file, demo for the demo model, or a folder that instr import accepts, which is
+    imported into the cache once. The text goes to standard output as it is
     generated, everything else, including a summary, to standard error. On a terminal, control
     characters of the text are escaped, as \x1b; a pipe or a file gets them unchanged.
 
     With --log - the log goes to standard output and the text to standard error, without a summary.
     With --perfetto - the trace goes to standard output, the text to standard error.
     """
+    from llamacpp_instr.importer.cached import imported
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.recording.files import fresh_log
@@ -170,6 +172,8 @@ def run(
         raise UsageError("--live needs a log that is a file; leave out --log -")
     if live and log is None:
         log = DEFAULT_LOG if force else fresh_log(DEFAULT_LOG)
+    if Path(model).is_dir():
+        model = str(imported(Path(model), notice))
     options = RunOptions(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),

@@ -1,4 +1,4 @@
-"""llama.cpp's own converter, from the sdist that is built: fetched, checked and kept in the cache."""
+"""llama.cpp's own converter, from the sdist that is built: fetched, checked, and then cached."""
 
 from __future__ import annotations
 

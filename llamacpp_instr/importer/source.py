@@ -119,7 +119,7 @@ def _hugging_face_weights(path: Path) -> list[Path]:
     """The files with weights, complete according to the index or to their numbers."""
     for index, pattern in ((INDEX, "model*.safetensors"), (_PICKLED_INDEX, "pytorch_model*.bin")):
         indexed = _indexed(path / index) if (path / index).is_file() else {}
-        names = indexed or dict.fromkeys((file.name for file in path.glob(pattern)), set[str]())
+        names = indexed or {file.name: set() for file in path.glob(pattern)}
         if not names:
             continue
         _check_complete(path, names)

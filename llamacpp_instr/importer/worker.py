@@ -125,7 +125,7 @@ def _convert_model(request: dict[str, Any], files: list[Path]) -> None:
         folder = Path(request["staging"]) / folder.resolve().name
         folder.mkdir()
         meta.write_config(folder)
-        ModelBase.index_tensors = lambda _self, **_: tensors
+        ModelBase.index_tensors = lambda _self, *_, **__: tensors
     else:
         _check_pickles(files)
         _order_by_name(ModelBase)
@@ -151,8 +151,8 @@ def _order_by_name(base: Any) -> None:
     does not depend on how the source was split."""
     index = base.index_tensors
 
-    def ordered(self: Any, **options: Any) -> dict[str, Any]:
-        return dict(sorted(index(self, **options).items()))
+    def ordered(self: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return dict(sorted(index(self, *arguments, **options).items()))
 
     base.index_tensors = ordered
 

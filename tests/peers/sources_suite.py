@@ -1,0 +1,315 @@
+"""Every layout of one model becomes the same file, and what is wrong is refused in one line.
+
+Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llamacpp_instr.importer.cached import imported
+from llamacpp_instr.importer.runner import import_model
+from llamacpp_instr.importer.source import open_source
+from tests.peers import peer_models
+
+Instr = Callable[..., "subprocess.CompletedProcess[str]"]
+LAYERS = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, bytes]:
+    """A model, its folder, and the bytes of the file that it becomes."""
+    folder = tmp_path_factory.mktemp("whole") / "twin"
+    model = peer_models.make_llama(folder, max_position_embeddings=4096, rms_norm_eps=1e-5)
+    return model, folder, bytes_of(folder, "F32")
+
+
+def bytes_of(folder: Path, type_: str | None = None) -> bytes:
+    output = folder.parent / f"{folder.name}.gguf"
+    import_model(open_source(folder), output, type_, force=True)
+    return output.read_bytes()
+
+
+def test_a_sharded_source_gives_the_same_bytes(
+    llama: tuple[Any, Path, bytes], tmp_path: Path
+) -> None:
+    model, folder, expected = llama
+    sharded = tmp_path / "twin"
+    model.save_pretrained(sharded, max_shard_size="60KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 3
+    copy_tokenizer(folder, sharded)
+    assert bytes_of(sharded, "F32") == expected
+
+
+def test_a_pickled_source_gives_the_same_bytes(
+    llama: tuple[Any, Path, bytes], tmp_path: Path
+) -> None:
+    model, folder, expected = llama
+    pickled = tmp_path / "twin"
+    model.config.save_pretrained(pickled)
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    copy_tokenizer(folder, pickled)
+    (pickled / "config.json").write_text((folder / "config.json").read_text())
+    shutil.copyfile(folder / "generation_config.json", pickled / "generation_config.json")
+    assert bytes_of(pickled, "F32") == expected
+
+
+@pytest.mark.parametrize("n_shards", [1, 2])
+def test_metas_layout_gives_the_same_bytes(
+    n_shards: int, llama: tuple[Any, Path, bytes], tmp_path: Path
+) -> None:
+    model, folder, expected = llama
+    write_meta(tmp_path / "twin", model, folder, n_shards)
+    assert bytes_of(tmp_path / "twin", "F32") == expected
+
+
+def test_metas_grouped_heads_are_those_of_its_rope(llama: tuple[Any, Path, bytes]) -> None:
+    """The writer of this test turns rows into neighbors as Meta's RoPE rotates them: rotated by
+    hand, both layouts give the same products of Q and K."""
+    model, _, _ = llama
+    q, k = (getattr(model.model.layers[0].self_attn, f"{n}_proj").weight.detach() for n in "qk")
+    x = torch.randn(2, 64)
+    halves = scores(q, k, x, rotated_halves)
+    neighbors = scores(as_neighbors(q, 4), as_neighbors(k, 2), x, rotated_neighbors)
+    torch.testing.assert_close(halves, neighbors)
+
+
+def scores(
+    q: torch.Tensor, k: torch.Tensor, x: torch.Tensor, rotate: Callable[[torch.Tensor], Any]
+) -> torch.Tensor:
+    """The product of the first query at position 5 with the first key at position 0."""
+    return torch.dot(rotate((x[0] @ q.T)[:16]), (x[1] @ k.T)[:16])
+
+
+def rotated_halves(head: torch.Tensor) -> torch.Tensor:
+    angle = 5 / 10000 ** (torch.arange(8) / 8)
+    a, b = head[:8], head[8:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
+
+
+def rotated_neighbors(head: torch.Tensor) -> torch.Tensor:
+    """As Meta's apply_rotary_emb: pairs are complex numbers."""
+    turn = torch.polar(torch.ones(8), 5 / 10000 ** (torch.arange(8) / 8))
+    return torch.view_as_real(
+        torch.view_as_complex(head.reshape(8, 2).contiguous()) * turn
+    ).flatten()
+
+
+def as_neighbors(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Rows in Meta's order: row i of the first half of a head, then row i of its second half."""
+    width = weight.shape[0] // n_heads
+    order = [
+        head * width + half * width // 2 + row
+        for head in range(n_heads) for row in range(width // 2) for half in (0, 1)
+    ]  # fmt: skip
+    return weight[order]
+
+
+def write_meta(folder: Path, model: Any, twin: Path, n_shards: int) -> None:
+    folder.mkdir()
+    state = model.state_dict()
+    tensors = {
+        "tok_embeddings.weight": state["model.embed_tokens.weight"],
+        "norm.weight": state["model.norm.weight"],
+        "output.weight": state["lm_head.weight"],
+        "rope.freqs": torch.ones(8),
+    }
+    for layer in range(2):
+        for ours, theirs in LAYERS.items():
+            weight = state[f"model.layers.{layer}.{theirs}.weight"]
+            if ours in ("attention.wq", "attention.wk"):
+                weight = as_neighbors(weight, 4 if ours.endswith("q") else 2)
+            tensors[f"layers.{layer}.{ours}.weight"] = weight
+    for shard in range(n_shards):
+        torch.save(
+            {name: part(name, tensor, shard, n_shards) for name, tensor in tensors.items()},
+            folder / f"consolidated.{shard:02}.pth",
+        )
+    params = {
+        "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1,
+        "multiple_of": 32, "norm_eps": 1e-5,
+    }  # fmt: skip
+    (folder / "params.json").write_text(json.dumps(params))
+    shutil.copyfile(twin / "tokenizer.model", folder / "tokenizer.model")
+
+
+def part(name: str, tensor: torch.Tensor, shard: int, n_shards: int) -> torch.Tensor:
+    """As Meta's model-parallel layers split a tensor."""
+    if tensor.dim() == 1:
+        return tensor
+    columns = name.endswith(("tok_embeddings.weight", "wo.weight", "w2.weight"))
+    return tensor.chunk(n_shards, dim=int(columns))[shard].clone()
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        shutil.copyfile(source / name, target / name)
+
+
+def test_run_imports_a_folder_once_for_each_of_its_states(
+    llama: tuple[Any, Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder, _ = llama
+    own = tmp_path / "model"
+    shutil.copytree(folder, own)
+    said: list[str] = []
+    first = imported(own, said.append)
+    assert imported(own, said.append) == first
+    (own / "generation_config.json").write_text("{}")
+    second = imported(own, said.append)
+    assert second != first
+    assert not first.exists(), "one file for a folder"
+    beginnings = [line.split()[0] for line in said]
+    assert beginnings == ["importing", "model:", "importing"]
+
+
+def test_run_runs_a_folder(llama: tuple[Any, Path, bytes], instr: Instr) -> None:
+    _, folder, _ = llama
+    done = instr("run", folder, "-p", "Once", "-n", 4, "--log", "session.log")
+    assert done.returncode == 0, done.stderr
+    assert f"importing {folder} into the cache" in done.stderr
+    again = instr("run", folder, "-p", "Once", "-n", 4, "--log", "second.log")
+    assert again.stdout == done.stdout
+
+
+class Evil:
+    """A pickle of this would create a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def evil_meta(folder: Path, _twin: Path) -> None:
+    file = folder / "consolidated.00.pth"
+    torch.save({**torch.load(file), "evil": Evil(folder.parent / "ran")}, file)
+
+
+def evil_hugging_face(folder: Path, _twin: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"evil": Evil(folder.parent / "ran")}, folder / "pytorch_model.bin")
+
+
+def own_code(folder: Path, _twin: Path) -> None:
+    for name in ("tokenizer_config.json", "config.json"):
+        config = json.loads((folder / name).read_text())
+        config["auto_map"] = {
+            "AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"],
+        }  # fmt: skip
+        config["architectures"] = ["DeepseekV2ForCausalLM"]
+        config["model_type"] = "unheard_of"
+        config["tokenizer_class"] = "Tokenizer"
+        (folder / name).write_text(json.dumps(config))
+    (folder / "evil.py").write_text(
+        f"open({str(folder.parent / 'ran')!r}, 'w')\n"
+        "from transformers import PreTrainedTokenizerFast as Tokenizer\n"
+        "from transformers import PretrainedConfig as Config\n"
+    )
+
+
+def another_architecture(folder: Path, _twin: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["AbacusForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def other_words(folder: Path, _twin: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["GPT2LMHeadModel"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.model").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def fewer_shards(folder: Path, _twin: Path) -> None:
+    (folder / "consolidated.01.pth").unlink()
+
+
+def cut_shard(folder: Path, _twin: Path) -> None:
+    file = folder / "consolidated.01.pth"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def no_params(folder: Path, _twin: Path) -> None:
+    (folder / "params.json").write_text('{"dim": 64}')
+
+
+WRONG: list[tuple[str, Callable[[Path, Path], None], str]] = [
+    ("meta", evil_meta, "it was not unpickled, because that could run code"),
+    ("hf", evil_hugging_face, "it was not unpickled, because that could run code"),
+    ("hf", own_code, "own Python code"),
+    ("hf", another_architecture, "does not know the architecture AbacusForCausalLM"),
+    ("hf", other_words, "cannot be imported"),
+    ("meta2", fewer_shards, "are shards missing?"),
+    ("meta2", cut_shard, "consolidated.01.pth is damaged"),
+    ("meta", no_params, "params.json lacks n_heads"),
+]
+
+
+@pytest.mark.parametrize(("layout", "spoil", "line"), WRONG, ids=[w[1].__name__ for w in WRONG])
+def test_wrong_input_is_one_line_and_no_file(
+    layout: str,
+    spoil: Callable[[Path, Path], None],
+    line: str,
+    llama: tuple[Any, Path, bytes],
+    tmp_path: Path,
+    instr: Instr,
+) -> None:
+    model, twin, _ = llama
+    folder = tmp_path / "source"
+    if layout == "hf":
+        shutil.copytree(twin, folder)
+    else:
+        write_meta(folder, model, twin, 2 if layout == "meta2" else 1)
+    spoil(folder, twin)
+    before = set(tmp_path.iterdir())
+    done = instr("import", folder, "-o", tmp_path / "out.gguf")
+    assert line in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert set(tmp_path.iterdir()) == before, "no file: no output, no part of one, nothing that ran"
+
+
+def test_a_killed_or_interrupted_import_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    peer_models.make_qwen3(folder)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llamacpp_instr", "import", folder, "-o", tmp_path / "out.gguf"],
+            stderr=subprocess.DEVNULL,
+        )
+        begun = time.monotonic()
+        while not list(tmp_path.glob(".instr-*")) and time.monotonic() - begun < 60:
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(number)
+        process.wait(20)
+        for _ in range(100):
+            if not list(tmp_path.glob(".instr-*")):
+                break
+            time.sleep(0.1)
+        assert [path.name for path in tmp_path.iterdir()] == ["model"], number
