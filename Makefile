@@ -7,6 +7,7 @@
 # make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
 # make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
 #                   loads and frees models for STRESS_SECONDS (20)
+# make test-peers   compare imported models with transformers; installs PyTorch (5 GB), then takes 4 minutes
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -34,13 +35,15 @@ VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
 FUZZ_INSTALLED := .venv/.installed-fuzz
 AUDIT := .venv-audit
+PEERS := .venv-peers
+PEERS_INSTALLED := $(PEERS)/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 # drives a browser; without node the tests of the UI are skipped
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest test-docs lint lint-native audit native sanitize image image-test docker-test
+.PHONY: demo view test test-oldest test-peers test-docs lint lint-native audit native sanitize image image-test docker-test
 .PHONY: load fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -76,6 +79,11 @@ $(AUDIT)/bin/pip-audit:
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
 	$(OLDEST)/bin/python -m pytest $(TESTS)
+
+# has its own environment, because PyTorch is a hundred times as large as the others
+test-peers: $(PEERS_INSTALLED)
+	$(PEERS)/bin/instr build
+	$(PEERS)/bin/python -m pytest tests/peers/*_suite.py --durations=0 --durations-min=5
 
 test-docs: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1
@@ -153,6 +161,11 @@ $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet atheris
 	@touch $@
 
+$(PEERS_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet -e ".[peers]"
+	@touch $@
+
 # the oldest versions have wheels for Python 3.10 and 3.11
 $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv --clear $(OLDEST)
@@ -172,4 +185,4 @@ $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv $(AUDIT) $(OLDEST) out
+	rm -rf .venv $(AUDIT) $(OLDEST) $(PEERS) out

@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "memory": {"llama", "model", "recording"},
     "probe": {"build", "llama", "model"},
     "quantize": {"llama", "model"},
+    "importer": {"build", "model"},
     "prediction": {"graph", "llama", "log", "memory", "model", "probe", "quantize", "recording"},
     "quality": {"llama", "memory", "model"},
     "weights": {"llama", "model"},

@@ -46,7 +46,7 @@ def import_(source: Path, output: Path, type_: str | None, base: Path | None, fo
     SOURCE is a Hugging Face folder with safetensors or PyTorch files, a folder in Meta's own layout
     (consolidated.*.pth, params.json, tokenizer.model; Llama 1 and 2), or a LoRA adapter of PEFT.
     llama.cpp's own converter does the work, in its own process. It needs the packages of
-    llamacpp_instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
+    llamacpp-instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
     """
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.importer.runner import import_model

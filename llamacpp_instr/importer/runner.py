@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import queue
@@ -22,6 +21,7 @@ from typing import Any
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.importer.converter import find_converter
+from llamacpp_instr.importer.libraries import check_libraries
 from llamacpp_instr.importer.source import Kind, Source
 from llamacpp_instr.isolated import python
 from llamacpp_instr.model.file import ModelFile, load_model_file
@@ -33,20 +33,7 @@ from llamacpp_instr.terminal import printable, shortened
 TYPES = ("F16", "BF16", "F32", "Q8_0")
 """what the weights can become; others are made from these by `instr quantize`"""
 
-LIBRARIES = ("torch", "transformers", "safetensors", "sentencepiece")
-"""what the extra `hf` installs"""
-
 _TICK_SECONDS = 0.5
-
-
-def check_libraries() -> None:
-    """Raises UsageError if a library of the extra is missing."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"this needs the package{'s' * (len(missing) > 1)} {', '.join(missing)}: "
-            'pip install "llamacpp_instr[hf]"'
-        )
 
 
 def import_model(

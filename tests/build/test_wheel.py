@@ -98,8 +98,8 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
     assert sorted(extras) == [
-        "live", "native", "onnx", "parquet", "predict", "report", "schedule", "tensors", "test",
-        "tui", "view",
+        "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report", "schedule",
+        "tensors", "test", "tui", "view",
     ]  # fmt: skip
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     needed = {line.partition(";")[0] for line in lines}

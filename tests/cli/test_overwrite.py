@@ -24,6 +24,7 @@ from tests.kit.overwrite_kit import (
     NO_FILE,
     NO_INPUT,
     PARTS,
+    PEERS,
     READ_ONLY,
     RUN,
     SPLIT,
@@ -53,8 +54,8 @@ def test_no_option_that_names_a_file_is_forgotten() -> None:
                 found.add((command, name))
     # the values of `compare --prompt` and of the cache types have no metavar
     found -= {(c, n) for c, n in found if n == "--prompt" or n.startswith("--cache-type-")}
-    assert found == set(CASES) | READ_ONLY | NO_INPUT
-    assert forced <= {command for command, _ in (*CASES, *NO_INPUT)}
+    assert found == set(CASES) | READ_ONLY | NO_INPUT | PEERS
+    assert forced <= {command for command, _ in (*CASES, *NO_INPUT, *PEERS)}
 
 
 @pytest.fixture(scope="module")

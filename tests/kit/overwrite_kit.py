@@ -143,9 +143,12 @@ READ_ONLY = {
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
+    ("import", "--base"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
+PEERS = {("import", "--output")}
+"""needs PyTorch; tests/peers runs it"""
 NO_FILE = {
     "A,B,...", "A:B", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
     "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",

@@ -169,7 +169,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def test_run_imports_a_folder_once_for_each_of_its_states(
-    llama: tuple[Any, Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Any, Path, bytes], tmp_path: Path
 ) -> None:
     _, folder, _ = llama
     own = tmp_path / "model"
@@ -185,12 +185,12 @@ def test_run_imports_a_folder_once_for_each_of_its_states(
     assert beginnings == ["importing", "model:", "importing"]
 
 
-def test_run_runs_a_folder(llama: tuple[Any, Path, bytes], instr: Instr) -> None:
+def test_run_runs_a_folder(llama: tuple[Any, Path, bytes], started_instr: Instr) -> None:
     _, folder, _ = llama
-    done = instr("run", folder, "-p", "Once", "-n", 4, "--log", "session.log")
+    done = started_instr("run", folder, "-p", "Once", "-n", 4, "--log", "session.log")
     assert done.returncode == 0, done.stderr
     assert f"importing {folder} into the cache" in done.stderr
-    again = instr("run", folder, "-p", "Once", "-n", 4, "--log", "second.log")
+    again = started_instr("run", folder, "-p", "Once", "-n", 4, "--log", "second.log")
     assert again.stdout == done.stdout
 
 
@@ -220,10 +220,11 @@ def own_code(folder: Path, _twin: Path) -> None:
         config["auto_map"] = {
             "AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"],
         }  # fmt: skip
-        config["architectures"] = ["DeepseekV2ForCausalLM"]
+        config["architectures"] = ["DreamModel"]
         config["model_type"] = "unheard_of"
         config["tokenizer_class"] = "Tokenizer"
         (folder / name).write_text(json.dumps(config))
+    (folder / "tokenizer.model").unlink()
     (folder / "evil.py").write_text(
         f"open({str(folder.parent / 'ran')!r}, 'w')\n"
         "from transformers import PreTrainedTokenizerFast as Tokenizer\n"
@@ -277,7 +278,7 @@ def test_wrong_input_is_one_line_and_no_file(
     line: str,
     llama: tuple[Any, Path, bytes],
     tmp_path: Path,
-    instr: Instr,
+    started_instr: Instr,
 ) -> None:
     model, twin, _ = llama
     folder = tmp_path / "source"
@@ -287,7 +288,7 @@ def test_wrong_input_is_one_line_and_no_file(
         write_meta(folder, model, twin, 2 if layout == "meta2" else 1)
     spoil(folder, twin)
     before = set(tmp_path.iterdir())
-    done = instr("import", folder, "-o", tmp_path / "out.gguf")
+    done = started_instr("import", folder, "-o", tmp_path / "out.gguf")
     assert line in done.stderr
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
