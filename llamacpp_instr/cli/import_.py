@@ -14,7 +14,7 @@ _TYPES = ("F16", "BF16", "F32", "Q8_0")
     epilog="""\b
 Examples:
   instr import Llama-3.2-1B -o llama.gguf
-  instr import llama-2-7b -o llama.gguf --type Q8_0
+  instr import llama-2-7b -o llama.gguf --type Q8_0 --force
   instr import adapter -o adapter.gguf --base Llama-3.2-1B
 """,
 )

@@ -27,6 +27,7 @@ from tests.kit.split_log import split_log
 from tests.live import test_live_command, test_tui
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
+from tests.peers import import_lines
 from tests.weights_view import test_weights_page
 
 LINES = [line for page in PAGES for line in lines_of(page)]
@@ -43,6 +44,7 @@ OTHERS = {
     ],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),
+    "make test-peers": import_lines.import_lines(),
 }
 """who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
 

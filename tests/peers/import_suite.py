@@ -46,6 +46,7 @@ def test_the_logits_are_those_of_transformers(decoder: tuple[Any, Path, Path]) -
     model, _, imported = decoder
     tokens = [1, *np.random.default_rng(20).integers(3, 500, 40).tolist()]
     error = relative_error(logits(imported, tokens), transformers_logits(model, tokens))
+    print(f"{model.config.model_type}: {error:.1e}")
     assert error < BOUND
 
 
@@ -70,7 +71,9 @@ def test_an_encoder_of_random_weights(tmp_path: Path) -> None:
     tokens = [101, *range(2000, 2020), 102]
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).last_hidden_state[0].numpy()
-    assert relative_error(hidden(imported, tokens), expected) < BOUND
+    error = relative_error(hidden(imported, tokens), expected)
+    print(f"bert: {error:.1e}")
+    assert error < BOUND
 
 
 def test_a_real_encoder(tmp_path: Path) -> None:
@@ -94,7 +97,9 @@ def test_a_real_encoder(tmp_path: Path) -> None:
         for model, bound in models:
             with torch.no_grad():
                 expected = model.eval()(torch.tensor([tokens])).last_hidden_state[0].mean(0)
-            assert relative_error(found, expected.numpy()) < bound
+            error = relative_error(found, expected.numpy())
+            print(f"MiniLM, {model.config.hidden_act}: {error:.1e}")
+            assert error < bound
 
 
 @pytest.mark.parametrize(
@@ -147,4 +152,6 @@ def test_an_adapter_does_what_merged_weights_do(tmp_path: Path) -> None:
     expected = transformers_logits(merged, tokens)
     options = {"lora_path": str(tmp_path / "adapter.gguf")}
     assert relative_error(logits(tmp_path / "llama.gguf", tokens), expected) > 0.1, "it does much"
-    assert relative_error(logits(tmp_path / "llama.gguf", tokens, **options), expected) < BOUND
+    error = relative_error(logits(tmp_path / "llama.gguf", tokens, **options), expected)
+    print(f"adapter: {error:.1e}")
+    assert error < BOUND

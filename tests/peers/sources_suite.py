@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from llamacpp_instr.importer.cached import imported
 from llamacpp_instr.importer.runner import import_model
 from llamacpp_instr.importer.source import open_source
-from tests.peers import peer_models
+from tests.peers import import_lines, peer_models
 
 Instr = Callable[..., "subprocess.CompletedProcess[str]"]
 LAYERS = {
@@ -183,6 +184,49 @@ def test_run_imports_a_folder_once_for_each_of_its_states(
     assert not first.exists(), "one file for a folder"
     beginnings = [line.split()[0] for line in said]
     assert beginnings == ["importing", "model:", "importing"]
+
+
+@pytest.fixture
+def place(
+    llama: tuple[Any, Path, bytes], tmp_path: Path, environment: dict[str, str]
+) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs a line in a folder with what the pages speak of."""
+    model, folder, _ = llama
+    shutil.copytree(folder, tmp_path / import_lines.HUGGING_FACE)
+    write_meta(tmp_path / import_lines.META, model, folder, 1)
+    write_adapter(tmp_path / import_lines.ADAPTER)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", text], cwd=tmp_path, env={**environment, "PATH": path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def write_adapter(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 8, "r": 4}')
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_{}.weight"
+    save_file(
+        {name.format("A"): torch.randn(4, 64), name.format("B"): torch.randn(96, 4)},
+        folder / "adapter_model.safetensors",
+    )
+
+
+LINES = sorted(
+    {line.text for line in import_lines.import_lines() if line.text.startswith("instr ")}
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_the_pages_works(
+    line: str, place: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    done = place(line)
+    assert done.returncode == 0, done.stderr
 
 
 def test_run_runs_a_folder(llama: tuple[Any, Path, bytes], started_instr: Instr) -> None:
