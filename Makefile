@@ -7,7 +7,7 @@
 # make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
 # make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
 #                   loads and frees models for STRESS_SECONDS (20)
-# make test-peers   compare imported models with transformers; installs PyTorch (5 GB), then takes 4 minutes
+# make test-peers   compare imported models with transformers; installs PyTorch (5 GB); 5 minutes
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)

@@ -31,7 +31,9 @@ Examples:
     "--type",
     "type_",
     type=click.Choice(_TYPES, case_sensitive=False),
-    help="Type of the weights.  [default: BF16 if the source has it, else F16; adapters F32]",
+    metavar="TYPE",
+    help="Type of the weights: F16, BF16, F32 or Q8_0.  "
+    "[default: BF16 if the source has it, else F16; adapters F32]",
 )
 @click.option(
     "--base",

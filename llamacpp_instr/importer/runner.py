@@ -30,9 +30,6 @@ from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.terminal import printable, shortened
 
-TYPES = ("F16", "BF16", "F32", "Q8_0")
-"""what the weights can become; others are made from these by `instr quantize`"""
-
 _TICK_SECONDS = 0.5
 
 
@@ -46,9 +43,9 @@ def import_model(
 ) -> ModelFile | None:
     """Write the model or adapter of `source` to `output`; returns the model, None for an adapter.
 
-    `type_` is one of TYPES; None means BF16 if the weights are BF16, else F16, and for an adapter
-    F32. `on_progress` gets bytes. Raises UsageError for what cannot be imported, BuildError if the
-    converter cannot be fetched, InstrError if it fails.
+    `type_` is F16, BF16, F32 or Q8_0; None means BF16 if the weights are BF16, else F16, and for
+    an adapter F32. `on_progress` gets bytes. Raises UsageError for what cannot be imported,
+    BuildError if the converter cannot be fetched, InstrError if it fails.
     """
     check_libraries()
     check_model_output(output, force)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import imports
 from llamacpp_instr.importer.cached import imported
 from llamacpp_instr.importer.runner import import_model
 from llamacpp_instr.importer.source import open_source
@@ -337,6 +338,17 @@ def test_wrong_input_is_one_line_and_no_file(
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert set(tmp_path.iterdir()) == before, "no file: no output, no part of one, nothing that ran"
+
+
+def test_memory_depends_on_the_largest_tensor_alone(tmp_path: Path) -> None:
+    """Eight times the layers take no more of it."""
+    shape = {**imports.SHAPE, "hidden_size": 1024, "intermediate_size": 2816}
+    peaks = []
+    for n_layers in (1, 8):
+        folder = tmp_path / f"model-{n_layers}"
+        imports.write_model(folder, shape, n_layers)
+        peaks.append(imports.import_measured([folder, "-o", tmp_path / f"{n_layers}.gguf"])[0])
+    assert abs(peaks[1] - peaks[0]) < 40e6, peaks
 
 
 def test_a_killed_or_interrupted_import_leaves_nothing(tmp_path: Path) -> None:
