@@ -180,6 +180,21 @@ def compute_divergence(
     )
 
 
+def kl_divergences(names: Sequence[str], reference: Floats, candidate: Floats) -> Floats:
+    """(positions,) the KL divergence in nats of each position, from two arrays (positions,
+    vocabulary) of logits. `names` are those of both models, for the `InstrError` that is raised for
+    logits that are NaN or infinite."""
+    import numpy as np
+
+    step = max(1, _BLOCK // reference.shape[1])
+    parts = []
+    for start in range(0, len(reference), step):
+        rows = slice(start, start + step)
+        ours, theirs = _Block(names[0], reference[rows]), _Block(names[1], candidate[rows])
+        parts.append(ours.kl_divergence(theirs))
+    return np.concatenate(parts)
+
+
 class _Block:
     """Rows of one model's logits, as the intermediate arrays of their softmax."""
 

@@ -102,7 +102,7 @@ def compare_outputs(
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
-        models = [_open_model(stack, file, log) for file in files]
+        models = [open_model(stack, file, log) for file in files]
         reference = models[0]
         ctx = options.ctx or _default_ctx(reference)
         batch = options.batch or _choose_batch(reference.n_vocab)
@@ -110,7 +110,7 @@ def compare_outputs(
         # report errors of the text before memory is allocated
         cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
         contexts = [stack.enter_context(Context(model, choice)) for model in models]
-        _check_contexts(contexts)
+        check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
         n_written = n_chunks * (ctx - 1) if cut is None else 0
         advance = _counter(on_progress, n_chunks * ctx * len(models) + n_written)
@@ -167,7 +167,7 @@ def _score(
             advance(end - start)
         if start >= middle:
             next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
-            logits = [_logits(context, len(next_tokens)) for context in contexts]
+            logits = [logits_of(context, len(next_tokens)) for context in contexts]
             scores.add(logits, next_tokens)
 
 
@@ -183,7 +183,7 @@ def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + batch, end)
 
 
-def _logits(context: Context, n: int) -> NDArray[np.float32]:
+def logits_of(context: Context, n: int) -> NDArray[np.float32]:
     """(n, vocabulary): logits of the first `n` tokens computed last, valid until the next call."""
     import numpy as np
 
@@ -195,7 +195,8 @@ def _logits(context: Context, n: int) -> NDArray[np.float32]:
     )
 
 
-def _open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
+def open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
+    """A model that predicts the next token; `stack` closes it. Raises `UsageError` for others."""
     model = stack.enter_context(LoadedModel(file.path, log))
     if model.is_diffusion:
         raise UsageError(f"{file.path} is a diffusion model: it does not predict the next token")
@@ -226,7 +227,8 @@ def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
             raise UsageError(f"{what}: token {i} is {other!r} and {one!r}")
 
 
-def _check_contexts(contexts: Sequence[Context]) -> None:
+def check_contexts(contexts: Sequence[Context]) -> None:
+    """Raise `UsageError` unless all keep a cache and have as many tokens in their vocabulary."""
     reference = contexts[0].model
     for context in contexts:
         model = context.model

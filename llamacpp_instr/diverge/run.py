@@ -1,0 +1,213 @@
+"""Runs two models over the same tokens, part by part, and compares every node.
+
+A computes a part of a text, and its values are kept; then B computes the same part. A part has as
+many tokens as fit into the memory that is allowed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from llamacpp_instr.debugger.api import debug
+from llamacpp_instr.diverge.check import check_pair
+from llamacpp_instr.diverge.error import Array, TensorError
+from llamacpp_instr.diverge.exchange import Mixer
+from llamacpp_instr.diverge.follow import Comparison
+from llamacpp_instr.diverge.shares import Shares, measure_shares
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import captured
+from llamacpp_instr.llama.prompts import tokenize
+from llamacpp_instr.memory.plan import check_memory
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
+from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_contexts, open_model
+
+DEFAULT_TOKENS = 512
+MAX_UBATCH = 512
+_PADDING = 256
+"""the cells that attention reads grow in steps of so many"""
+
+
+@dataclass(frozen=True)
+class DivergeOptions:
+    """`tokens` in all, in chunks of `ctx`; None selects the default."""
+
+    tokens: int = DEFAULT_TOKENS
+    ctx: int | None = None
+    memory: int = 512 * 2**20
+    """bytes that the values of nodes may take"""
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Divergences:
+    """What was found."""
+
+    errors: list[TensorError]
+    """of each tensor, in the order in which they are computed"""
+    kl: Array
+    """(tokens,) in nats"""
+    tokens: list[str]
+    """their texts"""
+    positions: list[int]
+    """in their chunks"""
+    notes: list[str] = field(default_factory=list)
+    shares: Shares | None = None
+    most_bytes: int = 0
+    """of values that were in memory at once"""
+
+
+def compare_models(
+    a: ModelFile,
+    b: ModelFile,
+    text: str | None,
+    options: DivergeOptions,
+    why: bool,
+    on_progress: OnProgress,
+    on_exchange: OnProgress,
+) -> Divergences:
+    """The errors of B's tensors against A's on the first tokens of `text`, or on tokens that A
+    writes; with `why` also the shares of the weights in the KL divergence.
+
+    `on_progress` gets tokens computed, `on_exchange` exchanges made, each with the total. Raises
+    `UsageError` for models that differ in more than their weights, `InstrError` if one fails.
+    """
+    chosen = OutputOptions(threads=options.threads)
+    notes = check_pair(a, b, chosen)
+    for file in (a, b):
+        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+    read = None
+    if text is not None:
+        [read] = tokenize(a.path, [text], parse_special=False)
+        if len(read) < options.tokens:
+            notes.append(f"The text has only {len(read):,} tokens.")
+        if not read:
+            raise UsageError("the text is empty; give a text of at least one token")
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (f"{a.path}, {b.path}", 1)))
+        models = [open_model(stack, file, log) for file in (a, b)]
+        chunks = _chunks(models[0], read, options)
+        ctx = max(map(len, chunks))
+        ubatch = min(ctx, MAX_UBATCH)
+        choice = ContextOptions(ctx=ctx, batch=ubatch, ubatch=ubatch, threads=options.threads)
+        comparison = Comparison([str(a.path), str(b.path)], options.memory)
+        most = _compare(models, chunks, choice, comparison, on_progress)
+        shares = None
+        if why:
+            mixer = stack.enter_context(Mixer(models[0], comparison.weights, chunks, choice))
+            names = _that_differ(a, b, [weight.name for weight in comparison.weights])
+            shares = measure_shares(mixer.kl_of, names, on_exchange)
+        texts = [
+            models[0].token_text(token) if models[0].has_tokenizer else str(token)
+            for chunk in chunks
+            for token in chunk
+        ]
+    for name, only in zip("AB", comparison.not_shared, strict=True):
+        if only:
+            notes.append(f"Only {name} computes {', '.join(sorted(only)[:3])}.")
+    return Divergences(
+        list(comparison.errors.values()),
+        np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan),
+        texts,
+        [i for chunk in chunks for i in range(len(chunk))],
+        notes,
+        shares,
+        most,
+    )
+
+
+def _chunks(
+    model: LoadedModel, read: Sequence[int] | None, options: DivergeOptions
+) -> list[list[int]]:
+    """The tokens of a text, or those that the model writes: WRITTEN_AT_ONCE texts in parallel, as
+    long as it takes."""
+    trained = model.n_positions or model.n_ctx_train or DEFAULT_TOKENS
+    n = options.tokens if read is None else min(options.tokens, len(read))
+    if read is not None:
+        ctx = options.ctx or min(n, DEFAULT_TOKENS, trained)
+        return [list(read[i : min(i + ctx, n)]) for i in range(0, n, ctx)]
+    ctx = options.ctx or min(max(-(-n // WRITTEN_AT_ONCE), 2), DEFAULT_TOKENS, trained)
+    writing = ContextOptions(ctx=ctx, threads=options.threads)
+    with WritingContext(model, writing) as writer:
+        written = list(write_chunks(writer, -(-n // ctx), DEFAULT_SEED, lambda _n: None))
+    left = n - ctx * (len(written) - 1)
+    return [*written[:-1], written[-1][:left]]
+
+
+def _compare(
+    models: Sequence[LoadedModel],
+    chunks: Sequence[Sequence[int]],
+    choice: ContextOptions,
+    comparison: Comparison,
+    on_progress: OnProgress,
+) -> int:
+    """Computes all parts; returns the most bytes of values that were in memory."""
+    total, done, most = 2 * sum(map(len, chunks)), 0, 0
+    with _following(comparison), ExitStack() as stack:
+        contexts = [stack.enter_context(Context(model, choice)) for model in models]
+        check_contexts(contexts)
+        per_token = 0
+        for chunk in chunks:
+            for context in contexts:
+                context.clear()
+            at = 0
+            while at < len(chunk):
+                # the first part, a single token, shows how much memory a token takes
+                n = min(_fitting(comparison.max_bytes, per_token, at), contexts[0].n_batch)
+                part = chunk[at : at + (n if per_token else 1)]
+                for side, context in enumerate(contexts):
+                    comparison.of_b = bool(side)
+                    context.decode(part, all_logits=True)
+                    done += len(part)
+                    on_progress(done, total)
+                comparison.end()
+                per_token = -(-comparison.n_bytes // len(part))
+                most = max(most, comparison.n_bytes)
+                at += len(part)
+    return most
+
+
+def _fitting(max_bytes: int, per_token: int, at: int) -> int:
+    """How many tokens fit, if one takes `per_token` bytes at position `at`. Attention without a
+    fused kernel takes memory for each cell that it reads, and there will be more."""
+    if not per_token:
+        return 1
+    n = max(max_bytes // per_token, 1)
+    before, after = (-(-max(cells, 1) // _PADDING) for cells in (at, at + n))
+    return max(n * before // after, 1)
+
+
+@contextmanager
+def _following(comparison: Comparison) -> Iterator[None]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        debug(Path(folder) / "session.log") as debugging,
+    ):
+        debugging.debugger.followers.append(comparison)
+        yield
+
+
+def _that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:
+    """Those of the weights that are not the same bytes of the same type."""
+    found = []
+    for name in dict.fromkeys(names):
+        one, other = a.by_name[name], b.by_name.get(name)
+        if other is not None and one.type == other.type:
+            data = [
+                np.memmap(w.path, np.uint8, "r", w.offset, (w.n_bytes,)) for w in (one, other)
+            ]
+            if np.array_equal(*data):
+                continue
+        found.append(name)
+    return found
