@@ -33,6 +33,9 @@ BELOW: dict[str, set[str]] = {
     "validate": {
         "converters.exports", "converters.report", "debugger", "llama", "model", "weights",
     },
+    "diverge": {
+        "converters.report", "debugger", "graph", "llama", "model", "quality",
+    },
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log", "model"},
@@ -71,6 +74,7 @@ CLI_SHARED = {
         "logs",
         "ranges",
         "report_output",
+        "text_file",
         "unchanged",
     )
 }

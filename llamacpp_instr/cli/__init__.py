@@ -120,6 +120,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.quality:quality",
             "Compare quantized models with the model they come from.",
         ),
+        "diverge": (
+            "llamacpp_instr.cli.diverge:diverge",
+            "Find where two models part, op by op, and why.",
+        ),
         "blocks": (
             "llamacpp_instr.cli.blocks:blocks",
             "Print the blocks of a quantized tensor of a model.",

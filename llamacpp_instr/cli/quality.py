@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.text_file import read_text
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def _compare_outputs(
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.quality.logits import compare_outputs
 
-    text = None if text_file is None else _read_text(text_file)
+    text = None if text_file is None else read_text(text_file)
     with progress_bar("Comparing outputs") as on_progress:
         return compare_outputs(files, text, options, on_progress)
 
@@ -158,15 +157,3 @@ def _weight_reports(
         # the last table is the one of tensors
         reports += of_model if every_tensor else of_model[:-1]
     return reports
-
-
-def _read_text(name: str) -> str:
-    """The text of a file without the newline at its end, as llama-perplexity reads it."""
-    source = "standard input" if name == "-" else name
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode().removesuffix("\n")
-    except OSError as error:
-        raise UsageError(f"the text {source} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None

@@ -50,6 +50,8 @@ class TensorError:
     channels: Array | None = None
     """(2, width) sums of the squares of d and of a by channel, of tensors with a row for each
     token"""
+    parts: list[float] = field(default_factory=list)
+    """the relative error of each compute alone"""
     rows: list[Array] = field(default_factory=list)
     """(2, tokens) of each compute: the same by token, of the last tensor of a layer"""
 
@@ -59,9 +61,7 @@ class TensorError:
         differs."""
         if self.is_index:
             return self.apart / self.n if self.n else 0.0
-        if self.apart:
-            return math.inf
-        return self.error / self.squares if self.squares else math.inf if self.error else 0.0
+        return _nmse(self.error, self.squares, self.apart)
 
     @property
     def relative(self) -> float:
@@ -79,6 +79,15 @@ class TensorError:
     def add(self, a: Array, b: Array, has_tokens: bool, keeps_rows: bool) -> None:
         """Add values of one compute, of the same shape. `has_tokens` says that both are (tokens,
         width). Changes `b`."""
+        error, squares, apart = self.error, self.squares, self.apart
+        self._add(a, b, has_tokens, keeps_rows)
+        apart = self.apart - apart
+        own = apart / a.size if self.is_index and a.size else 0.0
+        if not self.is_index:
+            own = _nmse(self.error - error, self.squares - squares, apart)
+        self.parts.append(math.sqrt(own))
+
+    def _add(self, a: Array, b: Array, has_tokens: bool, keeps_rows: bool) -> None:
         self.n += a.size
         if a.dtype.kind in "iu":
             self.is_index = True
@@ -110,6 +119,12 @@ class TensorError:
         same = ~np.isfinite(a) & np.isnan(d)
         self.apart += int(known.size - np.count_nonzero(known | same))
         return np.where(known, a, 0), np.where(known, d, 0)
+
+
+def _nmse(error: float, squares: float, apart: int) -> float:
+    if apart:
+        return math.inf
+    return error / squares if squares > 0 else math.inf if error else 0.0
 
 
 def _dot(x: Array, y: Array) -> float:

@@ -11,6 +11,7 @@ import ctypes
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -49,9 +50,10 @@ class Mixer:
         options: ContextOptions,
     ) -> None:
         self._model, self._weights, self._chunks, self._options = model, weights, chunks, options
-        self._file = tempfile.TemporaryFile()
+        self._file: BinaryIO
 
     def __enter__(self) -> Mixer:
+        self._file = cast("BinaryIO", tempfile.TemporaryFile())
         with Context(self._model, self._options) as context:
             for logits in self._logits(context):
                 self._file.write(logits.tobytes())

@@ -26,7 +26,6 @@ from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.prompts import tokenize
-from llamacpp_instr.memory.plan import check_memory
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
@@ -84,8 +83,6 @@ def compare_models(
     """
     chosen = OutputOptions(threads=options.threads)
     notes = check_pair(a, b, chosen)
-    for file in (a, b):
-        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
     read = None
     if text is not None:
         [read] = tokenize(a.path, [text], parse_special=False)
@@ -204,10 +201,10 @@ def _that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:
     for name in dict.fromkeys(names):
         one, other = a.by_name[name], b.by_name.get(name)
         if other is not None and one.type == other.type:
-            data = [
+            ours, theirs = (
                 np.memmap(w.path, np.uint8, "r", w.offset, (w.n_bytes,)) for w in (one, other)
-            ]
-            if np.array_equal(*data):
+            )
+            if np.array_equal(ours, theirs):
                 continue
         found.append(name)
     return found

@@ -26,16 +26,8 @@ class Share:
     layer: int
     part: str
     """`attention`, `feed-forward`, or the role of a single weight"""
-    first: float
+    kl: float
     """the KL divergence, in nats, of A with these weights of B"""
-    last: float
-    """what these weights add, in nats, once all others are B's"""
-
-    @property
-    def kl(self) -> float:
-        """The share, in nats: the mean of both. If the divergence is quadratic in the change of the
-        weights, these are the Shapley values, whose sum is the divergence of the whole."""
-        return (self.first + self.last) / 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ def measure_shares(
     """`kl_of` measures an exchange of weights, `names` are those that differ. `on_progress` gets
     exchanges made and expected."""
     groups = _groups(names)
-    done, total = 0, 2 * len(groups) + 1
+    done, total = 0, len(groups) + 1
 
     def measure(exchanged: Collection[str]) -> float:
         nonlocal done
@@ -77,14 +69,13 @@ def measure_shares(
         return kl
 
     def share(of: Sequence[str], layer: int, part: str) -> Share:
-        others = [name for name in names if name not in of]
-        return Share(tuple(of), layer, part, measure(of), whole - measure(others))
+        return Share(tuple(of), layer, part, measure(of))
 
     whole = measure(names) if names else 0.0
     shares = [share(of, layer, part) for (layer, part), of in groups.items()]
     least = SMALL * sum(of.kl for of in shares)
     large = [of for of in shares if len(of.names) > 1 and of.kl >= least > 0]
-    total += 2 * sum(len(group.names) for group in large)
+    total += sum(len(group.names) for group in large)
     for group in large:
         parts = [share([name], group.layer, role_of(name)) for name in group.names]
         at = shares.index(group)

@@ -1,0 +1,325 @@
+"""The tables and charts of a comparison node by node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from converters.report.charts import Chart, lines_by_layer, map_by_layer
+from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.diverge.error import TensorError
+from llamacpp_instr.diverge.run import Divergences
+from llamacpp_instr.diverge.shares import Share, Shares
+from llamacpp_instr.model.file import role_of
+
+MOST = 10
+"""rows of a table of the worst, in text"""
+MOST_SHARES = 20
+_NEVER_ZERO = 1e-12
+"""A map shows a smaller error as this: its colours are those of the logarithm."""
+
+
+def first_beyond(errors: Sequence[TensorError], bound: float) -> TensorError | None:
+    """The first tensor whose relative error is larger in a part of the tokens, in the order in
+    which they are computed: what a later part reads from the cache or from a recurrent state was
+    computed in an earlier one."""
+    for part in range(max((len(e.parts) for e in errors), default=0)):
+        for e in errors:
+            if part < len(e.parts) and e.parts[part] > bound:
+                return e
+    return None
+
+
+def divergence_reports(
+    found: Divergences, a: Path, b: Path, bound: float, every_row: bool
+) -> list[Report]:
+    """By layer; the ops that add the most error; outlier channels; positions; the shares, if they
+    were measured; and last, with `every_row`, all tensors. Without it, long tables have their worst
+    rows only."""
+    most = None if every_row else MOST
+    reports = [
+        _by_layer(found, a, b, bound),
+        _worst(found.errors, most),
+        _channels(found.errors, most),
+        _positions(found, most),
+    ]
+    if found.shares is not None:
+        reports.append(_shares(found.shares, None if every_row else MOST_SHARES))
+    return [*reports, all_tensors(found.errors)] if every_row else reports
+
+
+def all_tensors(errors: Sequence[TensorError]) -> Report:
+    """A row for each tensor, in the order in which they are computed."""
+    columns = [
+        Column("tensor"),
+        Column("op"),
+        Column("layer", "layer"),
+        Column("block"),
+        Column("relative error", "number"),
+        Column("NMSE", "number"),
+        Column("cosine", "cosine"),
+        Column("added", "number"),
+        Column("elements", "count"),
+        Column("reads"),
+    ]
+    added = _added(errors)
+    rows: list[list[Cell]] = [
+        [
+            _name(e), e.op, e.layer, e.block, e.relative, e.nmse, e.cosine, added[i], e.n,
+            ", ".join(e.weights),
+        ]
+        for i, e in enumerate(errors)
+    ]  # fmt: skip
+    return Report("All tensors, in the order in which they are computed", columns, rows, labels=2)
+
+
+def divergence_charts(found: Divergences) -> list[Chart]:
+    """Maps of layers by tensors, coloured by error and by share; errors along the layers."""
+    of_layers = [e for e in found.errors if e.layer >= 0 and not e.is_index]
+    layers = sorted({e.layer for e in of_layers})
+    names = [shown(layer, "layer") for layer in layers]
+    if not layers:
+        return []
+    labels = list(dict.fromkeys(_label(e) for e in of_layers))
+    of = {(e.layer, _label(e)): max(e.relative, _NEVER_ZERO) for e in of_layers}
+    charts = [
+        map_by_layer(
+            "Relative error: layers by tensors",
+            "tensor, in the order in which they are computed",
+            names,
+            [[of.get((layer, label)) for label in labels] for layer in layers],
+            labels,
+        ),
+        lines_by_layer(
+            "Relative error along the layers",
+            "relative error",
+            names,
+            {
+                f"after {what}": [_end(of_layers, layer, what) for layer in layers]
+                for what in ("attention", "feed-forward")
+            },
+        ),
+    ]
+    shares = found.shares
+    if shares is not None and any(share.layer >= 0 for share in shares.shares):
+        parts = {
+            (share.layer, role_of(name)): share.kl / len(share.names)
+            for share in shares.shares
+            for name in share.names
+            if share.layer >= 0
+        }
+        roles = list(dict.fromkeys(role for _, role in parts))
+        charts.append(
+            map_by_layer(
+                "Share of the KL divergence in nats: layers by weights",
+                "weight",
+                names,
+                [[parts.get((layer, role)) for role in roles] for layer in layers],
+                roles,
+            )
+        )
+    return charts
+
+
+def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
+    errors = found.errors
+    layers = sorted({e.layer for e in errors if e.layer >= 0})
+    rows: list[list[Cell]] = []
+    before: float | None = None
+    for layer in layers:
+        own = [e for e in errors if e.layer == layer]
+        end = own[-1]
+        growth = end.relative / before if before and math.isfinite(before) else None
+        rows.append(
+            [
+                layer, _end(own, layer, "attention"), _end(own, layer, "feed-forward"),
+                end.relative, growth, end.cosine,
+            ]
+        )  # fmt: skip
+        before = end.relative
+    columns = [
+        Column("layer", "layer"),
+        Column("after attention", "number"),
+        Column("after feed-forward", "number"),
+        Column("at its end", "number"),
+        Column("growth", "ratio"),
+        Column("cosine", "cosine"),
+    ]
+    first = first_beyond(errors, bound)
+    title = f"No tensor differs by more than {bound:g}"
+    if first is not None:
+        title = f"The first op beyond {bound:g} is {_name(first)} ({first.op})"
+        if first.weights:
+            title += f", which reads {', '.join(first.weights)}"
+    report = Report(title, columns, rows)
+    report.notes = [
+        f"A is {a}, B is {b}.",
+        "The relative error is the norm of the difference, in norms of A's values: the root of the"
+        " NMSE.",
+    ]
+    if first is not None:
+        report.figures["first beyond the bound"] = (_number(first.relative), "number")
+        report.notes.append(
+            f"The relative error of {_name(first)} is {shown(first.relative, 'number')}."
+        )
+    known = found.kl[np.isfinite(found.kl)]
+    if len(known):
+        kl = float(known.mean(dtype=np.float64))
+        report.figures["KL divergence"] = (kl, "nats")
+        report.notes.append(
+            f"The KL divergence of B from A is {shown(kl, 'nats')} nats, the mean of"
+            f" {len(known):,} tokens."
+        )
+    else:
+        report.notes.append("A or B has logits that are no numbers: there is no KL divergence.")
+    report.figures["values in memory"] = (found.most_bytes, "bytes")
+    report.notes += found.notes
+    return report
+
+
+def _worst(errors: Sequence[TensorError], most: int | None) -> Report:
+    added = _added(errors)
+    order = [i for i, of in enumerate(added) if of]
+    order.sort(key=lambda i: -(added[i] or 0.0))
+    columns = [
+        Column("tensor"),
+        Column("op"),
+        Column("layer", "layer"),
+        Column("added", "number"),
+        Column("reads"),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            _name(errors[i]), errors[i].op, errors[i].layer, added[i],
+            ", ".join(errors[i].weights),
+        ]
+        for i in order[:most]
+    ]  # fmt: skip
+    report = Report("Ops that add the most error", columns, rows)
+    report.notes.append(
+        "added: the error that is not that of the op's sources; with it, their squares give the"
+        " square of the relative error."
+    )
+    return report
+
+
+def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
+    """The worst channel of each tensor that has channels."""
+    rows: list[list[Cell]] = []
+    for e in errors:
+        if e.channels is None or not e.error:
+            continue
+        worst = int(e.channels[0].argmax())
+        share = float(e.channels[0][worst]) / e.error
+        own = float(e.channels[1][worst])
+        relative = math.sqrt(float(e.channels[0][worst]) / own) if own else math.inf
+        rows.append([_name(e), e.layer, worst, share, share * e.channels.shape[1], relative])
+    rows.sort(key=lambda row: -float(row[4] or 0))
+    columns = [
+        Column("tensor"),
+        Column("layer", "layer"),
+        Column("channel", "count"),
+        Column("squared error", "fraction"),
+        Column("× mean", "number"),
+        Column("relative error", "number"),
+    ]
+    report = Report("Outlier channels", columns, rows[:most])
+    report.notes.append(
+        "The channel of each tensor that has most of its squared error: its part of that of all"
+        " channels, and how often it is their mean."
+    )
+    return report
+
+
+def _positions(found: Divergences, most: int | None) -> Report:
+    ends = [e for e in found.errors if e.rows]
+    along = np.concatenate(ends[-1].rows, axis=1) if ends else np.zeros((2, 0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.sqrt(along[0] / along[1])
+    order = np.argsort(-np.nan_to_num(found.kl, nan=-1.0), kind="stable")[:most]
+    columns = [
+        Column("token"),
+        Column("position", "count"),
+        Column("KL divergence", "nats"),
+        Column("error of the last layer", "number"),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            found.tokens[i], found.positions[i], _number(float(found.kl[i])),
+            _number(float(relative[i])) if i < len(relative) else None,
+        ]
+        for i in map(int, order)
+    ]  # fmt: skip
+    return Report("Positions that suffer most", columns, rows, labels=2)
+
+
+def _shares(shares: Shares, most: int | None) -> Report:
+    total = shares.sum
+    rows: list[list[Cell]] = [
+        [
+            _weights(share), share.layer, share.kl, share.kl / total if total > 0 else None,
+        ]
+        for share in sorted(shares.shares, key=lambda share: -share.kl)[:most]
+    ]  # fmt: skip
+    columns = [
+        Column("weight of B"),
+        Column("layer", "layer"),
+        Column("KL divergence", "nats"),
+        Column("share", "share"),
+    ]
+    report = Report("Why: the KL divergence of A with weights of B", columns, rows, labels=2)
+    report.figures = {
+        "sum": (total, "nats"),
+        "all exchanged": (shares.whole, "nats"),
+        "exchanges": (shares.exchanges, "count"),
+    }
+    if not shares.shares:
+        report.notes.append("All weights are the same.")
+        return report
+    of_whole = f", {100 * total / shares.whole:.0f} % of it" if shares.whole > 0 else ""
+    report.notes.append(
+        f"With all weights of B it is {shown(shares.whole, 'nats')} nats; the shares add up to"
+        f" {shown(total, 'nats')}{of_whole}."
+    )
+    report.notes.append(
+        f"{shares.exchanges:,} exchanges were measured; groups of less than 1 % were not divided."
+    )
+    return report
+
+
+def _weights(share: Share) -> str:
+    n = len(share.names)
+    return share.names[0] if n == 1 else f"{share.part}: {n} weights"
+
+
+def _added(errors: Sequence[TensorError]) -> list[float | None]:
+    """For each tensor the root of the difference of the squares: of its relative error and of the
+    largest one of its sources."""
+    by_key = {e.key: e for e in errors}
+    found: list[float | None] = []
+    for e in errors:
+        before = max((by_key[key].nmse for key in e.sources if key in by_key), default=0.0)
+        known = not e.is_index and math.isfinite(before)
+        found.append(math.sqrt(max(e.nmse - before, 0.0)) if known else None)
+    return found
+
+
+def _end(errors: Sequence[TensorError], layer: int, block: str) -> float | None:
+    """The relative error of the last tensor of a block."""
+    own = [e.relative for e in errors if e.layer == layer and e.block == block and not e.is_index]
+    return own[-1] if own else None
+
+
+def _name(error: TensorError) -> str:
+    return error.key.name + (f" #{error.key.place + 1}" if error.key.place else "")
+
+
+def _label(error: TensorError) -> str:
+    return _name(error).replace(f"-{error.layer}", "", 1)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
