@@ -24,8 +24,8 @@ def check_pair(a: ModelFile, b: ModelFile, options: OutputOptions) -> list[str]:
     one, other = (
         {k: v for k, v in of.metadata.items() if k.startswith(f"{arch}.")} for of in (a, b)
     )
-    for key in one.keys() & other.keys():
-        if one[key] != other[key] and key.removeprefix(f"{arch}.") not in _FREE:
+    for key in one:
+        if key in other and one[key] != other[key] and key.removeprefix(f"{arch}.") not in _FREE:
             raise UsageError(
                 f"{a.path} and {b.path} have different hyper-parameters: {key} is {one[key]} and"
                 f" {other[key]}"

@@ -66,6 +66,58 @@ class Divergences:
     """of values that were in memory at once"""
 
 
+class Pair:
+    """Two models in memory, and the tokens that both compute."""
+
+    def __init__(
+        self,
+        models: Sequence[LoadedModel],
+        chunks: Sequence[Sequence[int]],
+        options: DivergeOptions,
+    ) -> None:
+        self.models, self.chunks = models, chunks
+        ctx = max(map(len, chunks))
+        ubatch = min(ctx, MAX_UBATCH)
+        self.choice = ContextOptions(ctx=ctx, batch=ubatch, ubatch=ubatch, threads=options.threads)
+        self.comparison = Comparison([str(model.path) for model in models], options.memory)
+
+    def compare(self, on_progress: OnProgress) -> int:
+        """Compares all tokens; returns the most bytes of values that were in memory. `on_progress`
+        gets tokens computed and in total."""
+        return _compare(self.models, self.chunks, self.choice, self.comparison, on_progress)
+
+    def mixer(self) -> Mixer:
+        """Measures mixtures, after `compare`, which finds the weights. Use it in a `with` block."""
+        return Mixer(self.models[0], self.comparison.weights, self.chunks, self.choice)
+
+    def texts(self) -> list[str]:
+        """Of all tokens."""
+        model = self.models[0]
+        return [
+            model.token_text(token) if model.has_tokenizer else str(token)
+            for chunk in self.chunks
+            for token in chunk
+        ]
+
+
+@contextmanager
+def opened_pair(
+    a: ModelFile, b: ModelFile, text: str | None, options: DivergeOptions
+) -> Iterator[Pair]:
+    """Loads both models. They compute the first tokens of `text`, or tokens that A writes. Raises
+    `UsageError` for models or a text that cannot be used, `InstrError` if one fails inside."""
+    read = None
+    if text is not None:
+        [read] = tokenize(a.path, [text], parse_special=False)
+        if not read:
+            raise UsageError("the text is empty; give a text of at least one token")
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (f"{a.path}, {b.path}", 1)))
+        models = [open_model(stack, file, log) for file in (a, b)]
+        yield Pair(models, _chunks(models[0], read, options), options)
+
+
 def compare_models(
     a: ModelFile,
     b: ModelFile,
@@ -81,35 +133,16 @@ def compare_models(
     `on_progress` gets tokens computed, `on_exchange` exchanges made, each with the total. Raises
     `UsageError` for models that differ in more than their weights, `InstrError` if one fails.
     """
-    chosen = OutputOptions(threads=options.threads)
-    notes = check_pair(a, b, chosen)
-    read = None
-    if text is not None:
-        [read] = tokenize(a.path, [text], parse_special=False)
-        if len(read) < options.tokens:
-            notes.append(f"The text has only {len(read):,} tokens.")
-        if not read:
-            raise UsageError("the text is empty; give a text of at least one token")
-    interrupt = Interrupt()
-    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
-        stack.enter_context(last_words(lambda: (f"{a.path}, {b.path}", 1)))
-        models = [open_model(stack, file, log) for file in (a, b)]
-        chunks = _chunks(models[0], read, options)
-        ctx = max(map(len, chunks))
-        ubatch = min(ctx, MAX_UBATCH)
-        choice = ContextOptions(ctx=ctx, batch=ubatch, ubatch=ubatch, threads=options.threads)
-        comparison = Comparison([str(a.path), str(b.path)], options.memory)
-        most = _compare(models, chunks, choice, comparison, on_progress)
-        shares = None
+    notes = check_pair(a, b, OutputOptions(threads=options.threads))
+    with opened_pair(a, b, text, options) as pair:
+        most = pair.compare(on_progress)
+        comparison, shares, texts = pair.comparison, None, pair.texts()
         if why:
-            mixer = stack.enter_context(Mixer(models[0], comparison.weights, chunks, choice))
-            names = _that_differ(a, b, [weight.name for weight in comparison.weights])
-            shares = measure_shares(mixer.kl_of, names, on_exchange)
-        texts = [
-            models[0].token_text(token) if models[0].has_tokenizer else str(token)
-            for chunk in chunks
-            for token in chunk
-        ]
+            names = that_differ(a, b, [weight.name for weight in comparison.weights])
+            with pair.mixer() as mixer:
+                shares = measure_shares(mixer.kl_of, names, on_exchange)
+    if len(texts) < options.tokens:
+        notes.append(f"The text has only {len(texts):,} tokens.")
     for name, only in zip("AB", comparison.not_shared, strict=True):
         if only:
             notes.append(f"Only {name} computes {', '.join(sorted(only)[:3])}.")
@@ -117,7 +150,7 @@ def compare_models(
         list(comparison.errors.values()),
         np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan),
         texts,
-        [i for chunk in chunks for i in range(len(chunk))],
+        [i for chunk in pair.chunks for i in range(len(chunk))],
         notes,
         shares,
         most,
@@ -195,7 +228,7 @@ def _following(comparison: Comparison) -> Iterator[None]:
         yield
 
 
-def _that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:
+def that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:
     """Those of the weights that are not the same bytes of the same type."""
     found = []
     for name in dict.fromkeys(names):

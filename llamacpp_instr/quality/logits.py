@@ -203,7 +203,8 @@ def open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
     if model.has_encoder or not model.has_decoder:
         raise UsageError(
             f"{file.path} has an encoder; only models that predict the next token from the "
-            "previous ones can be compared by their outputs (--only weights)"
+            "previous ones can be compared by their outputs"
+            " (`instr quality --only weights` compares weights)"
         )
     return model
 
@@ -234,7 +235,8 @@ def check_contexts(contexts: Sequence[Context]) -> None:
         model = context.model
         if not context.memory:
             raise UsageError(
-                f"{model.path} is an encoder; it does not predict the next token (--only weights)"
+                f"{model.path} is an encoder; it does not predict the next token"
+                " (`instr quality --only weights` compares weights)"
             )
         if model.n_vocab != reference.n_vocab:
             raise UsageError(

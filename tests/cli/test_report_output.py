@@ -32,6 +32,7 @@ REPORTS = {
     "compare": f"compare {LOG} {LOG}",
     "ops": f"ops {LOG}",
     "validate": "validate demo -n 1 --threads 1",
+    "diverge": "diverge demo demo --tokens 16 --threads 1",
     "inspect": "inspect demo",
     "memory": f"memory {LOG}",
     "blocks": f"blocks {MODEL} blk.1.q4_k.weight",

@@ -87,6 +87,10 @@ CASES: dict[tuple[str, str], list[Case]] = {
         Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.data"))
     ],
     ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
+    ("diverge", "--output"): [
+        Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}",
+             reads=("text.txt",)),
+    ],
     ("ops", "--output"): [Case("ops session.log -o {}", reads=("session.log",))],
     ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
     ("memory", "--output"): [

@@ -103,7 +103,7 @@ def test_it_fits_a_terminal_and_comes_in_every_form(instr: Instr, tmp_path: Path
         (("llama.gguf", "other.gguf"), "token 7 is '<x>' and '<7>'"),
         (
             ("bert.gguf", "bert.gguf"),
-            "an encoder; it does not predict the next token (--only weights)",
+            "an encoder; it does not predict the next token (`instr quality --only weights`",
         ),
         (("t5.gguf", "t5.gguf"), "has an encoder"),
         (("vocabulary.gguf", "vocabulary.gguf"), "only a vocabulary"),

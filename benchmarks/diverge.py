@@ -1,0 +1,153 @@
+"""What `instr diverge` costs, and how well the shares of weights predict mixtures.
+
+    python -m benchmarks.diverge cost [FOLDER]
+    python -m benchmarks.diverge shares A.gguf B.gguf
+
+`cost` writes two models of the shape of Llama-3.2-1B with random weights into FOLDER (F16 and
+Q8_0, 3 GB), and measures in turns: both run 512 tokens, and both are compared on them. Memory is
+what the process has of its own (RssAnon), sampled 50 times a second. `shares` measures the shares
+of the weights, and then 20 random mixtures, each with half of the weights of B.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.shaped_model import Shape, write_model
+from llamacpp_instr.diverge.follow import Comparison
+from llamacpp_instr.diverge.run import DivergeOptions, Pair, opened_pair, that_differ
+from llamacpp_instr.diverge.shares import measure_shares
+from llamacpp_instr.llama.engine import Context
+from llamacpp_instr.model.file import load_model_file
+
+LLAMA_1B = Shape(layers=16, width=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=32000)
+TEXT = "abcde" * 512
+"""512 tokens"""
+ROUNDS = 3
+MIXTURES = 20
+MIB = 2**20
+
+
+@dataclass
+class Cost:
+    """Of one measurement."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    own_bytes: int = 0
+    """the most at any time"""
+
+
+def main() -> None:
+    command, *names = sys.argv[1:] or [""]
+    if command == "cost" and len(names) <= 1:
+        with ExitStack() as stack:
+            made = names[0] if names else stack.enter_context(tempfile.TemporaryDirectory())
+            measure_cost(Path(made))
+    elif command == "shares" and len(names) == 2:
+        measure_mixtures(*names)
+    else:
+        sys.exit(__doc__)
+
+
+def measure_cost(folder: Path) -> None:
+    """Print time and memory of the two runs and of the comparison."""
+    folder.mkdir(exist_ok=True)
+    files = [
+        load_model_file(write_model(folder / f"1b-{kind}.gguf", LLAMA_1B, kind))
+        for kind in ("F16", "Q8_0")
+    ]
+    options = DivergeOptions()
+    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
+    with opened_pair(files[0], files[1], TEXT, options) as pair:
+        _run_both(pair)  # reads the files
+        for _ in range(ROUNDS):
+            plain = _measured(lambda: _run_both(pair))
+            pair.comparison = Comparison([str(file.path) for file in files], options.memory)
+            both = _measured(lambda: pair.compare(lambda *_: None))
+            for key, values in ratios.items():
+                values.append(getattr(both, key) / getattr(plain, key))
+            more = (both.own_bytes - plain.own_bytes) / MIB
+            print(
+                f"two runs {plain.wall:.1f} s ({plain.cpu:.1f} s CPU); compared {both.wall:.1f} s"
+                f" ({both.cpu:.1f} s CPU); {more:.0f} MiB more than the runs, of"
+                f" {options.memory // MIB} allowed",
+                flush=True,
+            )
+    for key, values in ratios.items():
+        print(f"{key}: {statistics.median(values):.2f} times the two runs (median)")
+
+
+def measure_mixtures(a: str, b: str) -> None:
+    """Print the shares' sum, and how predictions and measurements of mixtures agree."""
+    files = load_model_file(a), load_model_file(b)
+    rng = random.Random(1)
+    with opened_pair(*files, None, DivergeOptions(tokens=256)) as pair:
+        pair.compare(lambda *_: None)
+        names = that_differ(*files, [weight.name for weight in pair.comparison.weights])
+        with pair.mixer() as mixer:
+            shares = measure_shares(mixer.kl_of, names, lambda *_: None)
+            mixtures = [rng.sample(names, len(names) // 2) for _ in range(MIXTURES)]
+            real = [mixer.kl_of(mixture) for mixture in mixtures]
+    predicted = [shares.predicted(mixture) for mixture in mixtures]
+    ranks = [np.argsort(np.argsort(values)) for values in (real, predicted)]
+    print(
+        f"{len(names)} weights, {shares.exchanges} exchanges; all exchanged {shares.whole:.6f}"
+        f" nats, sum of the shares {shares.sum:.6f} ({100 * shares.sum / shares.whole:.0f} %)"
+    )
+    print(
+        f"{MIXTURES} mixtures: rank correlation {np.corrcoef(*ranks)[0, 1]:.3f},"
+        f" correlation {np.corrcoef(real, predicted)[0, 1]:.3f}"
+    )
+
+
+def _run_both(pair: Pair) -> None:
+    with ExitStack() as stack:
+        for model in pair.models:
+            context = stack.enter_context(Context(model, pair.choice))
+            for chunk in pair.chunks:
+                context.decode(chunk, all_logits=True)
+
+
+def _measured(work: Callable[[], object]) -> Cost:
+    cost = Cost()
+    with _sampled(cost):
+        begun, cpu = time.monotonic(), time.process_time()
+        work()
+        cost.wall, cost.cpu = time.monotonic() - begun, time.process_time() - cpu
+    return cost
+
+
+@contextmanager
+def _sampled(cost: Cost) -> Iterator[None]:
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.02):
+            status = Path(f"/proc/{os.getpid()}/status").read_text()
+            own = int(status.partition("RssAnon:")[2].split()[0]) * 1024
+            cost.own_bytes = max(cost.own_bytes, own)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
