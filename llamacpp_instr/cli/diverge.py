@@ -14,7 +14,7 @@ from llamacpp_instr.errors import UsageError
 @click.command(
     "diverge",
     epilog="\b\nExamples:\n  instr diverge model-F16.gguf model-Q4_K_M.gguf\n"
-    "  instr diverge model-F16.gguf model-Q4_K_M.gguf --why -o diverge.html",
+    "  instr diverge model-F16.gguf model-Q4_K_M.gguf --tokens 64 --why -o diverge.html",
 )
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from llamacpp_instr.model.file import role_of
 MOST = 10
 """rows of a table of the worst, in text"""
 MOST_SHARES = 20
+_NUMBERED = re.compile(r"node_\d+$")
 _NEVER_ZERO = 1e-12
 """A map shows a smaller error as this: its colours are those of the logarithm."""
 
@@ -83,8 +86,12 @@ def divergence_charts(found: Divergences) -> list[Chart]:
     names = [shown(layer, "layer") for layer in layers]
     if not layers:
         return []
-    labels = list(dict.fromkeys(_label(e) for e in of_layers))
-    of = {(e.layer, _label(e)): max(e.relative, _NEVER_ZERO) for e in of_layers}
+    of_each = _labels(of_layers)
+    labels = list(dict.fromkeys(of_each))
+    of = {
+        (e.layer, label): max(e.relative, _NEVER_ZERO)
+        for e, label in zip(of_layers, of_each, strict=True)
+    }
     charts = [
         map_by_layer(
             "Relative error: layers by tensors",
@@ -229,7 +236,7 @@ def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
     report = Report("Outlier channels", columns, rows[:most])
     report.notes.append(
         "The channel of each tensor that has most of its squared error: its part of that of all"
-        " channels, and how often it is their mean."
+        " channels, and how many times their mean that is."
     )
     return report
 
@@ -239,21 +246,23 @@ def _positions(found: Divergences, most: int | None) -> Report:
     along = np.concatenate(ends[-1].rows, axis=1) if ends else np.zeros((2, 0))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.sqrt(along[0] / along[1])
+    chunks = [int(n) for n in np.cumsum(np.array(found.positions) == 0)]
     order = np.argsort(-np.nan_to_num(found.kl, nan=-1.0), kind="stable")[:most]
     columns = [
         Column("token"),
+        Column("chunk", "count"),
         Column("position", "count"),
         Column("KL divergence", "nats"),
         Column("error of the last layer", "number"),
     ]
     rows: list[list[Cell]] = [
         [
-            found.tokens[i], found.positions[i], _number(float(found.kl[i])),
+            found.tokens[i], chunks[i], found.positions[i], _number(float(found.kl[i])),
             _number(float(relative[i])) if i < len(relative) else None,
         ]
         for i in map(int, order)
     ]  # fmt: skip
-    return Report("Positions that suffer most", columns, rows, labels=2)
+    return Report("Positions that suffer most", columns, rows, labels=3)
 
 
 def _shares(shares: Shares, most: int | None) -> Report:
@@ -317,8 +326,19 @@ def _name(error: TensorError) -> str:
     return error.key.name + (f" #{error.key.place + 1}" if error.key.place else "")
 
 
-def _label(error: TensorError) -> str:
-    return _name(error).replace(f"-{error.layer}", "", 1)
+def _labels(errors: Sequence[TensorError]) -> list[str]:
+    """What each tensor is called in every layer: its name without the layer; of one that llama.cpp
+    only numbers (`node_21`), its op."""
+    seen: Counter[tuple[int, str]] = Counter()
+    labels = []
+    for e in errors:
+        label = _name(e).replace(f"-{e.layer}", "", 1)
+        if _NUMBERED.match(e.key.name):
+            seen[e.layer, e.op] += 1
+            n = seen[e.layer, e.op]
+            label = e.op + (f" #{n}" if n > 1 else "")
+        labels.append(label)
+    return labels
 
 
 def _number(value: float) -> float | None:
