@@ -58,7 +58,7 @@ class Comparison:
         self._ends: set[int] = set()
         self._weights: dict[tuple[Key, int], tuple[str, int]] = {}
 
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+    def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
         """All nodes that run, without those that only write into a cache. Raises `UsageError` if
         their values do not fit into memory."""
         seen: dict[str, int] = {}
@@ -76,8 +76,11 @@ class Comparison:
             sizes = [4 * int(np.prod(node.shape)) for node in chosen]
             self.n_bytes = sum(sizes) + _AT_WORK * max(sizes, default=0)
             if self.n_bytes > self.max_bytes:
-                mib = -(-self.n_bytes // 2**20)
-                raise UsageError(f"the values of one token take {mib:,} MiB; give --memory {mib}")
+                mib, n = -(-self.n_bytes // 2**20), ubatch.n_tokens
+                raise UsageError(
+                    f"the values of {n} token{'s' if n > 1 else ''} take {mib:,} MiB; give --memory"
+                    f" {mib} or more"
+                )
         for node in chosen:
             key = every[node.index]
             if key not in self.errors and not self.of_b:

@@ -18,6 +18,7 @@ from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.diverge.error import Key, TensorError
 from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models, opened_pair
 from llamacpp_instr.diverge.shares import measure_shares
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, run
 from tests.kit.gguf_files import save
@@ -233,3 +234,9 @@ def test_json_has_every_tensor(tmp_path: Path) -> None:
     assert reports[0]["title"].startswith("The first op beyond 0 is embd (GET_ROWS)")
     assert len(reports[-1]["rows"]) == 74
     assert reports[0]["figures"]["KL divergence"]["value"] > 0
+
+
+@pytest.mark.native
+def test_too_little_memory_for_one_token_is_told() -> None:
+    with pytest.raises(UsageError, match=r"the values of 1 token take 1 MiB; give --memory 1 or"):
+        compared(quantized_demo("Q8_0"), memory=1000)

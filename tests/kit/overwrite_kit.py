@@ -144,6 +144,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
 }  # fmt: skip
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
+    ("diverge", "--text"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
