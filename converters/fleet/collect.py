@@ -1,0 +1,150 @@
+"""Puts logs into a data set, each once; logs that have grown replace what was there of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from converters.fleet.dataset import LogFiles, Place, known_logs, only_writer, open_dataset
+from converters.fleet.rows import LogRows, name_of
+from converters.fleet.sources import Source
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.reader import LogEnd, read_events
+from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.schema import SessionStart
+
+Fate = Literal["new", "grown", "unchanged", "copy", "damaged"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a source."""
+
+    source: str
+    fate: Fate
+    said: str = ""
+    """of a damaged log, what is wrong; of others, what a reader should know"""
+    kernels: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that is needed to take one source, also in another process."""
+
+    source: Source
+    dataset: Path
+    host: str | None
+    lenient: bool
+
+
+Spread = Callable[[Callable[[Task], Taken], Sequence[Task]], Iterable[Taken]]
+"""runs a function on each task, in any order"""
+
+
+def collect(
+    sources: Sequence[Source],
+    dataset: Path,
+    host: str | None,
+    lenient: bool,
+    on_progress: OnProgress,
+    spread: Spread = map,
+) -> Iterator[Taken]:
+    """Takes every source that is new or has changed; yields what became of each. `on_progress` gets
+    sources done and in total. Raises UsageError if the data set cannot be written."""
+    open_dataset(dataset)
+    with only_writer(dataset):
+        known = known_logs(dataset).values()
+        same = {(of.source, of.size, of.version) for of in known}
+        tasks = []
+        done = 0
+        for source in sources:
+            if (source.name, source.size, source.version) in same:
+                done += 1
+                yield Taken(source.name, "unchanged")
+            else:
+                tasks.append(Task(source, dataset, host, lenient))
+        for taken in spread(take, tasks):
+            done += 1
+            on_progress(done, len(sources))
+            yield taken
+
+
+def take(task: Task) -> Taken:
+    """Takes one source."""
+    name = task.source.name
+    try:
+        with task.source.local() as path:
+            try:
+                return _take(task, path)
+            except LogError as error:
+                return Taken(name, "damaged", str(error).replace(str(path), name))
+    except LogError as error:
+        return Taken(name, "damaged", str(error))
+
+
+def _take(task: Task, path: Path) -> Taken:
+    source = task.source
+    log = _log_id(path, source.name)
+    known = known_logs(task.dataset, log).get(log)
+    if known is not None and known.source != source.name and source.size <= known.size:
+        return Taken(source.name, "copy", f"the data set has it from {known.source}")
+    with LogFiles(task.dataset) as files:
+        rows = LogRows(files.write)
+        reader = read_events(path, task.lenient)
+        left_out = rows.read(reader, task.lenient)
+        assert reader.end is not None
+        start = rows.start
+        place = Place(start.time[:10], task.host or host_of(start), log)
+        files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
+        files.place(place, known.place if known else None)
+    said = reader.end.sentence() or ""
+    return Taken(source.name, "grown" if known else "new", said, rows.n_ops)
+
+
+def _log_id(path: Path, name: str) -> str:
+    """The id of a log; of a later part of a rotated one, with its number. Logs of other formats
+    have none, so they are told by their names."""
+    _, start = next(iter(read_events(path)), (0, None))
+    if not isinstance(start, SessionStart) or not start.id.isalnum():
+        return hashlib.sha256(name.encode()).hexdigest()[:16]
+    return start.id if start.part == 1 else f"{start.id}-{start.part}"
+
+
+def host_of(start: SessionStart) -> str:
+    """What a machine is called if nobody named it: logs have no host names."""
+    host = start.host
+    return f"{host.cpu or 'unknown'}, {host.cores} cores, {host.memory / 2**30:.0f} GiB"
+
+
+def _log_row(
+    rows: LogRows, source: Source, log: str, end: LogEnd, left_out: int
+) -> dict[str, object]:
+    start = rows.start
+    return {
+        "log": log,
+        "source": source.name,
+        "size": source.size,
+        "version": source.version,
+        "part": start.part,
+        "time": start.wall // 1000,
+        "cpu": start.host.cpu,
+        "cores": start.host.cores,
+        "memory": start.host.memory,
+        "os": start.host.os,
+        "level": start.level,
+        "perturbed": start.perturbed,
+        "build": start.producer.llama_cpp,
+        "llama_cpp": start.producer.commit,
+        "patches": start.producer.patches,
+        "models": sorted({name_of(model) for model in rows.models.values()}),
+        "state": end.state,
+        "left_out": end.skipped + left_out,
+        "steps": rows.n_steps,
+        "failed": rows.n_failed,
+        "warm_up": rows.n_warm_up,
+        "kernels": rows.n_ops,
+        "requests": rows.n_requests,
+    }

@@ -1,0 +1,104 @@
+"""The data set as tables of DuckDB: `logs`, `steps`, `ops`, `requests`, and views upon them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converters.fleet.buckets import GROWTH
+from converters.fleet.dataset import FORMAT, TABLES, schema_of
+from llamacpp_instr.errors import UsageError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+OF_LOGS = ("build", "llama_cpp", "level", "perturbed")
+"""columns of `logs` that the other tables have, too"""
+
+_VIEWS = {
+    "hosts": """
+        select host, any_value(cpu) as cpu, any_value(cores) as cores, any_value(memory) as memory,
+            any_value(os) as os, count(*) as logs, min(time) as first, max(time) as last,
+            sum(steps)::bigint as steps, sum(kernels)::bigint as kernels
+        from logs group by host""",
+    "op_percentiles": """
+        with counted as (
+            select host, build, model, threads, phase, op, bucket, sum(kernels) as kernels,
+                sum(ns) as ns
+            from ops group by all
+        ), running as (
+            select *, sum(kernels) over (of_op order by bucket) as upto,
+                sum(kernels) over (partition by host, build, model, threads, phase, op) as total
+            from counted
+            window of_op as (partition by host, build, model, threads, phase, op)
+        )
+        select host, build, model, threads, phase, op, any_value(total)::bigint as kernels,
+            sum(ns)::bigint as ns, sum(ns) / any_value(total) as mean_ns,
+            middle_ns(min(bucket) filter (upto >= 0.5 * total)) as p50_ns,
+            middle_ns(min(bucket) filter (upto >= 0.9 * total)) as p90_ns,
+            middle_ns(min(bucket) filter (upto >= 0.99 * total)) as p99_ns
+        from running group by host, build, model, threads, phase, op""",
+}
+
+
+def open_database(dataset: Path) -> DuckDBPyConnection:
+    """A connection whose tables are those of the data set, read from its files when they are asked
+    for. Raises UsageError if `dataset` is none, or if duckdb is missing."""
+    try:
+        import duckdb
+    except ImportError:
+        raise UsageError('SQL needs DuckDB: pip install "llamacpp-instr[fleet]"') from None
+    mark = dataset / "_format"
+    if not mark.is_file() or mark.read_text() != FORMAT:
+        raise UsageError(f"{dataset} is no data set; make one with instr collect")
+    connection = duckdb.connect()
+    connection.execute(
+        "create macro middle_ns(bucket) as case when bucket <= 1 then bucket::double"
+        f" else {2 / (1 + GROWTH)!r} * pow({GROWTH!r}, bucket - 1) end"
+    )
+    for table in TABLES:
+        _create(connection, dataset, table)
+    for name, view in _VIEWS.items():
+        connection.execute(f"create view {name} as {view}")
+    return connection
+
+
+def _create(connection: DuckDBPyConnection, dataset: Path, table: str) -> None:
+    pattern = dataset / table / "*" / "*" / "*.parquet"
+    source = "rows_of_no_log"
+    if any((dataset / table).glob("*/*/*.parquet")):
+        source = (
+            f"read_parquet({_quoted(str(pattern))}, hive_partitioning = true,"
+            " hive_types = {'date': date, 'host': varchar})"
+        )
+    else:
+        import pyarrow as pa
+
+        schema = schema_of(table).append(pa.field("date", pa.date32()))
+        empty = schema.append(pa.field("host", pa.string())).empty_table()
+        source = f"no_{table}"
+        connection.register(source, empty)
+    columns = f"select * from {source}"
+    if table != "logs":  # a log counts once it has its row in `logs`
+        columns = (
+            f"select of_log.*, {', '.join(f'logs.{name}' for name in OF_LOGS)}"
+            f" from {source} as of_log join logs using (log)"
+        )
+    connection.execute(f"create view {table} as {columns}")
+
+
+def ask(connection: DuckDBPyConnection, sql: str) -> tuple[list[tuple[str, str]], list[Any]]:
+    """Name and type of each column, and the rows. Raises UsageError for SQL that is wrong."""
+    import duckdb
+
+    try:
+        found = connection.execute(sql)
+        columns = [(of[0], str(of[1])) for of in found.description or ()]
+        return columns, found.fetchall()
+    except duckdb.Error as error:
+        raise UsageError(" ".join(str(error).split())) from None
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"

@@ -1,0 +1,187 @@
+"""The files of a data set: DATASET/<table>/date=YYYY-MM-DD/host=NAME/<log>.parquet.
+
+Invariant: a log is in the data set if and only if its file in `logs` is there, which is written
+last and removed first. A file has its name only when it is complete; a name that begins with `.`
+or `_` is none of the data set, as for Spark and Hive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from converters.exports.table_files import check_pyarrow
+from llamacpp_instr.errors import InstrError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = "llamacpp-instr fleet 1"
+_TIME = "timestamp"
+"""UTC, in µs: not every engine reads ns"""
+_COLUMNS: dict[str, dict[str, str]] = {
+    "logs": {
+        "log": "text", "source": "text", "size": "int", "version": "text", "part": "int",
+        "time": _TIME, "cpu": "text", "cores": "int", "memory": "int", "os": "text",
+        "level": "text", "perturbed": "bool", "build": "text", "llama_cpp": "text",
+        "patches": "text", "models": "texts", "state": "text", "left_out": "int",
+        "steps": "int", "failed": "int", "warm_up": "int", "kernels": "int", "requests": "int",
+    },
+    "steps": {
+        "log": "text", "ctx": "int", "model": "text", "threads": "int", "step": "int",
+        "phase": "text", "tokens": "int", "outputs": "int", "sequences": "int", "position": "int",
+        "time": _TIME, "ns": "int", "prepare_ns": "int", "readback_ns": "int", "counted": "bool",
+    },
+    "ops": {
+        "log": "text", "ctx": "int", "model": "text", "threads": "int", "phase": "text",
+        "op": "text", "block": "text", "bucket": "int", "kernels": "int", "ns": "int",
+    },
+    "requests": {
+        "log": "text", "ctx": "int", "model": "text", "threads": "int", "sequence": "int",
+        "name": "text", "time": _TIME, "ns": "int", "queued_ns": "int", "first_token_ns": "int",
+        "between_tokens_ns": "float", "prompt": "int", "reused": "int", "output": "int",
+    },
+}  # fmt: skip
+TABLES = tuple(_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of a log are."""
+
+    date: str
+    host: str
+    log: str
+
+    def path(self, dataset: Path, table: str) -> Path:
+        """The file of a table."""
+        folder = dataset / table / f"date={self.date}" / f"host={quote(self.host, safe=' @')}"
+        return folder / f"{self.log}.parquet"
+
+
+def schema_of(table: str) -> pa.Schema:
+    """The columns of a table, without those of its folders (date and host)."""
+    import pyarrow as pa
+
+    types = {
+        "text": pa.string(), "texts": pa.list_(pa.string()), "int": pa.int64(),
+        "float": pa.float64(), "bool": pa.bool_(), _TIME: pa.timestamp("us"),
+    }  # fmt: skip
+    return pa.schema([(name, types[kind]) for name, kind in _COLUMNS[table].items()])
+
+
+def open_dataset(path: Path) -> None:
+    """Creates a data set, or checks that `path` is one. Raises UsageError if it is something else,
+    or if pyarrow is missing."""
+    check_pyarrow()
+    mark = path / "_format"
+    if mark.is_file():
+        if mark.read_text() != FORMAT:
+            raise UsageError(f"{path}: a data set of another version; collect into a new one")
+        return
+    begun = path / "_format.part"
+    if path.exists() and (not path.is_dir() or set(path.iterdir()) - {begun}):
+        raise UsageError(f"{path} exists and is no data set of instr collect; name another")
+    try:
+        path.mkdir(exist_ok=True)
+        begun.write_text(FORMAT)
+        begun.replace(mark)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+class LogFiles:
+    """The files of one log while they are written; `with` removes what is not complete."""
+
+    def __init__(self, dataset: Path) -> None:
+        self._dataset = dataset
+        self._writers: dict[str, Any] = {}
+        self._parts: dict[str, Path] = {}
+
+    def __enter__(self) -> LogFiles:
+        return self
+
+    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Appends rows to a table."""
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+
+        schema = schema_of(table)
+        if table not in self._writers:
+            part = self._dataset / f".{table}-{secrets.token_hex(8)}.part"
+            self._parts[table] = part
+            self._writers[table] = ParquetWriter(part, schema, compression="zstd")
+        self._writers[table].write_table(pa.Table.from_pylist(rows, schema))
+
+    def place(self, place: Place, replaced: Place | None) -> None:
+        """Gives the files their names. Those of an earlier state of the log vanish."""
+        for writer in self._writers.values():
+            writer.close()
+        if replaced is not None:
+            remove(self._dataset, replaced)
+        for table in reversed(TABLES):  # `logs` last
+            if table in self._parts:
+                path = place.path(self._dataset, table)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._parts.pop(table).replace(path)
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.is_open = False  # or its destructor writes a footer
+        for part in self._parts.values():
+            part.unlink(missing_ok=True)
+
+
+def remove(dataset: Path, place: Place) -> None:
+    """Removes a log."""
+    for table in TABLES:  # `logs` first
+        place.path(dataset, table).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A log that the data set has."""
+
+    place: Place
+    source: str
+    size: int
+    version: str
+
+
+def known_logs(dataset: Path, log: str = "*") -> dict[str, Known]:
+    """The logs of the data set, or one of them, by id. Raises InstrError for a damaged file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = {}
+    for path in sorted((dataset / "logs").glob(f"date=*/host=*/{log}.parquet")):
+        try:
+            table = pq.ParquetFile(path).read(columns=["source", "size", "version"])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InstrError(f"{path}: {error}; remove it and collect again") from None
+        (row,) = table.to_pylist()
+        host, date = path.parent.name, path.parent.parent.name
+        place = Place(date.partition("=")[2], unquote(host.partition("=")[2]), path.stem)
+        found[path.stem] = Known(place, row["source"], row["size"], row["version"])
+    return found
+
+
+@contextlib.contextmanager
+def only_writer(dataset: Path) -> Iterator[None]:
+    """Nobody else collects into the data set meanwhile. Removes what a killed process left. Raises
+    UsageError if somebody does."""
+    import fcntl
+
+    with (dataset / "_lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{dataset}: another instr collect is writing to it") from None
+        for part in dataset.glob(".*.part"):
+            part.unlink(missing_ok=True)
+        yield

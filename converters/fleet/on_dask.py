@@ -1,0 +1,31 @@
+"""Work on the workers of a Dask scheduler, which see the same files under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from llamacpp_instr.errors import UsageError
+
+Of = TypeVar("Of")
+Result = TypeVar("Result")
+
+
+def on_dask(address: str, function: Callable[[Of], Result], of: Sequence[Of]) -> Iterator[Result]:
+    """The results, as they come. Raises UsageError if there is no scheduler at `address`, or if
+    Dask is missing."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise UsageError('--dask needs Dask: pip install "llamacpp-instr[dask]"') from None
+    try:
+        client: Any = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"--dask {address}: no scheduler answers ({error})") from None
+    with client:
+        futures = client.map(function, of, pure=False)
+        try:
+            for future in as_completed(futures):  # type: ignore[no-untyped-call]
+                yield future.result()
+        finally:
+            client.cancel(futures)

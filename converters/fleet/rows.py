@@ -1,0 +1,308 @@
+"""One log as rows of the data set, from its events in order.
+
+Invariant: memory does not grow with the log. `steps` and `requests` come in pieces of PIECE rows;
+`ops` has one row for each op and bucket of durations. A step counts unless it failed or was part of
+a warm-up run, as in `instr stats`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from converters.fleet.buckets import N_BUCKETS, Int64, bucket_of
+from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.requests import Request, RequestFinder, parts_of
+from llamacpp_instr.log.resolve import Resolver, Takers
+from llamacpp_instr.log.steps import WARM_UP
+from llamacpp_instr.log.waits import LatestSteps
+from llamacpp_instr.schema import (
+    Context,
+    Mark,
+    Model,
+    Ops,
+    SessionEnd,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+    Sync,
+    Token,
+)
+
+PIECE = 1 << 16
+"""rows of a table that are in memory at once"""
+BATCH = 256
+"""computes of one plan whose durations are counted at once"""
+PLANS = 1024
+"""after so many, those that the log cannot name any more are forgotten"""
+
+Row = dict[str, Any]
+Write = Callable[[str, list[Row]], object]
+
+
+@dataclass
+class _Counts:
+    """Durations of one op in one phase of a context."""
+
+    buckets: Int64 = field(default_factory=lambda: np.zeros(N_BUCKETS, np.int64))
+    ns: Int64 = field(default_factory=lambda: np.zeros(N_BUCKETS, np.int64))
+
+
+@dataclass
+class _Open:
+    """A step that has not ended, and the kernels of its computes on thread 0."""
+
+    begin: StepBegin
+    warm_up: bool
+    ops: list[tuple[int, Int64, list[int]]] = field(default_factory=list)
+    """plan, number of each kernel's name, durations"""
+
+
+@dataclass
+class _Waiting:
+    """Durations of computes of one plan that are not counted yet."""
+
+    names: Int64
+    durations: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class _Ended:
+    """A step whose result may not be there yet."""
+
+    begin: StepBegin
+    end: StepEnd
+    warm_up: bool
+
+
+class LogRows:
+    """Takes the events of a log and hands rows to `write`, which gets the name of a table."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._refs = Resolver()
+        self._rows: dict[str, list[Row]] = defaultdict(list)
+        self._open: dict[int, _Open] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._plans: dict[int, Int64] = {}
+        self._waiting: dict[tuple[int, str, int], _Waiting] = {}
+        self._counts: dict[tuple[int, str], dict[int, _Counts]] = defaultdict(dict)
+        self._finder = RequestFinder(self._found, _forget_steps)
+        self._latest: LatestSteps[_Ended] = LatestSteps(self._settled)
+        self.start: SessionStart
+        self.end: SessionEnd | None = None
+        self.models: dict[int, Model] = {}
+        self.contexts: dict[int, Context] = {}
+        self.n_steps = self.n_failed = self.n_warm_up = self.n_ops = self.n_requests = 0
+
+    def read(self, reader: EventReader, lenient: bool) -> int:
+        """Reads the whole log; returns how many damaged events were left out. Raises `LogError`
+        like `Resolver.feed`."""
+        takers: Takers = {
+            SessionStart: self._session_start,
+            SessionEnd: self._session_end,
+            Model: self._model,
+            Context: self._context,
+            StepBegin: self._step_begin,
+            StepEnd: self._step_end,
+            Sync: self._latest.wait,
+            Ops: self._ops,
+            Token: self._token,
+            Mark: self._mark,
+        }
+        left_out = self._refs.feed(reader, takers, lenient)
+        self._latest.settle_all()
+        self._finder.finish()
+        for key in list(self._waiting):
+            self._count(key)
+        self._rows["ops"] = list(self._op_rows())
+        for name in self._rows:
+            self._flush(name)
+        return left_out
+
+    # --- facts ---
+
+    def _session_start(self, start: SessionStart) -> None:
+        self.start = start
+
+    def _session_end(self, end: SessionEnd) -> None:
+        self.end = end
+
+    def _model(self, model: Model) -> None:
+        self.models[model.model] = model
+
+    def _context(self, context: Context) -> None:
+        self.contexts[context.ctx] = context
+
+    def _of_context(self, ctx: int, phase: str) -> Row:
+        """What every row of a context has."""
+        context = self.contexts[ctx]
+        threads = context.n_threads if phase == "decode" else context.n_threads_batch
+        return {"ctx": ctx, "model": name_of(self.models[context.model]), "threads": threads}
+
+    def _time(self, t: int) -> int:
+        """µs since 1970, UTC."""
+        return (self.start.wall + t - self.start.t) // 1000
+
+    # --- steps and requests ---
+
+    def _step_begin(self, step: StepBegin) -> None:
+        self._latest.settle(step.ctx)
+        warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
+        self._open[step.step] = _Open(step, warm_up)
+
+    def _step_end(self, end: StepEnd) -> None:
+        opened = self._open.pop(end.step)
+        step = opened.begin
+        if end.status == 0 and not opened.warm_up:
+            for plan, names, durations in opened.ops:
+                key = step.ctx, step.name, plan
+                waiting = self._waiting.setdefault(key, _Waiting(names))
+                waiting.durations.append(durations)
+                if len(waiting.durations) >= BATCH:
+                    self._count(key)
+        self._latest.add(step.ctx, _Ended(step, end, opened.warm_up), end.t)
+
+    def _settled(self, ended: _Ended, t: int) -> None:
+        step, end = ended.begin, ended.end
+        counted = end.status == 0 and not ended.warm_up
+        self.n_steps += 1
+        self.n_failed += end.status != 0
+        self.n_warm_up += ended.warm_up and end.status == 0
+        if counted:
+            parts = parts_of(step.sequences, step.n_seqs, step.pos, step.n_tokens, step.n_outputs)
+            self._finder.step(step.step, step.ctx, step.t, t, parts)
+        self._add(
+            "steps",
+            {
+                "log": self.start.id,
+                **self._of_context(step.ctx, step.name),
+                "step": step.step,
+                "phase": step.name,
+                "tokens": step.n_tokens,
+                "outputs": step.n_outputs,
+                "sequences": step.n_seqs,
+                "position": step.pos,
+                "time": self._time(step.t),
+                "ns": t - step.t,
+                "prepare_ns": end.prepare,
+                "readback_ns": end.readback,
+                "counted": counted,
+            },
+        )
+
+    def _token(self, token: Token) -> None:
+        self._latest.settle(token.ctx)
+        self._finder.token(token.ctx, token.seq, token.step, token.t + token.dur)
+
+    def _mark(self, mark: Mark) -> None:
+        if mark.phase == "end" and mark.seq >= 0:
+            begun = self._refs.mark
+            self._finder.span(mark.seq, begun.t, mark.t, begun.name)
+
+    def _found(self, request: Request) -> None:
+        self.n_requests += 1
+        between = request.between_tokens
+        self._add(
+            "requests",
+            {
+                "log": self.start.id,
+                **self._of_context(request.ctx, "decode"),
+                "sequence": request.seq,
+                "name": request.name or None,
+                "time": self._time(request.first),
+                "ns": request.total,
+                "queued_ns": request.queued,
+                "first_token_ns": request.to_first_token,
+                "between_tokens_ns": float(np.median(between)) if len(between) else None,
+                "prompt": request.prompt,
+                "reused": request.reused,
+                "output": len(request.token_times),
+            },
+        )
+
+    # --- kernels ---
+
+    def _ops(self, event: Ops) -> None:
+        if event.thread:
+            return  # takes part in the same kernels
+        self.n_ops += len(event.dur)
+        names = self._names_of(event.plan)
+        opened = self._open.get(self._refs.compute.event.step)
+        if opened is not None:
+            opened.ops.append((event.plan, names, event.dur))
+
+    def _names_of(self, plan: int) -> Int64:
+        """The number of each kernel's name."""
+        found = self._plans.get(plan)
+        if found is None:
+            known = self._refs.plans[plan]
+            kernels = plan_kernels(known.graph.event, known.event)
+            names = zip(kernels.label, kernels.block, strict=True)
+            numbers = [self._names.setdefault(name, len(self._names)) for name in names]
+            found = self._plans[plan] = np.array(numbers, np.int64)
+            if len(self._plans) > PLANS:
+                self._plans = {n: of for n, of in self._plans.items() if n in self._refs.plans}
+                for key in list(self._waiting):
+                    self._count(key)
+        return found
+
+    def _count(self, key: tuple[int, str, int]) -> None:
+        """Adds the durations that wait."""
+        ctx, phase, _ = key
+        entry = self._waiting.pop(key)
+        names, waiting = entry.names, np.array(entry.durations, np.int64)
+        counts = self._counts[ctx, phase]
+        buckets = bucket_of(waiting)
+        for name in np.unique(names).tolist():
+            mine = names == name
+            at, ns = buckets[:, mine].ravel(), waiting[:, mine].ravel()
+            counted = counts.setdefault(name, _Counts())
+            counted.buckets += np.bincount(at, minlength=N_BUCKETS)
+            # in floats, a sum of ns is exact up to 2**53: 104 days in one batch
+            counted.ns += np.bincount(at, ns, N_BUCKETS).astype(np.int64)
+
+    def _op_rows(self) -> Iterator[Row]:
+        names = list(self._names)
+        for (ctx, phase), of_phase in self._counts.items():
+            where = self._of_context(ctx, phase)
+            for number, counted in of_phase.items():
+                op, block = names[number]
+                for bucket in np.flatnonzero(counted.buckets).tolist():
+                    yield {
+                        "log": self.start.id,
+                        **where,
+                        "phase": phase,
+                        "op": op,
+                        "block": block,
+                        "bucket": bucket,
+                        "kernels": int(counted.buckets[bucket]),
+                        "ns": int(counted.ns[bucket]),
+                    }
+
+    def _add(self, table: str, row: Row) -> None:
+        rows = self._rows[table]
+        rows.append(row)
+        if len(rows) >= PIECE:
+            self._flush(table)
+
+    def _flush(self, table: str) -> None:
+        rows, self._rows[table] = self._rows[table], []
+        if rows:
+            self._write(table, rows)
+
+
+def _forget_steps(_number: int, served: list[Request]) -> None:
+    """The finder needs only the latest step of a request."""
+    for request in served:
+        request.steps[:-1] = []
+
+
+def name_of(model: Model) -> str:
+    """What a model is called: its own name, or that of its file."""
+    return model.name or model.path.rpartition("/")[2] or model.description

@@ -1,0 +1,66 @@
+"""`instr collect LOG... -o DATASET`: many logs as one data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.cli.logs import lenient_option
+
+
+@click.command(
+    "collect",
+    epilog="\b\nExamples:\n  instr collect logs/ -o fleet\n"
+    "  instr collect 'logs/**/*.log.gz' s3://bucket/logs -o fleet",
+)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
+@click.option(
+    "--host",
+    metavar="NAME",
+    help="Name of the machine that recorded.  [default: its processor, cores and memory]",
+)
+@click.option(
+    "--dask", metavar="ADDRESS", help="Read the logs on the workers of this Dask scheduler."
+)
+@lenient_option
+def collect(
+    logs: tuple[str, ...], output: str, host: str | None, dask: str | None, lenient: bool
+) -> None:
+    """Collect many logs into one data set of Parquet files.
+
+    Reads steps, requests and the times of ops of each log, and adds them to DATASET, for `instr
+    sql` or any engine that reads Parquet. Logs that it has are skipped, logs that have grown are
+    read again. A log that is damaged is named and left out; the exit status is then 1. It may be
+    interrupted at any time: each log is in DATASET as a whole or not at all.
+
+    LOG is a file, plain or compressed (.gz, .zst), a folder, a pattern in quotes, or a URL that
+    fsspec knows, such as s3://bucket/logs. Each part of a rotated log counts as a log.
+    """
+    from collections import Counter
+    from functools import partial
+
+    from converters.fleet.collect import collect as collect_logs
+    from converters.fleet.on_dask import on_dask
+    from converters.fleet.sources import find_sources
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.terminal import notice
+
+    spread = partial(on_dask, dask) if dask else map
+    sources = find_sources(logs)
+    fates: Counter[str] = Counter()
+    kernels = 0
+    with progress_bar(f"Collecting into {output}") as on_progress:
+        for taken in collect_logs(sources, Path(output), host, lenient, on_progress, spread):
+            fates[taken.fate] += 1
+            kernels += taken.kernels
+            if taken.fate == "damaged":
+                notice(f"left out: {taken.said}")
+            elif taken.said:
+                notice(f"{taken.source}: {taken.said}")
+    told = ", ".join(f"{fates[fate]:,} {fate}" for fate in
+                     ("new", "grown", "unchanged", "copy", "damaged") if fates[fate])  # fmt: skip
+    notice(f"{output}: logs: {told}; {kernels:,} kernels read")
+    if fates["damaged"]:
+        raise SystemExit(1)

@@ -1,0 +1,33 @@
+"""`instr sql DATASET [QUERY]`: questions about many logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.cli.report_output import ReportOutput, report_options
+
+
+@click.command(
+    "sql",
+    epilog="\b\nExamples:\n  instr sql fleet\n  instr sql fleet regressions\n"
+    "  instr sql fleet \"select host, median(ns) from steps where phase = 'decode' group by host\"",
+)
+@click.argument("dataset", metavar="DATASET", type=click.Path(path_type=Path))
+@click.argument("query", required=False)
+@report_options
+def sql(dataset: Path, query: str | None, output: ReportOutput) -> None:
+    """Ask about the logs in a data set of `instr collect`.
+
+    QUERY is SQL, as DuckDB knows it, or the name of a query; without one, the names are listed. The
+    tables are logs, steps, requests, ops, hosts and op_percentiles. A column whose name ends in ns
+    holds nanoseconds; times are UTC. In ops, a row counts the kernels of one op whose durations are
+    within 1 % of one another, and the percentiles of op_percentiles are within 1 %.
+    """
+    from converters.fleet.answer import answer, named_queries
+    from converters.fleet.database import open_database
+
+    output.check()
+    with open_database(dataset) as connection:
+        output.write([answer(connection, query) if query else named_queries()])

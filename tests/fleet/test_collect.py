@@ -1,0 +1,248 @@
+"""`instr collect`: every log once, whole or not at all, with the figures of the log itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from converters.analyses.stats import compute_stats
+from converters.fleet.buckets import RELATIVE_ERROR, bucket_of, middle_of
+from converters.fleet.database import ask, open_database
+from converters.fleet.dataset import known_logs
+from llamacpp_instr import cli
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import load_session
+from tests.fleet.fleet_logs import RECORDED, write_log
+from tests.kit.native_kit import ROOT
+
+
+def collect(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, ["collect", *map(str, words)])
+
+
+def rows(dataset: Path, sql: str) -> list[Any]:
+    with open_database(dataset) as connection:
+        return ask(connection, sql)[1]
+
+
+def test_the_middle_of_a_bucket_is_within_the_error_of_all_in_it() -> None:
+    ns = np.unique(np.geomspace(1, 1e15, 100_000).astype(np.int64))
+    middles = middle_of(bucket_of(ns))
+    assert np.abs(middles / ns - 1).max() <= RELATIVE_ERROR * 1.0001
+    assert middle_of(bucket_of(np.array([0, 1]))).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("log", sorted((ROOT / "tests" / "fixtures").glob("*.log")), ids=str)
+def test_the_figures_are_those_of_the_log(log: Path, tmp_path: Path) -> None:
+    dataset = tmp_path / "fleet"
+    assert collect(log, "-o", dataset).exit_code == 0
+    session = load_session(log)
+    steps = session.steps
+    of_steps = rows(dataset, "select step, phase, ns, tokens from steps order by step")
+    ns = (steps["end"] - steps["begin"]).tolist()
+    columns = (steps["step"].tolist(), steps["phase"].tolist(), ns, steps["n_tokens"].tolist())
+    assert of_steps == sorted(zip(*columns, strict=True))
+    _, requests = find_requests(session)
+    of_requests = rows(dataset, "select ns, first_token_ns, prompt, reused, output from requests")
+    assert sorted(of_requests) == sorted(
+        (of.total, of.to_first_token, of.prompt, of.reused, len(of.token_times)) for of in requests
+    )
+    if not session.ops:
+        return
+    stats, *_ = compute_stats(session, by="op")
+    names = [column.name for column in stats.columns]
+    sql = "select op, sum(kernels), sum(ns) from ops group by op"
+    found = {op: figures for op, *figures in rows(dataset, sql)}
+    for row in (dict(zip(names, row, strict=True)) for row in stats.rows):
+        kernels, total = found[str(row["op"])]
+        assert (kernels, total) == (row["count"], row["total"])
+    sql = "select op, p50_ns, p90_ns, p99_ns from op_percentiles where phase = 'decode'"
+    percentiles = {op: values for op, *values in rows(dataset, sql)}
+    durations = of_decodes(log)
+    assert percentiles.keys() == durations.keys()
+    for op, values in percentiles.items():
+        exact = np.quantile(durations[op], [0.5, 0.9, 0.99], method="inverted_cdf")
+        assert np.abs(np.array(values) / exact - 1).max() <= RELATIVE_ERROR * 1.0001
+
+
+def of_decodes(log: Path) -> dict[str, list[int]]:
+    """The durations of the kernels of decodes, by op."""
+    from converters.exports.tables import load_tables
+
+    ops = load_tables(log).ops
+    ops = ops[(ops.thread == 0) & (ops.phase == "decode")]
+    return {str(op): of.dur.tolist() for op, of in ops.groupby("label", observed=True)}
+
+
+def test_what_is_known_is_skipped_and_what_has_grown_is_taken_again(tmp_path: Path) -> None:
+    dataset, folder = tmp_path / "fleet", tmp_path / "logs"
+    (folder / "deep").mkdir(parents=True)
+    for i in range(3):
+        write_log(folder / f"{i}.log", i)
+    packed = folder / "deep" / "packed.log.gz"
+    packed.write_bytes(gzip.compress(write_log(tmp_path / "3.log", 3).read_bytes()))
+    (folder / "notes.txt").write_text("no log")
+    assert "logs: 4 new" in collect(folder, "-o", dataset).stderr
+    before = {path: path.stat().st_mtime_ns for path in dataset.rglob("*.parquet")}
+    assert "logs: 4 unchanged" in collect(folder, "-o", dataset).stderr
+    assert before == {path: path.stat().st_mtime_ns for path in dataset.rglob("*.parquet")}
+    write_log(folder / "1.log", 1, repeat=3)
+    done = collect(folder, "-o", dataset)
+    assert "logs: 1 grown, 3 unchanged" in done.stderr
+    assert "was not closed" in done.stderr
+    steps = dict(rows(dataset, "select log, count(*) from steps group by log"))
+    assert steps[f"{0:016x}"] == 24
+    assert steps[f"{1:016x}"] > 60
+    assert rows(dataset, "select count(*) from logs") == [(4,)]
+    done = collect(write_log(tmp_path / "copy.log", 2), "-o", dataset)
+    assert "logs: 1 copy" in done.stderr
+    assert "2.log" in done.stderr
+
+
+def test_patterns_and_urls_name_logs_too(tmp_path: Path) -> None:
+    import fsspec
+
+    for i in range(3):
+        write_log(tmp_path / f"a{i}.log", i)
+    assert "2 new" in collect(f"{tmp_path}/a[01].log", "-o", tmp_path / "fleet").stderr
+    store = fsspec.filesystem("memory")
+    for i in range(3):
+        store.pipe(f"/bucket/day/{i}.log", (tmp_path / f"a{i}.log").read_bytes())
+    dataset = tmp_path / "other"
+    assert "3 new" in collect("memory://bucket", "-o", dataset).stderr
+    assert "3 unchanged" in collect("memory://bucket/*/*.log", "-o", dataset).stderr
+    assert rows(dataset, "select min(source) from logs")[0][0] == "memory://bucket/day/0.log"
+
+
+def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
+    write_log(tmp_path / "good.log", 1)
+    broken = write_log(tmp_path / "bad.log", 2)
+    lines = broken.read_text().splitlines(keepends=True)
+    broken.write_text("".join([*lines[:50], "nonsense\n", *lines[50:]]))
+    (tmp_path / "empty.log").write_text("")
+    done = collect(tmp_path, "-o", tmp_path / "fleet")
+    assert done.exit_code == 1
+    assert "logs: 1 new, 2 damaged" in done.stderr
+    assert f"left out: {broken}:51: " in done.stderr
+    assert str(tmp_path / "empty.log") in done.stderr
+    done = collect(tmp_path, "-o", tmp_path / "fleet", "--lenient")
+    assert "logs: 1 new, 1 unchanged, 1 damaged" in done.stderr
+    assert rows(tmp_path / "fleet", "select left_out from logs order by log") == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere.log", "-o", "fleet"), "nowhere.log: there is no such file"),
+        (("LOG", "-o", "occupied"), "occupied exists and is no data set"),
+        (("nowhere://a/b", "-o", "fleet"), "nowhere://a/b"),
+        (("LOG", "-o", "missing/fleet"), "missing/fleet"),
+        (("LOG", "-o", "fleet", "--dask", "nothing"), "--dask nothing"),
+    ],
+)
+def test_a_wrong_input_is_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "thesis.txt").write_text("mine")
+    done = collect(*(RECORDED if word == "LOG" else word for word in words))
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert (tmp_path / "occupied" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> None:
+    folder, dataset = tmp_path / "logs", tmp_path / "fleet"
+    folder.mkdir()
+    for i in range(24):
+        write_log(folder / f"{i}.log", i, repeat=8)
+    command = [sys.executable, "-m", "llamacpp_instr", "collect", str(folder), "-o", str(dataset)]
+    seen = set()
+    for moment in (0, 2, 5, 9, 14):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=dict(os.environ))
+        while process.poll() is None and (
+            not dataset.is_dir() or len(list(dataset.glob("logs/*/*/*"))) < moment
+        ):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if not (dataset / "_format").is_file():
+            continue
+        check(dataset)
+        seen.add(len(known_logs(dataset)))
+    assert len(seen) > 2, "it was killed in the middle"
+    done = collect(folder, "-o", dataset)
+    assert done.exit_code == 0
+    check(dataset)
+    assert len(known_logs(dataset)) == 24
+    assert list(dataset.glob(".*")) == []
+
+
+def check(dataset: Path) -> None:
+    """Every log of the data set has all its rows."""
+    sql = """select steps, (select count(*) from steps where log = logs.log), kernels,
+        (select sum(kernels) from ops where log = logs.log) from logs"""
+    for n_steps, found_steps, n_kernels, found_kernels in rows(dataset, sql):
+        assert (n_steps, n_kernels) == (found_steps, found_kernels)
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    from converters.fleet.dataset import only_writer, open_dataset
+
+    dataset = tmp_path / "fleet"
+    open_dataset(dataset)
+    with only_writer(dataset):
+        done = collect(RECORDED, "-o", dataset)
+    assert done.exit_code == 2
+    assert "another instr collect" in done.stderr
+
+
+def test_other_engines_read_the_files(tmp_path: Path) -> None:
+    """The partitions are Hive's, and what is not a table has a name that they pass over."""
+    import pandas as pd
+
+    dataset = tmp_path / "fleet"
+    collect(RECORDED, write_log(tmp_path / "b.log", 2, cpu="Sirius/9 100%"), "-o", dataset)
+    frame = pd.read_parquet(dataset / "steps")
+    assert len(frame) == 48
+    assert sorted(frame.host.unique())[1].startswith("Sirius")
+    hosts = rows(dataset, "select host from hosts order by host")
+    assert hosts[1][0].startswith("Sirius/9 100%, 2 cores")
+    assert all(path.name.startswith("_") for path in dataset.iterdir() if path.is_file())
+
+
+def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for i in range(4):
+        write_log(folder / f"{i}.log", i)
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address
+        done = collect(folder, "-o", tmp_path / "far", "--dask", address)
+    assert "logs: 4 new" in done.stderr
+    collect(folder, "-o", tmp_path / "near")
+    sql = "select * exclude (date) from ops order by all"
+    assert rows(tmp_path / "far", sql) == rows(tmp_path / "near", sql)
+
+
+def test_json_has_raw_numbers(tmp_path: Path) -> None:
+    collect(RECORDED, "-o", tmp_path / "fleet")
+    words = ["sql", str(tmp_path / "fleet"), "select ns, time from steps limit 1", "--json"]
+    (table,) = json.loads(CliRunner().invoke(cli.main, words).stdout)
+    assert table["units"] == {"ns": "ns", "time": "text"}
+    assert isinstance(table["rows"][0]["ns"], int)
