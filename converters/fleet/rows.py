@@ -34,7 +34,7 @@ from llamacpp_instr.schema import (
     Token,
 )
 
-PIECE = 1 << 16
+PIECE = 1 << 13
 """rows of a table that are in memory at once"""
 BATCH = 256
 """computes of one plan whose durations are counted at once"""
