@@ -47,6 +47,9 @@ BELOW: dict[str, set[str]] = {
         "converters.report", "graph", "log", "memory", "model", "prediction", "probe", "quality",
         "quantize", "weights",
     },
+    "converters.fleet": {
+        "converters.analyses", "converters.exports", "converters.report", "graph", "log",
+    },
     "converters.notebook": {
         "converters.analyses", "converters.exports", "converters.report", "log", "probe",
     },
@@ -82,6 +85,9 @@ CLI_SHARED = {
 # Libraries that are slow to import or may be missing, and the modules that may import them.
 LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "llamacpp_instr.llama.",
+    "distributed": "converters.fleet.on_dask",
+    "duckdb": "converters.fleet.",
+    "fsspec": "converters.fleet.sources",
     "ortools": ("converters.scheduling.model", "converters.scheduling.optimum"),
     "pandas": ("converters.exports.table", "converters.notebook"),
     "perfetto": "converters.exports.perfetto.",
@@ -196,7 +202,9 @@ def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> Non
             if not name.startswith(folder) and any(other.startswith(folder) for other in others)
         }
 
-    assert importers("converters.exports.table") == {"to_parquet", "converters.notebook"}
+    assert importers("converters.exports.table") == {
+        "to_parquet", "converters.fleet.dataset", "converters.notebook",
+    }  # fmt: skip
     assert importers("converters.exports.perfetto") == {
         "run", "to_perfetto", "view", "converters.scheduling.trace",
     }  # fmt: skip

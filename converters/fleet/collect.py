@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,11 @@ def _log_id(path: Path, name: str) -> str:
 
 
 def host_of(start: SessionStart) -> str:
-    """What a machine is called if nobody named it: logs have no host names."""
+    """What a machine is called if nobody named it, such as AMD-EPYC-2-cores-24-GiB: logs have no
+    host names."""
     host = start.host
-    return f"{host.cpu or 'unknown'}, {host.cores} cores, {host.memory / 2**30:.0f} GiB"
+    text = f"{host.cpu or 'unknown'} {host.cores} cores {host.memory / 2**30:.0f} GiB"
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
 
 
 def _log_row(

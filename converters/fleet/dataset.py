@@ -60,7 +60,7 @@ class Place:
 
     def path(self, dataset: Path, table: str) -> Path:
         """The file of a table."""
-        folder = dataset / table / f"date={self.date}" / f"host={quote(self.host, safe=' @')}"
+        folder = dataset / table / f"date={self.date}" / f"host={quote(self.host, safe='')}"
         return folder / f"{self.log}.parquet"
 
 

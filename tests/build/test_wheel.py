@@ -27,9 +27,9 @@ LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
 # the modules of every extra, and those that only tests need
 ABSENT = (
-    "llama_cpp", "matplotlib", "ortools", "prometheus_client", "pyarrow", "safetensors",
-    "scipy", "starlette", "textual",
-    "uvicorn", "viztracer", "websockets",
+    "distributed", "duckdb", "fsspec", "llama_cpp", "matplotlib", "ortools", "prometheus_client",
+    "pyarrow", "safetensors", "scipy", "starlette", "textual", "uvicorn", "viztracer",
+    "websockets",
 )  # fmt: skip
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
@@ -98,7 +98,8 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
     assert sorted(extras) == [
-        "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report", "schedule",
+        "dask", "fleet", "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report",
+        "schedule", "tensors", "test", "tui", "view",
         "tensors", "test", "tui", "view",
     ]  # fmt: skip
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
@@ -158,6 +159,7 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
         ("to-parquet session.log -o tables", 'pip install "llamacpp-instr[parquet]"'),
         ("run demo --prompt hi", "run `instr build`"),
         ("weights demo -o w.safetensors", 'pip install "llamacpp-instr[tensors]"'),
+        ("collect session.log -o fleet", 'pip install "llamacpp-instr[parquet]"'),
         ("weights demo --view", 'pip install "llamacpp-instr[live]"'),
         ("quantize demo --types Q8_0", "run `instr build`"),
         ("quality demo demo", "run `instr build`, or use --only weights"),

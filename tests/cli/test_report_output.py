@@ -18,6 +18,7 @@ from tests.kit.nursery import Nursery
 
 TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"
+FLEET = TESTS / "fixtures" / "fleet"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 REPORTS = {
     "summary": f"summary {LOG}",
@@ -31,6 +32,7 @@ REPORTS = {
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
     "ops": f"ops {LOG}",
+    "sql": f"sql {FLEET} speed",
     "validate": "validate demo -n 1 --threads 1",
     "diverge": "diverge demo demo --tokens 16 --threads 1",
     "inspect": "inspect demo",

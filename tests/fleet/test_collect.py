@@ -215,12 +215,13 @@ def test_other_engines_read_the_files(tmp_path: Path) -> None:
     import pandas as pd
 
     dataset = tmp_path / "fleet"
-    collect(RECORDED, write_log(tmp_path / "b.log", 2, cpu="Sirius/9 100%"), "-o", dataset)
+    collect(write_log(tmp_path / "a.log", 1, cpu="Sirius/9 100%"), "-o", dataset)
+    collect(RECORDED, "-o", dataset, "--host", "rack 7/é%")
     frame = pd.read_parquet(dataset / "steps")
     assert len(frame) == 48
-    assert sorted(frame.host.unique())[1].startswith("Sirius")
     hosts = rows(dataset, "select host from hosts order by host")
-    assert hosts[1][0].startswith("Sirius/9 100%, 2 cores")
+    assert hosts == [("Sirius-9-100-2-cores-24-GiB",), ("rack 7/é%",)]
+    assert sorted(frame.host.unique()) == [host for (host,) in hosts]
     assert all(path.name.startswith("_") for path in dataset.iterdir() if path.is_file())
 
 

@@ -86,6 +86,7 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("to-onnx", "--output"): [
         Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.data"))
     ],
+    ("sql", "--output"): [Case("sql fleet logs -o {}")],
     ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
     ("diverge", "--output"): [
         Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}",
@@ -155,7 +156,7 @@ NO_INPUT = {("probe", "--output")}
 PEERS = {("import", "--output")}
 """needs PyTorch; tests/peers runs it"""
 NO_FILE = {
-    "A,B,...", "A:B", "ARGS", "A[-B]", "A[:B]", "COLUMN", "KEY=PATTERN",
+    "A,B,...", "A:B", "ADDRESS", "ARGS", "A[-B]", "A[:B]", "COLUMN", "DATASET", "KEY=PATTERN",
     "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
@@ -179,6 +180,7 @@ def write_stock(place: Path) -> None:
         f"run model.gguf -p hello {RUN} --log session.log",
         f"run named.gguf -p hello {RUN} --log named.log",
         "quantize model.gguf --types Q8_0 -o quantized.gguf",
+        "collect session.log -o fleet",
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
