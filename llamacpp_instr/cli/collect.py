@@ -11,8 +11,8 @@ from llamacpp_instr.cli.logs import lenient_option
 
 @click.command(
     "collect",
-    epilog="\b\nExamples:\n  instr collect logs/ -o fleet\n"
-    "  instr collect 'logs/**/*.log.gz' s3://bucket/logs -o fleet",
+    epilog="\b\nExamples:\n  instr collect session.log server.log -o fleet\n"
+    "  instr collect . -o fleet --host rack-7",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")

@@ -96,6 +96,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
         ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "f16.log"],
         ["run", "model-Q4_K_M.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "q4.log"],
+        ["collect", "session.log", "-o", "fleet"],
     ):
         subprocess.run(
             [sys.executable, "-m", "llamacpp_instr", *words],
