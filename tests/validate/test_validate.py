@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,13 @@ from llamacpp_instr.validate.report import judge
 from llamacpp_instr.validate.run import Validation
 from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import (
+    DEMO,
+    ROOT,
+    compile_program,
+    installed_library,
+    random_models,
+)
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
 pytestmark = pytest.mark.native
@@ -62,6 +71,28 @@ def test_the_op_that_is_wrong_is_named_and_no_other(name: str, op: str, tmp_path
     assert not verdict.passed
     (fault,) = [row for row in verdict.reports[0].rows if row[-1] == "fault"]
     assert (fault[0], fault[5]) == (op, name)
+
+
+@pytest.fixture(scope="module")
+def broken_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = ROOT / "tests" / "native" / "broken_kernel.cpp"
+    flags = ("-shared", "-fPIC", "-Wl,--as-needed")
+    return compile_program(source, installed_library(), tmp_path_factory.mktemp("broken"), flags)
+
+
+@pytest.mark.parametrize("op", ["ROPE", "GLU", "FLASH_ATTN_EXT", "RMS_NORM"])
+def test_a_kernel_that_is_broken_is_named_and_no_other(
+    op: str, broken_kernel: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "checked.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "validate", "demo", "-n", "0", "-o", out],
+        env={**os.environ, "LD_PRELOAD": str(broken_kernel), "BROKEN_KERNEL": op},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (ops, *_) = json.loads(out.read_text())
+    assert {row["op"] for row in ops["rows"] if row["verdict"] == "fault"} == {op}
 
 
 @pytest.mark.parametrize("file_type", QUANTIZED_FILE_TYPES)
