@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +12,9 @@ from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, pas
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from converters.exports.onnx.export import Exported
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.schema import Graph, Leaf
+    from llamacpp_instr.schema import Graph
 
     _Found = tuple[Graph, ModelFile | None]
     """the graph, and the file of its weights"""
@@ -142,6 +138,7 @@ def _write(
     from converters.exports.onnx.weights import with_external_weights, with_weights_as_inputs
     from llamacpp_instr.output import open_output
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.weights.leafs import LeafWeights
 
     with ExitStack() as files:
         # the last to be opened gets its name first
@@ -152,31 +149,9 @@ def _write(
             name = Path(output).with_suffix(".data")
             data = files.enter_context(open_output(name, force))
             on_progress = files.enter_context(progress_bar("Writing weights"))
-            weights = _Weights(model)
+            weights = LeafWeights(model)
             whole = with_external_weights(exported, graph, weights, name.name, data, on_progress)
         file.write(whole.SerializeToString())
-
-
-class _Weights:
-    """The weights of a model file."""
-
-    def __init__(self, model: ModelFile) -> None:
-        from llamacpp_instr.weights.measure import WeightReader
-
-        self._model = model
-        self._reader = WeightReader(model)
-
-    def check(self, leaf: Leaf) -> None:
-        weight = self._model.by_name.get(leaf.name)
-        if weight is None or [n for n in weight.ne if n > 1] != [n for n in leaf.ne if n > 1]:
-            raise UsageError(f"{self._model.path} has no tensor {leaf.name!r} of this shape")
-        self._reader.check(weight)
-
-    def pieces(self, leaf: Leaf) -> Iterator[NDArray[Any]]:
-        weight = self._model.by_name[leaf.name]
-        if leaf.type == "f16":
-            return (piece.view("<f2") for piece in self._reader.bytes(weight))
-        return self._reader.pieces(weight)
 
 
 def _tell(exported: Exported, output: str) -> None:

@@ -42,7 +42,8 @@ def validate(
     Runs a prefill and some decodes. After each op, ONNX Runtime computes the same from the inputs
     that the op had, with dequantized weights, in float32. The report has the largest error of each
     op beside the tolerance of llama.cpp's own test-backend-ops. It also compares the logits of the
-    decodes, which read the cache, with one pass over all tokens.
+    prompt with those of the whole graph in ONNX Runtime, and the logits of the decodes, which read
+    the cache, with one pass over all tokens.
 
     MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
     tolerance.

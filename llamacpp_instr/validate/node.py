@@ -41,15 +41,15 @@ def compute_node(graph: Graph, node: int, value_of: Callable[[int], Array]) -> A
     )
     tensors = {name: tensor for tensor, name in (exported.inputs | exported.weights).items()}
     feeds = {
-        of.name: _typed(value_of(tensors[of.name]), of.type).reshape(of.shape)
+        of.name: typed(value_of(tensors[of.name]), of.type).reshape(of.shape)
         for of in session.get_inputs()
     }
     value: Array = session.run(None, feeds)[0]
     return value
 
 
-def _typed(values: Array, told: str) -> Array:
-    """As `tensor(float16)` says."""
+def typed(values: Array, told: str) -> Array:
+    """The values in the type that ONNX calls `tensor(float16)`, for example."""
     return values.astype(_TYPES[told.removeprefix("tensor(").removesuffix(")")], copy=False)
 
 

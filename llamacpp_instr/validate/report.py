@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.validate.follow import Checked
+from llamacpp_instr.validate.rounding import rounds
 from llamacpp_instr.validate.run import OF_LOGITS, Validation
+from llamacpp_instr.validate.whole import Whole
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ def judge(found: Validation) -> Verdict:
         Column("at"),
         Column("verdict"),
     ]
-    faults = [row for row in rows if row[-1] == "fault"]
     unknown = sorted({str(row[0]) for row in rows if row[-1] == "not checked"})
     table = Report("Ops, each from the inputs that it had", columns, rows, labels=2)
     table.notes.append(
@@ -54,10 +55,12 @@ def judge(found: Validation) -> Verdict:
         )
     table.figures = {"checked": (len(found.ops), "count"), "faults": (n_faults, "count")}
     reports = [table]
+    if found.whole is not None:
+        reports.append(_whole(found.whole, any(map(_rounds, found.ops))))
     worst = max(found.cache, default=None)
     if worst is not None:
         reports.append(_cache(found.cache, worst))
-    passed = not faults and (worst is None or worst <= OF_LOGITS)
+    passed = all(row[-1] != "fault" for report in reports for row in report.rows)
     return Verdict(reports, passed)
 
 
@@ -76,6 +79,30 @@ def _excess(row: Sequence[Cell]) -> float:
     if not isinstance(error, float) or not isinstance(tolerance, float):
         return -1.0
     return error / tolerance
+
+
+def _rounds(op: Checked) -> bool:
+    """Whether its kernel rounds activations to 8 bits."""
+    return op.op.startswith("MUL_MAT") and rounds(op.types.split(", ")[0])
+
+
+def _whole(whole: Whole, rounded: bool) -> Report:
+    columns = [Column("error", "number"), Column("tolerance", "number"), Column("verdict")]
+    title = "Logits of the prompt against the whole graph in ONNX Runtime"
+    if whole.error is None:
+        report = Report(title, columns, [[None, None, "not checked"]])
+        report.notes.append(f"The graph was not computed: {whole.reason}.")
+        return report
+    within = whole.error <= OF_LOGITS
+    verdict = "ok" if within else "rounding" if rounded else "fault"
+    report = Report(title, columns, [[whole.error, OF_LOGITS, verdict]])
+    report.figures = {"error": (whole.error, "number")}
+    if verdict == "rounding":
+        report.notes.append(
+            "rounding: ggml rounds activations to 8 bits before products with quantized weights,"
+            " which the graph does not; the table of the ops tells whether a kernel is wrong."
+        )
+    return report
 
 
 def _cache(errors: Sequence[float], worst: float) -> Report:

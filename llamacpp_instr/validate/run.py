@@ -19,6 +19,7 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.validate.follow import Checked, Checker
 from llamacpp_instr.validate.node import Array, error_of
+from llamacpp_instr.validate.whole import FirstInputs, Whole, compare_logits
 from llamacpp_instr.weights.measure import WeightReader
 
 OF_LOGITS = 2e-3
@@ -35,6 +36,8 @@ class Validation:
     cache: list[float]
     """of each decode: the error of its logits against those of one pass over all tokens, which
     reads nothing from the cache"""
+    whole: Whole | None = None
+    """the prompt's logits against those of the whole graph in ONNX Runtime"""
 
 
 def validate_model(
@@ -65,23 +68,27 @@ def validate_model(
         n = len(tokens) + decodes
         options = replace(options, ctx=options.ctx or n, batch=n, ubatch=n)
         collected = CollectedLogits()
+        first = FirstInputs()
         with (
             tempfile.TemporaryDirectory() as folder,
             debug(Path(folder) / "session.log") as debugging,
             Context(model, options) as made,
         ):
-            debugging.debugger.followers.append(Checker(numbers, found.append))
+            debugging.debugger.followers += [first, Checker(numbers, found.append)]
             debugging.debugger.witnesses.append(collected)
             for step in range(decodes + 1):
                 made.decode(tokens[-1:] if step else tokens)
                 tokens.append(int(np.nan_to_num(collected.rows[-1]).argmax()))
-                on_progress(step + 1, decodes + 2)
-        whole = _one_pass(model, options, tokens[:-1])
-    on_progress(decodes + 2, decodes + 2)
+                on_progress(step + 1, decodes + 3)
+        one_pass = _one_pass(model, options, tokens[:-1])
+    on_progress(decodes + 2, decodes + 3)
     cache = [
-        error_of(row, whole[len(whole) - decodes + i]) for i, row in enumerate(collected.rows[1:])
+        error_of(row, one_pass[len(one_pass) - decodes + i])
+        for i, row in enumerate(collected.rows[1:])
     ]
-    return Validation(found, cache)
+    whole = compare_logits(file, first, collected.rows[0])
+    on_progress(decodes + 3, decodes + 3)
+    return Validation(found, cache, whole)
 
 
 def _tokens(model: LoadedModel, prompt: str | None) -> list[int]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +117,41 @@ def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
     out = tmp_path / "checked.json"
     done = CliRunner().invoke(main, ["validate", "demo", "-n", "1", "-o", str(out)])
     assert done.exit_code == 0, done.output
-    ops, cache = json.loads(out.read_text())
+    ops, whole, cache = json.loads(out.read_text())
     assert ops["figures"]["faults"] == {"value": 0, "unit": "count"}
     assert ops["figures"]["checked"]["value"] == 2 * 82
+    assert [row["verdict"] for row in whole["rows"]] == ["ok"]
+    assert 0 < whole["figures"]["error"]["value"] < 1e-5
     assert [row["verdict"] for row in cache["rows"]] == ["ok"]
+
+
+def test_a_graph_with_an_op_without_a_mapping_has_no_logits(tmp_path: Path) -> None:
+    whole = whole_of(random_models() / "kimi-k3-moe.gguf", tmp_path)
+    assert whole["rows"][0]["verdict"] == "not checked"
+    assert whole["notes"] == [
+        "The graph was not computed: no standard operators express DSV4_HC_PRE."
+    ]
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _of: SimpleNamespace(free=1000))
+    (note,) = whole_of(DEMO, tmp_path)["notes"]
+    assert "GB of disk" in note
+    assert "set TMPDIR" in note
+
+
+def test_quantized_weights_part_logits_by_rounding(tmp_path: Path) -> None:
+    whole = whole_of(quantized_demo("Q4_K_M"), tmp_path)
+    assert [row["verdict"] for row in whole["rows"]] == ["rounding"]
+    assert whole["figures"]["error"]["value"] < 1e-2
+
+
+def whole_of(model: Path, folder: Path) -> dict[str, Any]:
+    """The report of the logits of the whole graph."""
+    out = folder / "checked.json"
+    done = CliRunner().invoke(main, ["validate", str(model), "-n", "0", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(out.read_text())[1]
+    return found

@@ -45,7 +45,7 @@ def with_external_weights(
     leafs = {value: graph.leafs[-1 - leaf] for leaf, value in exported.weights.items()}
     for leaf in leafs.values():
         weights.check(leaf)
-    total = sum(map(_bytes, leafs.values()))
+    total = weight_bytes(exported, graph)
     at = done = 0
     for value, leaf in leafs.items():
         data.write(bytes(-at % ALIGNMENT))
@@ -73,6 +73,11 @@ def with_weights_as_inputs(exported: Exported, graph: Graph) -> ModelProto:
         info = helper.make_tensor_value_info(value, kind, list(reversed(of.ne)))
         exported.model.graph.input.append(info)
     return exported.model
+
+
+def weight_bytes(exported: Exported, graph: Graph) -> int:
+    """The bytes of all weights as `with_external_weights` writes them."""
+    return sum(_bytes(graph.leafs[-1 - leaf]) for leaf in exported.weights)
 
 
 def _bytes(leaf: Leaf) -> int:
