@@ -305,19 +305,21 @@ _NAMES = _rules(
 # --- parameters: (word, name, f float | i integer | a list of kinds) ---
 
 _F, _I = "f", "i"
+_OF_ROPE = (
+    (1, "n_dims", _I),
+    (2, "mode", "rope"),
+    (4, "n_ctx_orig", _I),
+    (5, "freq_base", _F),
+    (6, "freq_scale", _F),
+    (7, "ext_factor", _F),
+    (8, "attn_factor", _F),
+    (9, "beta_fast", _F),
+    (10, "beta_slow", _F),
+    (15, "n_offs", _I),
+)
 _PARAMS: dict[str, tuple[tuple[int, str, str], ...]] = {
-    "ROPE": (
-        (1, "n_dims", _I),
-        (2, "mode", "rope"),
-        (4, "n_ctx_orig", _I),
-        (5, "freq_base", _F),
-        (6, "freq_scale", _F),
-        (7, "ext_factor", _F),
-        (8, "attn_factor", _F),
-        (9, "beta_fast", _F),
-        (10, "beta_slow", _F),
-        (15, "n_offs", _I),
-    ),
+    "ROPE": _OF_ROPE,
+    "ROPE_BACK": _OF_ROPE,
     "SOFT_MAX": ((0, "scale", _F), (1, "max_bias", _F)),
     "FLASH_ATTN_EXT": (
         (0, "scale", _F),

@@ -92,6 +92,7 @@ RESHAPE           Reshape                        reshape
 RMS_NORM          RMSNormalization               nn.functional.rms_norm
 ROLL              Slice+Concat                   roll
 ROPE              RotaryEmbedding                -
+ROPE_BACK         RotaryEmbedding                -
 RWKV_WKV6         Scan                           -
 RWKV_WKV7         Scan                           -
 SCALE             Mul                            mul

@@ -16,7 +16,7 @@ from tests.kit.onnx_kit import Computed, compute, nmse, run_onnx, with_weights
 pytestmark = pytest.mark.native
 
 WITHOUT_MAPPING = {
-    "deepseek4-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE", "ROPE_BACK"},
+    "deepseek4-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"},
     "glm5-next-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"},
     "kimi-k3-moe": {"DSV4_HC_PRE"},
     "minimax-m3-moe": {"POOL_2D"},

@@ -113,6 +113,13 @@ def test_a_quarter_of_the_architectures_is_sound(tmp_path: Path) -> None:
         assert [row for row in rows if row[-1] == "fault"] == [], model.stem
 
 
+def test_rotation_back_is_by_the_negative_angle(tmp_path: Path) -> None:
+    found = check(random_models() / "deepseek4-moe.gguf", tmp_path / "a.log")
+    errors = [op.error for op in found if op.op == "ROPE_BACK"]
+    assert errors
+    assert all(error is not None and error < 1e-7 for error in errors)
+
+
 def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
     out = tmp_path / "checked.json"
     done = CliRunner().invoke(main, ["validate", "demo", "-n", "1", "-o", str(out)])

@@ -20,8 +20,8 @@ _SECTIONED = ("MROPE", "IMROPE")
 
 
 def rope(b: Builder, node: int) -> str | None:
-    """Rotates pairs by angles of their position; None for images, whose positions are of two
-    dimensions."""
+    """Rotates pairs by angles of their position, ROPE_BACK by the negative angles; None for images,
+    whose positions are of two dimensions."""
     found, sources = params_of(b, node), sources_of(b, node)
     mode, n_dims, skipped = str(found["mode"]), int(found["n_dims"]), int(found["n_offs"])
     if mode not in ("NORMAL", "NEOX", *_SECTIONED):
@@ -44,6 +44,8 @@ def rope(b: Builder, node: int) -> str | None:
         turns = b.add("Div", turns, factors)
     angle = b.reshape(b.add("Mul", positions, turns), (1, tokens, n_dims // 2))
     angle = b.add("Expand", angle, b.ints([i3, tokens, n_dims // 2]))
+    if b.tensors.nodes.op[node] == "ROPE_BACK":
+        angle = b.add("Neg", angle)
     of_angle = [b.add(f, angle) for f in ("Cos", "Sin")]
     if magnitude != 1:
         of_angle = [b.add("Mul", value, b.constant(magnitude)) for value in of_angle]

@@ -72,6 +72,7 @@ _OPS: dict[str, _Convert] = {
     "REPEAT": ops.repeat,
     "RMS_NORM": ops.rms_norm,
     "ROPE": attention.rope,
+    "ROPE_BACK": attention.rope,
     "SCALE": ops.scale,
     "SET_ROWS": ops.set_rows,
     "SIN": ops.of_one("Sin"),
