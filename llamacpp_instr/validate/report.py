@@ -12,6 +12,11 @@ from llamacpp_instr.validate.run import OF_LOGITS, Validation
 from llamacpp_instr.validate.whole import Whole
 
 
+ROUNDED = 10
+"""times the tolerance of logits that rounded activations may cost: the demo model in Q4_K_M reaches
+twice the tolerance, and what is wired wrongly hundreds of times"""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The reports, and whether all errors are within their tolerance."""
@@ -94,13 +99,14 @@ def _whole(whole: Whole, rounded: bool) -> Report:
         report.notes.append(f"The graph was not computed: {whole.reason}.")
         return report
     within = whole.error <= OF_LOGITS
-    verdict = "ok" if within else "rounding" if rounded else "fault"
+    explained = rounded and whole.error <= ROUNDED * OF_LOGITS
+    verdict = "ok" if within else "rounding" if explained else "fault"
     report = Report(title, columns, [[whole.error, OF_LOGITS, verdict]])
     report.figures = {"error": (whole.error, "number")}
     if verdict == "rounding":
         report.notes.append(
             "rounding: ggml rounds activations to 8 bits before products with quantized weights,"
-            " which the graph does not; the table of the ops tells whether a kernel is wrong."
+            f" which the graph does not. Up to {ROUNDED} times the tolerance is allowed for it."
         )
     return report
 
