@@ -1,94 +1,48 @@
-"""The child process in which llama.cpp's converter runs; `importer.runner` starts it.
-
-The request is a line of JSON on standard input, answers are lines of JSON on standard output, the
-converter's own log is standard error. Invariant: when standard input ends, for whatever reason,
-this process ends immediately and removes its unfinished file. No code of the folder runs: neither
-a pickle's nor a Python file's.
-"""
+"""The child process in which llama.cpp's converter runs; `importer.runner` starts it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
-import os
 import runpy
 import shutil
-import signal
 import sys
-import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.importer.converter import LORA_SCRIPT
-
-Answer = Callable[..., None]
+from llamacpp_instr.importer.serving import (
+    Answer,
+    Request,
+    check_pickles,
+    run_no_code_of_the_folder,
+    serve,
+)
 
 
 def main() -> None:
-    # libraries print to standard output; this descriptor is for answers only
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    request = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_input, args=(request["output"],), daemon=True).start()
+    serve(_convert, _remove_output)
 
-    def answer(kind: str, *values: Any) -> None:
-        answers.write(json.dumps([kind, *values]) + "\n")
-        answers.flush()
+
+def _remove_output(request: Request) -> None:
+    with contextlib.suppress(OSError):  # the name is temporary: a complete file is renamed
+        Path(request["output"]).unlink()
+
+
+def _convert(request: Request, answer: Answer) -> None:
+    import torch
 
     # the converter needs the gguf of the same release
     sys.path[:0] = [request["converter"], str(Path(request["converter"]) / "gguf-py")]
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    try:
-        _convert(request, answer)
-        answer("done")
-    except InstrError as error:
-        answer("error", str(error), error.exit_code)
-    except BaseException as error:
-        traceback.print_exc()
-        answer("failed", type(error).__name__, str(error), getattr(error, "errno", None))
-
-
-def _end_with_input(output: str) -> None:
-    sys.stdin.buffer.read()
-    with contextlib.suppress(OSError):  # the name is temporary: a complete file is renamed
-        Path(output).unlink()
-    os._exit(0)
-
-
-def _convert(request: dict[str, Any], answer: Answer) -> None:
-    import torch
-
-    _run_no_code_of_the_folder()
+    run_no_code_of_the_folder()
     _report_progress(Path(request["output"]), answer)
     files = [Path(name) for name in request["weights"]]
     with torch.inference_mode():
         if request["kind"] == "LORA":
-            _check_pickles(files)
+            check_pickles(files)
             _convert_adapter(request)
         else:
             _convert_model(request, files)
-
-
-def _run_no_code_of_the_folder() -> None:
-    """Make transformers refuse the Python files that a folder may bring, and torch any pickle."""
-    import torch
-    import transformers.dynamic_module_utils as remote
-
-    def refuse(class_name: str, module_path: str | os.PathLike[str], **_: Any) -> None:
-        raise UsageError(
-            f"the model needs its own Python code ({class_name} in {Path(module_path).name}), "
-            "which instr does not run"
-        )
-
-    load = torch.load
-    remote.get_class_in_module = refuse
-    remote.TIME_OUT_REMOTE_CODE = 0  # it would ask on standard input
-    torch.load = lambda *args, **options: load(*args, **{**options, "weights_only": True})
 
 
 def _report_progress(output: Path, answer: Answer) -> None:
@@ -112,7 +66,7 @@ def _report_progress(output: Path, answer: Answer) -> None:
     tqdm.tqdm = Bar
 
 
-def _convert_model(request: dict[str, Any], files: list[Path]) -> None:
+def _convert_model(request: Request, files: list[Path]) -> None:
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
@@ -127,7 +81,7 @@ def _convert_model(request: dict[str, Any], files: list[Path]) -> None:
         meta.write_config(folder)
         ModelBase.index_tensors = lambda _self, *_, **__: tensors
     else:
-        _check_pickles(files)
+        check_pickles(files)
         _order_by_name(ModelBase)
     architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
     try:
@@ -157,16 +111,7 @@ def _order_by_name(base: Any) -> None:
     base.index_tensors = ordered
 
 
-def _check_pickles(files: list[Path]) -> None:
-    """Raises UsageError for a pickle with more than tensors, which the converter would only
-    refuse."""
-    from llamacpp_instr.importer.meta import load_tensors, pickled_files
-
-    for file in pickled_files(files):
-        load_tensors(file)
-
-
-def _convert_adapter(request: dict[str, Any]) -> None:
+def _convert_adapter(request: Request) -> None:
     """Run the converter's script for adapters, whose class exists only there."""
     script = Path(request["converter"]) / LORA_SCRIPT
     sys.argv = [
