@@ -1,40 +1,63 @@
-"""`instr validate MODEL`: checks every op against an independent implementation."""
+"""`instr validate MODEL`: checks a model against an independent implementation."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
+if TYPE_CHECKING:
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.validate.report import Verdict
+
+_DECODES = 4
+
 
 @click.command(
     "validate",
     epilog="\b\nExamples:\n  instr validate model.gguf\n"
-    '  instr validate demo --prompt "Once upon a time" -o checked.html',
+    '  instr validate demo --prompt "Once upon a time" -o checked.html\n'
+    "  instr validate llama.gguf --against Llama-3.2-1B",
 )
 @click.argument("model")
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: 32 tokens]")
 @click.option(
-    "-n", default=4, show_default=True, type=click.IntRange(0, 1000), help="Decodes after it."
+    "-n",
+    type=click.IntRange(0, 1000),
+    help=f"Decodes after it, to check ops.  [default: {_DECODES}]",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Compare the states of every layer with transformers, which runs this folder.",
+)
+@click.option(
+    "--bound",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="With --against: largest relative error that is ok.  [default: by the weights' type]",
 )
 @click.option("--threads", type=int, help="Threads.  [default: physical cores]")
 @click.option(
     "--flash-attn",
-    default="auto",
-    show_default=True,
     type=click.Choice(["auto", "on", "off"]),
-    help="Flash attention.",
+    help="Flash attention.  [default: auto; off with --against, as it rounds to F16]",
 )
 @report_options
 def validate(
     model: str,
     prompt: str | None,
-    n: int,
+    n: int | None,
+    against: Path | None,
+    bound: float | None,
     threads: int | None,
-    flash_attn: str,
+    flash_attn: str | None,
     output: ReportOutput,
 ) -> None:
     """Check every op of a model against ONNX Runtime.
@@ -45,11 +68,36 @@ def validate(
     prompt with those of the whole graph in ONNX Runtime, and the logits of the decodes, which read
     the cache, with one pass over all tokens.
 
+    With --against it compares a prefill with transformers instead: the embeddings, the hidden
+    states after every layer, and the logits of the same tokens. FOLDER is the Hugging Face folder
+    that the model was converted from. The report names the first layer where they part. This needs
+    the packages of llamacpp-instr[hf], and memory for the weights in float32.
+
     MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
     tolerance.
     """
-    _check_packages()
     from llamacpp_instr.llama.engine import ContextOptions
+
+    chosen = flash_attn or ("auto" if against is None else "off")
+    options = ContextOptions(threads=threads, flash_attn=chosen)
+    options.check()
+    if against is None:
+        if bound is not None:
+            raise UsageError("--bound is for --against; the tolerances of ops are upstream's")
+        verdict = _check_ops(model, prompt, _DECODES if n is None else n, options, output)
+    else:
+        if n is not None:
+            raise UsageError("-n is the number of decodes; --against compares a prefill only")
+        verdict = _compare(model, against, prompt, bound, options, output)
+    output.write(verdict.reports, table=verdict.reports[0])
+    if not verdict.passed:
+        sys.exit(1)
+
+
+def _check_ops(
+    model: str, prompt: str | None, n: int, options: ContextOptions, output: ReportOutput
+) -> Verdict:
+    _check_packages()
     from llamacpp_instr.llama.log import captured
     from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
@@ -58,16 +106,43 @@ def validate(
     from llamacpp_instr.validate.run import validate_model
 
     output.check(model)
-    options = ContextOptions(threads=threads, flash_attn=flash_attn)
-    options.check()
     file = load_model_file(model)
     check_memory(file, options)
     with captured() as log, progress_bar("Checking") as on_progress:
-        found = validate_model(file, prompt, n, options, log, on_progress)
-    verdict = judge(found)
-    output.write(verdict.reports, table=verdict.reports[0])
-    if not verdict.passed:
-        sys.exit(1)
+        return judge(validate_model(file, prompt, n, options, log, on_progress))
+
+
+def _compare(
+    model: str,
+    folder: Path,
+    prompt: str | None,
+    bound: float | None,
+    options: ContextOptions,
+    output: ReportOutput,
+) -> Verdict:
+    from llamacpp_instr.llama.log import captured
+    from llamacpp_instr.memory.plan import check_memory
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.validate.against.compare import default_bound
+    from llamacpp_instr.validate.against.report import judge_states
+    from llamacpp_instr.validate.against.run import compare_with_transformers
+    from llamacpp_instr.validate.against.theirs import open_reference
+
+    output.check(model)
+    source = open_reference(folder)
+    source.check_output(Path(output.path))
+    file = load_model_file(model)
+    check_memory(file, options)
+    why = "--bound"
+    if bound is None:
+        bound, type_ = default_bound(file)
+        why = f"the bound for weights in {type_}"
+    with captured() as log, progress_bar("Comparing") as on_progress:
+        found = compare_with_transformers(
+            file, source, prompt, options.threads, options.flash_attn, log, on_progress
+        )
+    return judge_states(found, bound, why)
 
 
 def _check_packages() -> None:

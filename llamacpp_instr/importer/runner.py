@@ -83,6 +83,4 @@ def _failure(source: Source, log: Path, failed: ChildFailed) -> InstrError:
             f"{source.path}: llama.cpp's converter does not know this tokenizer (its BPE "
             "pre-tokenizer has an unknown hash)"
         )
-    return UsageError(
-        f"{source.path} cannot be imported: {failed}; the converter's log is {log}"
-    )
+    return UsageError(f"{source.path} cannot be imported: {failed}; the converter's log is {log}")

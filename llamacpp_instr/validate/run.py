@@ -12,20 +12,18 @@ import numpy as np
 
 from llamacpp_instr.debugger.api import debug
 from llamacpp_instr.debugger.collected import CollectedLogits
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import LlamaLog
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.validate.follow import Checked, Checker
 from llamacpp_instr.validate.node import Array, error_of
+from llamacpp_instr.validate.prompt import check_only_decodes, prompt_tokens
 from llamacpp_instr.validate.whole import FirstInputs, Whole, compare_logits
 from llamacpp_instr.weights.measure import WeightReader
 
 OF_LOGITS = 2e-3
 """the error that test-backend-ops allows for a whole model (`test_llama`)"""
-TOKENS = 32
-"""of the prompt, if none is given"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def validate_model(
     log: LlamaLog,
     on_progress: OnProgress,
 ) -> Validation:
-    """Computes a prompt, or TOKENS tokens of the vocabulary, and `decodes` tokens more, and checks
+    """Computes a prompt, or tokens of the vocabulary, and `decodes` tokens more, and checks
     every op. `on_progress` gets computes done and in total. Raises `UsageError` for a model that
     has no logits, and for a weight whose type has no conversion to numbers."""
     reader = WeightReader(file)
@@ -60,11 +58,8 @@ def validate_model(
 
     found: list[Checked] = []
     with LoadedModel(file.path, log) as model:
-        if model.has_encoder or not model.has_decoder:
-            raise UsageError(
-                f"{file.path} has an encoder; models that only decode can be validated"
-            )
-        tokens = _tokens(model, prompt)
+        check_only_decodes(model)
+        tokens = prompt_tokens(model, prompt)
         n = len(tokens) + decodes
         options = replace(options, ctx=options.ctx or n, batch=n, ubatch=n)
         collected = CollectedLogits()
@@ -89,12 +84,6 @@ def validate_model(
     whole = compare_logits(file, first, collected.rows[0])
     on_progress(decodes + 3, decodes + 3)
     return Validation(found, cache, whole)
-
-
-def _tokens(model: LoadedModel, prompt: str | None) -> list[int]:
-    if prompt is not None:
-        return list(model.tokenize(prompt))
-    return [(7 * i + 3) % model.n_vocab for i in range(TOKENS)]
 
 
 def _one_pass(model: LoadedModel, options: ContextOptions, tokens: Sequence[int]) -> list[Array]:

@@ -31,17 +31,6 @@ BOUND = 1e-3
 TEXT = "Once upon a time, 3 ops of llama.cpp took 12.5 ms (the naïve ones).\n"
 
 
-@pytest.fixture(scope="module", params=peer_models.DECODERS)
-def decoder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
-    """A model of transformers, its folder, and the file that it became."""
-    # llama.cpp demands certain tokens of a model whose name says phi3; a name comes from a folder's
-    folder = tmp_path_factory.mktemp(request.param) / "model"
-    model = peer_models.DECODERS[request.param](folder)
-    imported = folder.with_suffix(".gguf")
-    import_model(open_source(folder), imported, "F32")
-    return model, folder, imported
-
-
 def test_the_logits_are_those_of_transformers(decoder: tuple[Any, Path, Path]) -> None:
     model, _, imported = decoder
     tokens = [1, *np.random.default_rng(20).integers(3, 500, 40).tolist()]

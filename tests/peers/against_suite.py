@@ -1,0 +1,236 @@
+"""`instr validate --against` finds nothing in an import, and names the place where one is damaged.
+
+Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from llamacpp_instr.importer.runner import import_model
+from llamacpp_instr.importer.source import open_source
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.validate.against.compare import OF_F32, Comparison, compare, default_bound
+from llamacpp_instr.validate.against.ours import compute_states
+from llamacpp_instr.validate.against.report import judge_states
+from llamacpp_instr.validate.against.theirs import Sizes, transformers_states
+from llamacpp_instr.validate.prompt import prompt_tokens
+from tests.kit.debugger_kit import opened, without
+from tests.peers import peer_models
+
+Instr = Callable[..., "subprocess.CompletedProcess[str]"]
+Reference = Callable[[Path], Comparison]
+
+
+@pytest.fixture(scope="module")
+def compared(decoder: tuple[Any, Path, Path]) -> Reference:
+    """Compares a file with what transformers computed once of the decoder's folder."""
+    _, folder, imported = decoder
+    return against(folder, imported)
+
+
+def against(folder: Path, imported: Path) -> Reference:
+    with opened(imported) as model:
+        tokens = prompt_tokens(model, None)
+        api: Any = model.api
+        layers, width = (api.llama_model_n_layer, api.llama_model_n_embd)
+        sizes = Sizes(str(imported), layers(model.handle), width(model.handle), model.n_vocab)
+    theirs = transformers_states(open_source(folder), sizes, tokens, 2, lambda _done, _total: None)
+
+    def compare_file(path: Path) -> Comparison:
+        with opened(path) as model:
+            ours = compute_states(model, tokens, 2, "off")
+        return compare(ours.values, theirs, ours.nodes)
+
+    return compare_file
+
+
+def parts_at(found: Comparison, bound: float = OF_F32) -> Any:
+    return judge_states(found, bound, "").reports[0].figures["parts at"][0]
+
+
+def test_all_states_of_an_import_are_those_of_transformers(
+    decoder: tuple[Any, Path, Path], compared: Reference
+) -> None:
+    model, _, imported = decoder
+    found = compared(imported)
+    layers = [f"layer {number}" for number in range(model.config.num_hidden_layers)]
+    assert [of.state for of in found.states] == ["embeddings", *layers, "final norm", "logits"]
+    assert max(of.error for of in found.states) < OF_F32 / 100
+    assert min(of.cosine for of in found.states) > 1 - 1e-9
+    assert found.same_top == found.n_tokens
+
+
+def test_a_damaged_weight_is_found_in_its_layer(
+    decoder: tuple[Any, Path, Path], compared: Reference, tmp_path: Path
+) -> None:
+    _, _, imported = decoder
+    weights = load_model_file(imported).by_name
+    damaged = {"output_norm.weight": "final norm", "token_embd.weight": "embeddings"}
+    if "output.weight" in weights:
+        damaged["output.weight"] = "logits"
+    for name in weights:
+        part, _, rest = name.removeprefix("blk.").partition(".")
+        if rest in ("attn_output.weight", "ffn_norm.weight"):
+            damaged[name] = f"layer {part}"
+    assert len(damaged) >= 2 + 2 * 2
+    for name, state in damaged.items():
+        assert parts_at(compared(without(imported, [name], tmp_path / "copy.gguf"))) == state, name
+
+
+def test_one_number_that_is_wrong_is_found(
+    decoder: tuple[Any, Path, Path], compared: Reference, tmp_path: Path
+) -> None:
+    """The smallest damage: in each layer, one number of a norm is doubled."""
+    _, _, imported = decoder
+    for name, weight in load_model_file(imported).by_name.items():
+        if not name.endswith("ffn_norm.weight"):
+            continue
+        copy = tmp_path / "copy.gguf"
+        shutil.copyfile(imported, copy)
+        numbers = np.memmap(copy, np.float32, "r+", weight.offset, tuple(weight.ne))
+        numbers[7] *= 2
+        numbers.flush()
+        layer = name.split(".")[1]
+        assert parts_at(compared(copy)) == f"layer {layer}", name
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder and its import."""
+    folder = tmp_path_factory.mktemp("against") / "llama"
+    peer_models.make_llama(folder)
+    import_model(open_source(folder), folder.with_suffix(".gguf"), "F32")
+    return folder, folder.with_suffix(".gguf")
+
+
+@pytest.mark.parametrize("type_", ["F16", "BF16", "Q8_0"])
+def test_the_default_bound_covers_the_rounding_of_a_type(
+    type_: str, llama: tuple[Path, Path], of_llama: Reference, tmp_path: Path
+) -> None:
+    folder, _ = llama
+    file = import_model(open_source(folder), tmp_path / "model.gguf", type_)
+    assert file is not None
+    found = of_llama(tmp_path / "model.gguf")
+    bound, coarsest = default_bound(file)
+    assert coarsest.name == type_
+    assert parts_at(found, bound) is None
+    assert max(of.error for of in found.states) > bound / 20, "and it is not far above it"
+
+
+@pytest.fixture(scope="module")
+def of_llama(llama: tuple[Path, Path]) -> Reference:
+    return against(*llama)
+
+
+def test_the_command_agrees_and_parts(
+    llama: tuple[Path, Path], tmp_path: Path, started_instr: Instr
+) -> None:
+    """With another rope theta, the embeddings agree and the first layer does not."""
+    folder, imported = llama
+    same = started_instr(
+        "validate", imported, "--against", folder, "--prompt", "Once upon a time", "--json"
+    )
+    assert same.returncode == 0, same.stderr
+    assert json.loads(same.stdout)["figures"]["parts at"]["value"] is None
+    turned = copied(folder, tmp_path)
+    changed(turned, rope_parameters={"rope_theta": 500.0, "rope_type": "default"})
+    other = started_instr("validate", imported, "--against", turned)
+    assert other.returncode == 1, other.stderr
+    assert "They part at layer 0: its error is the first beyond 0.001" in other.stdout
+    loose = started_instr("validate", imported, "--against", turned, "--bound", 10)
+    assert loose.returncode == 0, loose.stderr
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to / "folder")
+    return to / "folder"
+
+
+def changed(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def fewer_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+
+
+def other_shape(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name][:50].clone()
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+
+
+def own_code(folder: Path) -> None:
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    changed(
+        folder,
+        auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        model_type="unheard_of",
+    )
+
+
+WRONG: list[tuple[Callable[[Path], None], str]] = [
+    (
+        lambda folder: changed(folder, vocab_size=600),
+        "has 512 tokens in its vocabulary, {} has 600",
+    ),
+    (lambda folder: changed(folder, num_hidden_layers=3), "has 2 layers, {} has 3"),
+    (
+        lambda folder: changed(folder, hidden_size=128),
+        "has 64 values in a hidden state, {} has 128",
+    ),
+    (lambda folder: changed(folder, model_type="unheard_of"), "transformers cannot run it"),
+    (fewer_weights, "{} lacks weights: model.layers.1.mlp.up_proj.weight"),
+    (other_shape, "transformers cannot run it"),
+    (own_code, "its own Python code"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    WRONG,
+    ids=["vocabulary", "layers", "width", "model type", "fewer weights", "shape", "own code"],
+)
+def test_wrong_input_is_one_line(
+    spoil: Callable[[Path], None],
+    line: str,
+    llama: tuple[Path, Path],
+    tmp_path: Path,
+    started_instr: Instr,
+) -> None:
+    folder = copied(llama[0], tmp_path)
+    spoil(folder)
+    out = tmp_path / "out.json"
+    done = started_instr("validate", llama[1], "--against", folder, "-o", out)
+    assert line.format(folder) in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not out.exists()
+    assert not (folder / "ran").exists()
+
+
+def test_an_encoder_is_refused(tmp_path: Path, started_instr: Instr) -> None:
+    peer_models.make_bert(tmp_path / "bert")
+    imported = tmp_path / "bert.gguf"
+    import_model(open_source(tmp_path / "bert"), imported, "F32")
+    done = started_instr("validate", imported, "--against", tmp_path / "bert")
+    assert done.stderr == (
+        f"error: {imported} is an encoder; models that only decode can be validated\n"
+    )
+    assert done.returncode == 2

@@ -1,0 +1,23 @@
+"""The imported models that several peer suites share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamacpp_instr.importer.runner import import_model
+from llamacpp_instr.importer.source import open_source
+from tests.peers import peer_models
+
+
+@pytest.fixture(scope="session", params=peer_models.DECODERS)
+def decoder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
+    """A model of transformers, its folder, and the file that it became."""
+    # llama.cpp demands certain tokens of a model whose name says phi3; a name comes from a folder's
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    model = peer_models.DECODERS[request.param](folder)
+    imported = folder.with_suffix(".gguf")
+    import_model(open_source(folder), imported, "F32")
+    return model, folder, imported
