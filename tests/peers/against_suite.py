@@ -65,8 +65,10 @@ def test_all_states_of_an_import_are_those_of_transformers(
     found = compared(imported)
     layers = [f"layer {number}" for number in range(model.config.num_hidden_layers)]
     assert [of.state for of in found.states] == ["embeddings", *layers, "final norm", "logits"]
-    assert max(of.error for of in found.states) < OF_F32 / 100
-    assert min(of.cosine for of in found.states) > 1 - 1e-9
+    # ggml looks GELU up in a table of F16
+    limit = OF_F32 if model.config.model_type == "gemma3_text" else 1e-5
+    assert max(of.error for of in found.states) < limit
+    assert min(of.cosine for of in found.states) > 1 - limit
     assert found.same_top == found.n_tokens
 
 
