@@ -31,7 +31,8 @@ BELOW: dict[str, set[str]] = {
     "debugger": {"graph", "llama", "model", "recording", "weights"},
     "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
     "validate": {
-        "converters.exports", "converters.report", "debugger", "llama", "model", "weights",
+        "converters.exports", "converters.report", "build", "debugger", "importer", "llama",
+        "model", "weights",
     },
     "diverge": {
         "converters.report", "debugger", "graph", "llama", "model", "quality",

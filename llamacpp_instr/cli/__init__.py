@@ -106,7 +106,7 @@ GROUPS: dict[str, _Commands] = {
         ),
         "validate": (
             "llamacpp_instr.cli.validate:validate",
-            "Check every op of a model against ONNX Runtime.",
+            "Check every op, or every layer, of a model.",
         ),
         "memory": (
             "llamacpp_instr.cli.memory:memory",

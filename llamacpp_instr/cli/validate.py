@@ -120,6 +120,7 @@ def _compare(
     options: ContextOptions,
     output: ReportOutput,
 ) -> Verdict:
+    from llamacpp_instr.importer.libraries import check_libraries
     from llamacpp_instr.llama.log import captured
     from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
@@ -132,6 +133,7 @@ def _compare(
     output.check(model)
     source = open_reference(folder)
     source.check_output(Path(output.path))
+    check_libraries()
     file = load_model_file(model)
     check_memory(file, options)
     why = "--bound"

@@ -44,7 +44,7 @@ OTHERS = {
     ],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),
-    "make test-peers": import_lines.import_lines(),
+    "make test-peers": [*import_lines.import_lines(), *import_lines.against_lines()],
 }
 """who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
 

@@ -1,4 +1,8 @@
-"""The lines of README and docs that import a model. tests/peers/sources_suite.py runs them."""
+"""The lines of README and docs that need PyTorch.
+
+tests/peers/sources_suite.py runs those that import a model, tests/peers/against_suite.py those that
+compare one with its folder.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,18 @@ HUGGING_FACE, META, ADAPTER = "Llama-3.2-1B", "llama-2-7b", "adapter"
 """the folders that the pages speak of"""
 
 _IMPORTS = re.compile(rf"instr import |instr run {HUGGING_FACE} |make test-peers$")
+_COMPARES = re.compile(rf"instr validate .*--against {HUGGING_FACE}")
 
 
 def import_lines() -> list[Line]:
     """Lines of all pages, in order."""
-    return [line for page in PAGES for line in lines_of(page) if _IMPORTS.match(line.text)]
+    return _lines(_IMPORTS)
+
+
+def against_lines() -> list[Line]:
+    """Those that compare; they are of the file llama.gguf."""
+    return _lines(_COMPARES)
+
+
+def _lines(beginning: re.Pattern[str]) -> list[Line]:
+    return [line for page in PAGES for line in lines_of(page) if beginning.match(line.text)]

@@ -36,7 +36,13 @@ class States:
         if (norm := graph.by_name.get("result_norm")) is not None:
             places[FINAL_NORM] = norm
         places[LOGITS] = residual.logits.index
-        self._rows = rows_of_nodes(graph)
+        rows = rows_of_nodes(graph)
+        if any(rows[index] is None for index in places.values()):
+            raise UsageError(
+                "this architecture's residual stream does not have one row for each token, so its "
+                "layers cannot be compared"
+            )
+        self._rows = rows
         for state, index in places.items():
             self._states.setdefault(index, []).append(state)
         self.nodes = {state: graph.nodes[index].name for state, index in places.items()}
@@ -44,8 +50,7 @@ class States:
 
     def passed(self, stop: Stop) -> None:
         rows = self._rows[stop.node.index]
-        if rows is None:
-            raise UsageError(f"{stop.node}: it has no row for each token")
+        assert rows is not None
         values = by_token(stop.values(), list(tensor_at(stop.node.address).ne), rows)
         assert token_numbers(rows, stop.ubatch) == list(range(stop.ubatch.n_tokens))
         for state in self._states[stop.node.index]:

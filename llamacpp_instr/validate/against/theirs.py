@@ -11,7 +11,6 @@ import numpy as np
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.importer.child import ChildDied, ChildFailed, run_child
-from llamacpp_instr.importer.libraries import check_libraries
 from llamacpp_instr.importer.source import Kind, Source, open_source
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.temporary import temporary_directory
@@ -31,9 +30,8 @@ class Sizes:
 
 
 def open_reference(folder: Path) -> Source:
-    """The Hugging Face model in a folder. Raises UsageError if there is none, if files are missing,
-    or without the packages of the extra `hf`."""
-    check_libraries()
+    """The Hugging Face model in a folder. Raises UsageError if there is none, if files are
+    missing."""
     source = open_source(folder)
     if source.kind is not Kind.HUGGING_FACE:
         raise UsageError(f"{folder} is {source.kind.value}; --against needs a Hugging Face model")
@@ -65,6 +63,10 @@ def transformers_states(
         try:
             names: list[str] = run_child(f"{__package__}.worker", request, log, on_progress)
         except ChildFailed as failed:
+            if "trust_remote_code" in failed.text:
+                raise UsageError(
+                    f"{source.path}: the model needs its own Python code, which instr does not run"
+                ) from None
             raise UsageError(
                 f"{source.path}: transformers cannot run it: {failed}; its log is {log}"
             ) from None

@@ -35,7 +35,7 @@ def _compute(request: Request, answer: Answer) -> list[str]:
         torch.set_num_threads(request["threads"])
     folder = request["folder"]
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    _check_sizes(folder, config.get_text_config(), request["sizes"])
+    check_sizes(folder, config.get_text_config(), request["sizes"])
     check_pickles([Path(name) for name in request["weights"]])
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager",
@@ -48,7 +48,7 @@ def _compute(request: Request, answer: Answer) -> list[str]:
     return list(states)
 
 
-def _check_sizes(folder: str, config: Any, ours: dict[str, Any]) -> None:
+def check_sizes(folder: str, config: Any, ours: dict[str, Any]) -> None:
     """Raises UsageError if the models differ in what can be seen before weights are loaded."""
     names = {
         "n_layers": ("num_hidden_layers", "layers"),

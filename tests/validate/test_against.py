@@ -1,0 +1,181 @@
+"""What `instr validate --against` does without transformers: llama.cpp's states, the comparison of
+two sets of states, and wrong input. With transformers: tests/peers/against_suite.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+from llamacpp_instr.cli import main
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.validate.against.compare import compare, default_bound
+from llamacpp_instr.validate.against.ours import States, compute_states
+from llamacpp_instr.validate.against.report import judge_states
+from llamacpp_instr.validate.against.theirs import Sizes
+from llamacpp_instr.validate.against.worker import check_sizes
+from llamacpp_instr.validate.prompt import prompt_tokens
+from tests.kit.debugger_kit import opened, run, without
+from tests.kit.native_kit import DEMO, random_models
+from tests.kit.quantized_kit import quantized_demo
+
+BOUND = 1e-6
+
+
+def states_of(path: Path) -> States:
+    with opened(path) as model:
+        return compute_states(model, prompt_tokens(model, None), 1, "off")
+
+
+@pytest.fixture(scope="module")
+def demo() -> States:
+    return states_of(DEMO)
+
+
+@pytest.mark.native
+def test_the_states_are_those_of_the_graph(demo: States) -> None:
+    layers = [f"layer {n}" for n in range(4)]
+    assert list(demo.values) == ["embeddings", *layers, "final norm", "logits"]
+    assert [demo.nodes[name] for name in layers] == [f"l_out-{n}" for n in range(4)]
+    with opened(DEMO) as model:
+        tokens = prompt_tokens(model, None)
+        (logits,) = run(model, prompt=tokens, decodes=0, flash_attn="off").logits
+        weights = load_model_file(DEMO).by_name
+        assert demo.values["embeddings"].shape == (len(tokens), weights["token_embd.weight"].ne[0])
+    # that run has a cache in F16
+    np.testing.assert_allclose(demo.values["logits"][-1], logits, atol=0.02)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("weight", "state"),
+    [
+        ("token_embd.weight", "embeddings"),
+        ("blk.0.ffn_down.weight", "layer 0"),
+        ("blk.3.attn_norm.weight", "layer 3"),
+        ("blk.2.ffn_norm.weight", "layer 2"),
+        ("output_norm.weight", "final norm"),
+    ],
+)
+def test_the_first_state_that_differs_is_named(
+    weight: str, state: str, demo: States, tmp_path: Path
+) -> None:
+    damaged = states_of(without(DEMO, [weight], tmp_path / "damaged.gguf"))
+    verdict = judge_states(compare(damaged.values, demo.values, damaged.nodes), BOUND, "--bound")
+    assert not verdict.passed
+    assert verdict.reports[0].figures["parts at"] == (state, "text")
+    assert verdict.reports[0].notes[0] == (
+        f"They part at {state}: its error is the first beyond 1e-06 (--bound)."
+    )
+
+
+def test_the_errors_are_relative_and_of_the_worst_token() -> None:
+    theirs = np.eye(3, dtype=np.float32)
+    ours = theirs.copy()
+    ours[1, 2] = 2.0  # an angle whose cosine is 1/sqrt(5)
+    (of,) = compare({"logits": ours}, {"logits": theirs}, {"logits": "result_output"}).states
+    assert of.error == pytest.approx(2 / np.sqrt(3))
+    assert of.cosine == pytest.approx(1 / np.sqrt(5))
+    assert of.token == 1
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_is_beyond_any_bound(wrong: float) -> None:
+    theirs = np.eye(3, dtype=np.float32)
+    ours = theirs.copy()
+    ours[2, 0] = wrong
+    found = compare({"logits": ours}, {"logits": theirs}, {"logits": "result_output"})
+    assert found.states[0].error == np.inf
+    assert found.states[0].token == 2
+    assert not judge_states(found, 1e9, "--bound").passed
+
+
+@pytest.mark.native
+def test_the_coarsest_matrix_decides_the_default_bound() -> None:
+    assert default_bound(load_model_file(DEMO))[0] == 16 / 2**11
+    assert default_bound(load_model_file(quantized_demo("Q8_0")))[0] == 16 / 2**8
+    assert default_bound(load_model_file(quantized_demo("Q4_K_M")))[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [
+        ({"vocab_size": 600}, "it.gguf has 512 tokens in its vocabulary, folder has 600"),
+        ({"num_hidden_layers": 3}, "it.gguf has 2 layers, folder has 3"),
+        ({"hidden_size": None}, "it.gguf has 64 values in a hidden state, folder has none"),
+    ],
+)
+def test_another_model_is_refused_with_both_numbers(size: dict[str, int], line: str) -> None:
+    same = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 512}
+    sizes = asdict(Sizes("it.gguf", 2, 64, 512))
+    check_sizes("folder", SimpleNamespace(**same), sizes)
+    with pytest.raises(UsageError, match=line):
+        check_sizes("folder", SimpleNamespace(**same | size), sizes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like a model."""
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    save_file({"it": np.zeros(1, np.float32)}, made / "model.safetensors")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--bound 0.1", "--bound is for --against; the tolerances of ops are upstream's"),
+        ("--against model -n 3", "-n is the number of decodes; --against compares a prefill only"),
+        ("--against nothing", "nothing does not exist"),
+        ("--against model/config.json", "model/config.json is a file; name the folder"),
+        ("--against empty", "empty is no model: it has no config.json"),
+        ("--against unweighted", "unweighted has no weights"),
+        ("--against meta", "meta is a model in Meta's own layout; --against needs a Hugging Face"),
+        ("--against model -o model/config.json --force", "would overwrite the input"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    arguments: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    for name in ("empty", "unweighted", "meta"):
+        Path(name).mkdir()
+    shutil.copyfile(folder / "config.json", "unweighted/config.json")
+    for name in ("params.json", "consolidated.00.pth", "tokenizer.model"):
+        Path("meta", name).write_text("{}")
+    done = CliRunner().invoke(main, ["validate", "demo", *arguments.split()])
+    assert line in done.stderr
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_without_the_extra_hf_it_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "llamacpp_instr.importer.libraries.importlib.util.find_spec",
+        lambda name: None if name in ("torch", "transformers") else object(),
+    )
+    done = CliRunner().invoke(main, ["validate", "demo", "--against", str(folder)])
+    assert done.stderr == (
+        'Error: this needs the packages torch, transformers: pip install "llamacpp-instr[hf]"\n'
+    )
+    assert done.exit_code == 2
+
+
+@pytest.mark.native
+def test_a_model_without_one_residual_stream_is_refused() -> None:
+    (model,) = random_models().glob("*deepseek4*.gguf")
+    with pytest.raises(UsageError, match="one row for each token"):
+        states_of(model)
