@@ -80,7 +80,7 @@ def default_bound(file: ModelFile) -> tuple[float, GgmlType]:
 
     OF_F32 for F32. Else 16 times the distance of two neighboring numbers of the type, 2^-bits, but
     at most 0.5: F16 has 11 significant bits, BF16 has 8, a quantized type as many as a weight
-    takes. 16, because the errors of layers add up: random models of two to six layers reach 3 to
+    takes. 16, because the errors of layers add up: random models of two to six layers reach 1.5 to
     15 times that distance.
     """
     types = [weight.type for weight in file.weights if len(weight.ne) > 1]
