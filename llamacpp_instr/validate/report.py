@@ -11,7 +11,6 @@ from llamacpp_instr.validate.rounding import rounds
 from llamacpp_instr.validate.run import OF_LOGITS, Validation
 from llamacpp_instr.validate.whole import Whole
 
-
 ROUNDED = 10
 """times the tolerance of logits that rounded activations may cost: the demo model in Q4_K_M reaches
 twice the tolerance, and what is wired wrongly hundreds of times"""
