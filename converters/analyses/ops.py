@@ -21,8 +21,6 @@ from llamacpp_instr.schema import Graph, Nodes
 
 _UNSAID = (0, "UNDEFINED", "NONE")
 """values of parameters that ask for nothing"""
-MOST_WEIGHTS = 4
-"""roles of weights that a row names; further ones are counted"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
         rows.append(
             [
                 str(number), kind.op, ", ".join(kind.inputs), kind.output, count.n, *work,
-                _names(count.weights), ", ".join(f"{name}={_short(v)}" for name, v in kind.params),
+                ", ".join(count.weights) or None,
+                ", ".join(f"{name}={_short(v)}" for name, v in kind.params),
                 " + ".join(standard.onnx) or None, standard.torch or None,
             ]
         )  # fmt: skip
@@ -170,9 +169,3 @@ def _typed(type_: str, ne: Sequence[int]) -> str:
 
 def _short(value: float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _names(weights: Sequence[str]) -> str | None:
-    shown = ", ".join(weights[:MOST_WEIGHTS])
-    more = len(weights) - MOST_WEIGHTS
-    return (f"{shown} and {more} more" if more > 0 else shown) or None
