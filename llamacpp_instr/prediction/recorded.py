@@ -51,7 +51,7 @@ _TIMES = {1: 25, 2: 12, 4: 12, 8: 12, 16: 9, 32: 7, 64: 7, 256: 3}
 _SHORT = tuple(Run(tokens, times) for tokens, times in _TIMES.items())
 _LONG = (
     *(Run(1, times, past) for past, times in ((192, 15), (512, 15), (1504, 15), (3008, 11))),
-    *(Run(8, 7, past) for past in (300, 1000, 2000)), Run(64, 3, past=1000), Run(512, 2),
+    Run(8, 5, past=300), Run(8, 5, past=1500), Run(64, 3, past=1000), Run(512, 2),
 )  # fmt: skip
 SMALL, MIDDLE = Shape(256, 768, 4, 2), Shape(1024, 2816, 16, 4)
 SUBJECTS = (

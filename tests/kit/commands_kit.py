@@ -125,7 +125,7 @@ class Place:
         return subprocess.run(
             ["bash", "-c", script],
             cwd=self.directory, env=self._environment, capture_output=True, text=True,
-            timeout=120, check=False, stdin=subprocess.DEVNULL,
+            timeout=600, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def _lay(self, command: list[str]) -> None:
