@@ -147,12 +147,12 @@ GROUPS: dict[str, _Commands] = {
             "Write the graph of a model or a log as ONNX.",
         ),
     },
-    "Many logs": {
+    "Fleet": {
         "collect": (
             "llamacpp_instr.cli.collect:collect",
             "Collect many logs into one data set of Parquet files.",
         ),
-        "sql": ("llamacpp_instr.cli.sql:sql", "Ask about the logs in a data set of instr collect."),
+        "sql": ("llamacpp_instr.cli.sql:sql", "Ask about the logs in a data set."),
     },
 }
 """purpose -> commands: name -> ("module:function", the first line of its help)"""

@@ -12,7 +12,7 @@ from llamacpp_instr.cli.logs import lenient_option
 @click.command(
     "collect",
     epilog="\b\nExamples:\n  instr collect session.log server.log -o fleet\n"
-    "  instr collect . -o fleet --host rack-7",
+    "  instr collect session.log --host rack-7 -o fleet",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")

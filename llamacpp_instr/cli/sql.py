@@ -18,12 +18,13 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 @click.argument("query", required=False)
 @report_options
 def sql(dataset: Path, query: str | None, output: ReportOutput) -> None:
-    """Ask about the logs in a data set of `instr collect`.
+    """Ask about the logs in a data set.
 
-    QUERY is SQL, as DuckDB knows it, or the name of a query; without one, the names are listed. The
-    tables are logs, steps, requests, ops, hosts and op_percentiles. A column whose name ends in ns
-    holds nanoseconds; times are UTC. In ops, a row counts the kernels of one op whose durations are
-    within 1 % of one another, and the percentiles of op_percentiles are within 1 %.
+    `instr collect` makes data sets. QUERY is SQL, as DuckDB knows it, or the name of a query;
+    without one, the names are listed. The tables are logs, steps, requests, ops, hosts and
+    op_percentiles. A column whose name ends in ns holds nanoseconds; times are UTC. In ops, a row
+    counts the kernels of one op whose durations differ by at most 2 %, and the percentiles
+    of op_percentiles are within 1 %.
     """
     from converters.fleet.answer import answer, named_queries
     from converters.fleet.database import open_database

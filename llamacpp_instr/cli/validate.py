@@ -60,7 +60,7 @@ def validate(
     flash_attn: str | None,
     output: ReportOutput,
 ) -> None:
-    """Check every op of a model against ONNX Runtime.
+    """Check every op, or every layer, of a model.
 
     Runs a prefill and some decodes. After each op, ONNX Runtime computes the same from the inputs
     that the op had, with dequantized weights, in float32. The report has the largest error of each

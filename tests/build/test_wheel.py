@@ -100,7 +100,6 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
     assert sorted(extras) == [
         "dask", "fleet", "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report",
         "schedule", "tensors", "test", "tui", "view",
-        "tensors", "test", "tui", "view",
     ]  # fmt: skip
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     needed = {line.partition(";")[0] for line in lines}

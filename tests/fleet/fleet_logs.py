@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def write_log(
         start["host"]["cpu"] = cpu
     if time:
         start["time"] = time
+        start["wall"] = int(datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()) * 10**9
     begin = start["t"]
     for event in events:
         event["t"] = begin + round((event["t"] - begin) * slower)

@@ -137,6 +137,8 @@ class Place:
             for name in () if written else words:
                 source = self._source(name)
                 target = self.directory / name
+                if (self._stock / name).is_dir() and "/" not in name and not target.exists():
+                    shutil.copytree(self._stock / name, target)
                 if source is not None and not target.exists():
                     shutil.copyfile(source, target)
                     self.laid.append(name)
