@@ -26,6 +26,8 @@ UNREACHED: dict[str, str] = {
     "fontTools/[!_m]*/": "for fonts inside PDF and PostScript; charts are SVG and PNG",
     "matplotlib/mpl-data/fonts/afm": "likewise",
     "matplotlib/mpl-data/fonts/pdfcorefonts": "likewise",
+    "matplotlib/mpl-data/fonts/ttf/DejaVuSerif*": "charts use DejaVu Sans",
+    "matplotlib/mpl-data/fonts/ttf/DejaVuSansMono-*": "likewise; its regular style is for formulas",
     "matplotlib/mpl-data/images": "buttons of windows; charts are files",
     "matplotlib/backends/web_backend": "likewise",
     "matplotlib/mpl-data/sample_data": "example data",
