@@ -1,4 +1,7 @@
-"""The imported models that several peer suites share."""
+"""The imported models that several peer suites share.
+
+`make test` reads this file, too, and has no PyTorch: what needs it is imported by the fixture.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ import pytest
 
 from llamacpp_instr.importer.runner import import_model
 from llamacpp_instr.importer.source import open_source
-from tests.peers import peer_models
+
+DECODERS = ("llama", "qwen3", "gemma3", "phi3", "mixtral")
 
 
-@pytest.fixture(scope="session", params=peer_models.DECODERS)
+@pytest.fixture(scope="session", params=DECODERS)
 def decoder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     """A model of transformers, its folder, and the file that it became."""
+    from tests.peers import peer_models
+
+    assert tuple(peer_models.DECODERS) == DECODERS
     # llama.cpp demands certain tokens of a model whose name says phi3; a name comes from a folder's
     folder = tmp_path_factory.mktemp(request.param) / "model"
     model = peer_models.DECODERS[request.param](folder)
