@@ -43,14 +43,14 @@ _VIEWS = {
 
 def open_database(dataset: Path) -> DuckDBPyConnection:
     """A connection whose tables are those of the data set, read from its files when they are asked
-    for. Raises UsageError if `dataset` is none, or if duckdb is missing."""
+    for. Raises UsageError if `dataset` is not one, or if duckdb is missing."""
     try:
         import duckdb
     except ImportError:
         raise UsageError('SQL needs DuckDB: pip install "llamacpp-instr[fleet]"') from None
     mark = dataset / "_format"
     if not mark.is_file() or mark.read_text() != FORMAT:
-        raise UsageError(f"{dataset} is no data set; make one with instr collect")
+        raise UsageError(f"{dataset} is not a data set; make one with instr collect")
     connection = duckdb.connect()
     connection.execute(
         "create macro middle_ns(bucket) as case when bucket <= 1 then bucket::double"

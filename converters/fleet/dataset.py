@@ -2,7 +2,7 @@
 
 Invariant: a log is in the data set if and only if its file in `logs` is there, which is written
 last and removed first. A file has its name only when it is complete; a name that begins with `.`
-or `_` is none of the data set, as for Spark and Hive.
+or `_` does not belong to the data set; Spark and Hive skip such files, too.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def open_dataset(path: Path) -> None:
         return
     begun = path / "_format.part"
     if path.exists() and (not path.is_dir() or set(path.iterdir()) - {begun}):
-        raise UsageError(f"{path} exists and is no data set of instr collect; name another")
+        raise UsageError(f"{path} exists and is not a data set of instr collect; name another")
     try:
         path.mkdir(exist_ok=True)
         begun.write_text(FORMAT)

@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 
 
 def on_dask(address: str, function: Callable[[Of], Result], of: Sequence[Of]) -> Iterator[Result]:
-    """The results, as they come. Raises UsageError if there is no scheduler at `address`, or if
-    Dask is missing."""
+    """Yields each result when it arrives. Raises UsageError if no scheduler answers at `address`,
+    or if Dask is missing."""
     try:
         from distributed import Client, as_completed
     except ImportError:

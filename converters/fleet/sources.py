@@ -51,7 +51,7 @@ def find_sources(names: Sequence[str]) -> list[Source]:
     for name in names:
         matched = list(_remote(name) if "://" in name else _local(name))
         if not matched:
-            raise UsageError(f"{name}: there is no such file, and no log in it")
+            raise UsageError(f"{name}: no such file, or a folder without logs")
         found.update((source.name, source) for source in matched)
     return list(found.values())
 

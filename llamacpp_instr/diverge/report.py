@@ -181,7 +181,7 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
             f" {len(known):,} tokens."
         )
     else:
-        report.notes.append("A or B has logits that are no numbers: there is no KL divergence.")
+        report.notes.append("A or B has logits that are not numbers, so there is no KL divergence.")
     report.figures["values in memory"] = (found.most_bytes, "bytes")
     report.notes += found.notes
     return report

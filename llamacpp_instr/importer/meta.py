@@ -60,7 +60,7 @@ class MetaModel:
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         """Opens the shards. Raises UsageError if one is damaged or would run code, if shards are
-        missing, or if the model is none that this module knows."""
+        missing, or if this module does not know the model."""
         self.folder = folder
         self.params = read_json(folder / "params.json")
         self.shards = [load_tensors(file) for file in files]
@@ -159,7 +159,9 @@ class MetaModel:
     def _check(self) -> None:
         where = self.folder
         if self.params.get("moe") or self.params.get("vision_chunk_size"):
-            raise UsageError(f"{where} is no plain Llama; import the Hugging Face folder instead")
+            raise UsageError(
+                f"{where} is not a plain Llama; import the Hugging Face folder instead"
+            )
         if self.dim % self.n_heads or self.n_heads % self.n_kv_heads:
             raise UsageError(f"{where / 'params.json'}: dim, n_heads and n_kv_heads do not fit")
         wanted = {f"layers.{n}.{end}" for n in range(self._number("n_layers")) for end in _IN_LAYER}
@@ -178,7 +180,7 @@ class MetaModel:
             )
         if not _is_sentencepiece(where / "tokenizer.model"):
             raise UsageError(
-                f"{where / 'tokenizer.model'} is no SentencePiece model, as Llama 1 and 2 have; "
+                f"{where / 'tokenizer.model'} is not a SentencePiece model, as Llama 1 and 2 have; "
                 "for a later model import its Hugging Face folder"
             )
 
@@ -195,7 +197,7 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise UsageError(f"{file} is no file of tensors")
+        raise UsageError(f"{file} does not contain tensors")
     return found
 
 

@@ -77,7 +77,7 @@ def check_is_folder(path: Path) -> None:
 
 
 def recognize(path: Path) -> Kind:
-    """The format of a folder. Raises UsageError if it is none that can be imported."""
+    """The format of a folder. Raises UsageError if it cannot be imported."""
     if (path / "adapter_config.json").is_file():
         return Kind.LORA
     is_meta = (path / "params.json").is_file() and any(path.glob("consolidated.*.pth"))
@@ -91,7 +91,7 @@ def recognize(path: Path) -> Kind:
             "import the Hugging Face folder of the model"
         )
     raise UsageError(
-        f"{path} is no model: it has no config.json (Hugging Face), no params.json with "
+        f"{path} is not a model: it has no config.json (Hugging Face), no params.json with "
         "consolidated.*.pth (Meta) and no adapter_config.json (LoRA)"
     )
 
@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is damaged: it is no JSON object")
+        raise UsageError(f"{path} is damaged: it is not a JSON object")
     return found
 
 

@@ -144,8 +144,8 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere.log", "-o", "fleet"), "nowhere.log: there is no such file"),
-        (("LOG", "-o", "occupied"), "occupied exists and is no data set"),
+        (("nowhere.log", "-o", "fleet"), "nowhere.log: no such file"),
+        (("LOG", "-o", "occupied"), "occupied exists and is not a data set"),
         (("nowhere://a/b", "-o", "fleet"), "nowhere://a/b"),
         (("LOG", "-o", "missing/fleet"), "missing/fleet"),
         (("LOG", "-o", "fleet", "--dask", "nothing"), "--dask nothing"),

@@ -80,7 +80,7 @@ def test_shares_add_up(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere", "logs"), "nowhere is no data set"),
+        (("nowhere", "logs"), "nowhere is not a data set"),
         (("FLEET", "select nope from steps"), 'Referenced column "nope" not found'),
         (("FLEET", "selekt 1"), "syntax error"),
         (("FLEET", "slowst"), "slowst"),

@@ -114,7 +114,7 @@ def mistral(folder: Path) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Path], None], str]] = [
-    ("hugging_face", remove("config.json"), "is no model: it has no config.json"),
+    ("hugging_face", remove("config.json"), "is not a model: it has no config.json"),
     ("hugging_face", remove(SHARDS[1]), f"1 of 2 files with weights is missing: {SHARDS[1]}"),
     ("hugging_face", without_index_and_shard, f"is missing: {SHARDS[0]}"),
     ("hugging_face", cut, f"{SHARDS[1]} is damaged"),
@@ -136,7 +136,7 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
         remove("adapter_model.safetensors"),
         "has no weights: no adapter_model.safetensors",
     ),
-    ("adapter", write("adapter_config.json", "[]"), "it is no JSON object"),
+    ("adapter", write("adapter_config.json", "[]"), "it is not a JSON object"),
 ]
 
 
@@ -173,7 +173,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, instr: Instr) -> None:
         assert_refused(instr("import", *words), *said)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "old.gguf"}
     assert model.read_bytes() == before
-    assert_refused(instr("run", tmp_path, "-p", "hi"), "is no model: it has no config.json")
+    assert_refused(instr("run", tmp_path, "-p", "hi"), "is not a model: it has no config.json")
 
 
 @pytest.mark.native

@@ -256,7 +256,7 @@ def test_a_nan_stops_when_asked(instr: Instr, tmp_path: Path) -> None:
         ("no_tokenizer.gguf", ("-p", "a"), ("no tokenizer",)),
         ("vocabulary.gguf", ("-p", "a"), ("only a vocabulary",)),
         ("missing.gguf", ("-p", "a"), ("does not exist",)),
-        (".", ("-p", "a"), ("is no model", "config.json")),
+        (".", ("-p", "a"), ("is not a model", "config.json")),
     ],
 )
 def test_wrong_input_is_one_line(

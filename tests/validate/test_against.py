@@ -138,7 +138,7 @@ def folder(tmp_path: Path) -> Path:
         ("--against model -n 3", "-n is the number of decodes; --against compares a prefill only"),
         ("--against nothing", "nothing does not exist"),
         ("--against model/config.json", "model/config.json is a file; name the folder"),
-        ("--against empty", "empty is no model: it has no config.json"),
+        ("--against empty", "empty is not a model: it has no config.json"),
         ("--against unweighted", "unweighted has no weights"),
         ("--against meta", "meta is a model in Meta's own layout; --against needs a Hugging Face"),
         ("--against model -o model/config.json --force", "would overwrite the input"),

@@ -70,7 +70,7 @@ def _compared(state: str, node: str, ours: Array, theirs: Array) -> Compared:
 
 
 def _finite(errors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Errors with infinity where a value is no number."""
+    """Errors with infinity where a value is not a number."""
     return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
 
 
