@@ -145,6 +145,8 @@ def _become_instr(
         os.environ.clear()
         os.environ.update(environment)
     tempfile.tempdir = None  # it may be another one there
+    # the parent's exit functions may wait for threads that only the parent has (pyarrow 14 does)
+    atexit._clear()
     if out is None:
         reader, number = os.pipe()
         os.close(reader)
