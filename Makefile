@@ -78,7 +78,7 @@ $(AUDIT)/bin/pip-audit:
 # `instr build` takes the library of `make native` from the cache
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
-	$(OLDEST)/bin/python -m pytest $(TESTS)
+	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile $(TESTS)
 
 # has its own environment, because PyTorch is a hundred times as large as the others
 test-peers: $(PEERS_INSTALLED)
