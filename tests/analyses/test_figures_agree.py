@@ -3,64 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from msgspec.structs import replace
 
 import llamacpp_instr
 from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.tables import load_tables
 from converters.report.report import shown
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.probe.file import Bandwidth, probe_json
-from llamacpp_instr.schema import SessionStart
-from tests.kit.made_probe import probe_of
 from tests.kit.page_tables import PageTables, cells, check_page
 from tests.kit.perfetto_queries import NAME, OP, arg, slices
+from tests.kit.told import Row, Told
 from tests.kit.trace_processor import ask, needs_node
 
 pytestmark = pytest.mark.native
 
-Row = dict[str, Any]
 RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd number, count
-
-
-class Told:
-    """The session as JSON from `instr`."""
-
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        self.log = directory / "session.log"
-        self.environment = environment | {"LLAMACPP_INSTR_CACHE": str(directory / "cache")}
-
-    def measure_machine(self) -> None:
-        """As if `instr probe` had found memory so slow that every decode is bound by it."""
-        _, start = next(iter(read_events(self.log)))
-        assert isinstance(start, SessionStart)
-        slow = [Bandwidth(1, 1 << 30, 1e6)]
-        probe = replace(probe_of(start.host.cpu), bandwidth=slow)
-        (self.log.parent / "cache").mkdir(mode=0o700)
-        (self.log.parent / "cache" / "probe.json").write_bytes(probe_json(probe))
-
-    def instr(self, *arguments: object) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *map(str, arguments)],
-            cwd=self.log.parent, env=self.environment, check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-
-    def reports(self, *arguments: object) -> dict[str, Row]:
-        return {of["title"]: of for of in json.loads(self.instr(*arguments, "--json"))}
-
-    def tables(self, *arguments: object) -> dict[str, list[Row]]:
-        return {title: of["rows"] for title, of in self.reports(*arguments).items()}
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +293,47 @@ def test_the_notebook(
     page = told.log.with_name("notebook.html")
     log.page(page)
     assert page.read_text() == told.instr("page", told.log, "-o", "-")
+
+
+def test_the_data_set_of_many_logs(
+    told: Told, summary: dict[str, list[Row]], requests: dict[str, Row]
+) -> None:
+    told.instr("collect", told.log, "-o", "fleet")
+
+    def asked(sql: str) -> list[Row]:
+        (rows,) = told.tables("sql", "fleet", sql).values()
+        return rows
+
+    of_steps = """select phase, count(*) as n, sum(ns) as ns, sum(tokens) as tokens,
+            median(ns) as p50
+        from steps where counted group by phase"""
+    rows = {row["phase"]: row for row in asked(of_steps)}
+    for speed in summary["Speed"]:
+        row = rows[speed["Phase"]]
+        assert (row["n"], row["ns"]) == (speed["steps"], speed["time"])
+        assert row["tokens"] == speed["tokens"]
+        if speed["Phase"] == "decode":
+            assert speed["tokens/s median"] == pytest.approx(1e9 / row["p50"])
+
+    of_ops = "select op, sum(kernels)::bigint as n, sum(ns)::bigint as ns from ops group by op"
+    spent = {row["op"]: (row["n"], row["ns"]) for row in asked(of_ops)}
+    assert spent == {row["Op"]: (row["calls"], row["time"]) for row in summary["Top ops"]}
+    of_blocks = "select block, phase, sum(ns)::bigint as ns from ops group by all"
+    blocks = {(row["block"], row["phase"]): row["ns"] for row in asked(of_blocks)}
+    there = {
+        (row["Block"], phase): row[phase]
+        for row in summary["Where the time went"]
+        for phase in ("prefill", "decode")
+    }
+    assert blocks.items() <= there.items()
+    assert sum(blocks.values()) == sum(ns for _, ns in spent.values())
+
+    every = list(requests.values())[-1]
+    mine = asked("select first_token_ns, between_tokens_ns, ns from requests order by time")
+    rows_there = sorted(every["rows"], key=lambda row: row["Request"])
+    assert [tuple(row.values()) for row in mine] == [
+        (row["first token"], row["between"], row["total"]) for row in rows_there
+    ]
 
 
 @needs_node
