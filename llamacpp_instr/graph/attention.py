@@ -169,19 +169,27 @@ def _mask(graph: Graph, node: int) -> int | None:
 
 def attention_work(attention: Attention, ubatch: Ubatch | None) -> Work:
     """The work of one kernel; `ubatch` is None if nothing is known of its compute."""
-    if ubatch is None or attention.mask == "other":
+    if ubatch is None:
         return _most(attention, attention.n_kv, ubatch)
+    seen, windows = scope(attention, ubatch)
+    if not seen:
+        return _most(attention, attention.n_kv, ubatch)
+    works = {_work(attention, ubatch, of, window) for of in seen for window in windows}
+    most = max(works)
+    return most._replace(bound=most.bound or len(works) > 1)
+
+
+def scope(attention: Attention, ubatch: Ubatch) -> tuple[list[Seen], tuple[int, ...]]:
+    """The caches that the tokens may see, none if nothing is known, and the windows that the layer
+    may have, 0 for none. One of each if the log tells it."""
+    if attention.mask == "other":
+        return [], (0,)
     if attention.mask == "none":
         seen = [Seen(ubatch.n_tokens, ubatch.alone, True, bool(ubatch.alone))]
     else:
         # layers with a window have a cache of their own; one of another size tells which is theirs
         seen = [of for of in ubatch.caches if of.size == attention.size]
-    if not seen:
-        return _most(attention, attention.n_kv, ubatch)
-    windows = _windows(attention, ubatch, seen)
-    works = {_work(attention, ubatch, of, window) for of in seen for window in windows}
-    most = max(works)
-    return most._replace(bound=most.bound or len(works) > 1)
+    return seen, _windows(attention, ubatch, seen) if seen else (0,)
 
 
 def _windows(attention: Attention, ubatch: Ubatch, seen: Sequence[Seen]) -> tuple[int, ...]:

@@ -83,6 +83,15 @@ def make_gemma3(folder: Path) -> Any:
     return _saved(transformers.Gemma3ForCausalLM, config, folder, add_sentencepiece)
 
 
+def make_gemma2(folder: Path) -> Any:
+    """Its attention caps logits; every other layer has a window."""
+    config = transformers.Gemma2Config(
+        **{**SMALL, "pad_token_id": 0}, head_dim=32, sliding_window=16, query_pre_attn_scalar=32,
+        attn_logit_softcapping=5.0,
+    )  # fmt: skip
+    return _saved(transformers.Gemma2ForCausalLM, config, folder, add_sentencepiece)
+
+
 def make_qwen3(folder: Path) -> Any:
     config = transformers.Qwen3Config(
         **{**SMALL, "vocab_size": 151936, "bos_token_id": None, "eos_token_id": 151643},

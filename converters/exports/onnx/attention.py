@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from converters.exports.onnx.builder import Builder
 from converters.exports.onnx.ops import four, params_of, sources_of
+from llamacpp_instr.graph.rope import yarn
 
 _SECTIONED = ("MROPE", "IMROPE")
 
@@ -66,22 +67,11 @@ def rope(b: Builder, node: int) -> str | None:
 
 
 def _frequencies(found: dict[str, Any]) -> tuple[NDArray[np.float64], float]:
-    """The angle of one position for each pair, and the factor of the result (YaRN)."""
-    n, base = int(found["n_dims"]), float(found["freq_base"])
-    pair = np.arange(0, n, 2)
-    whole = base ** (-pair / n)
-    if not found["ext_factor"]:
-        return whole * found["freq_scale"], float(found["attn_factor"])
-
-    def dim(turns: float) -> float:
-        return n * math.log(found["n_ctx_orig"] / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = max(0.0, math.floor(dim(found["beta_fast"])))
-    high = min(n - 1.0, math.ceil(dim(found["beta_slow"])))
-    ramp = 1 - np.clip((pair / 2 - low) / max(0.001, high - low), 0, 1)
-    mixed = ramp * found["ext_factor"]
-    magnitude = found["attn_factor"] * (1 + 0.1 * math.log(1 / found["freq_scale"]))
-    return whole * (found["freq_scale"] * (1 - mixed) + mixed), magnitude
+    """The angle of one position for each pair, and the factor of the result."""
+    n = int(found["n_dims"])
+    kept, magnitude = yarn(found)
+    whole = float(found["freq_base"]) ** (-np.arange(0, n, 2) / n)
+    return whole * (found["freq_scale"] * (1 - kept) + kept), magnitude
 
 
 def _sections(params: list[int], pairs: int, mode: str) -> list[int]:

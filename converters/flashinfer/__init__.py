@@ -1,0 +1,1 @@
+"""Sessions as workloads of flashinfer-bench."""

@@ -1,0 +1,169 @@
+"""What the computes of sessions used: which definition, with which sizes, how often, how long.
+
+Invariant: the time of a kernel counts once: for the use that has its nodes, or as an op without
+definition. Times are those of thread 0, which takes part in every kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from converters.flashinfer.attention import Case, Int32, View, case_of, views_of_log
+from converters.flashinfer.definition import Axes, Catalog, Definition
+from converters.flashinfer.match import uses_of
+from converters.flashinfer.use import GraphNodes, Use
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.attention import Ubatch, attentions
+from llamacpp_instr.graph.kernels import node_backends
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import counted_steps, phase_of_compute
+from llamacpp_instr.schema import Plan
+
+_NAMES = uuid.UUID("5f7e1c7a-52d1-4a0e-9c44-0d5f4f3f7a51")
+
+
+@dataclass
+class Workload:
+    """A definition with sizes that occurred."""
+
+    name: str
+    """of the definition in the catalog"""
+    axes: Axes
+    integers: dict[str, Int32]
+    scalars: dict[str, float]
+    times: int = 0
+    """how often it was computed"""
+    ns: int = 0
+    at_most: bool = False
+    """whether the log does not tell what a mask showed, so sizes are those of all cells"""
+
+    @cached_property
+    def id(self) -> str:
+        """The same for the same sizes, in every export."""
+        lists = {name: values.tolist() for name, values in self.integers.items()}
+        told = json.dumps([self.name, self.axes, lists, self.scalars], sort_keys=True)
+        return str(uuid.uuid5(_NAMES, told))
+
+
+@dataclass
+class Undescribed:
+    """An op that no definition describes."""
+
+    times: int = 0
+    ns: int = 0
+
+
+@dataclass
+class Found:
+    """All that the sessions used."""
+
+    catalog: Catalog = field(default_factory=Catalog)
+    workloads: dict[tuple[Any, ...], Workload] = field(default_factory=dict)
+    undescribed: dict[str, Undescribed] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def workload(self, case: Case, at_most: bool = False) -> Workload:
+        """The workload of a case, which is a new one if no other has its sizes."""
+        name = self.catalog.add(case.definition)
+        integers = tuple((key, values.tobytes()) for key, values in case.integers.items())
+        key = (name, *case.axes.items(), *integers, *case.scalars.items())
+        if key not in self.workloads:
+            self.workloads[key] = Workload(name, case.axes, case.integers, case.scalars)
+        found = self.workloads[key]
+        found.at_most |= at_most
+        return found
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """Of a plan: what each kernel is a part of."""
+
+    uses: list[Use]
+    use: list[int]
+    """by kernel: its number in `uses`, -1 for none"""
+    op: list[str]
+
+
+def find_workloads(sessions: Sequence[Session]) -> Found:
+    """What all computes of the steps that count used. Raises `UsageError` for a log without
+    kernels."""
+    found = Found()
+    for session in sessions:
+        _of_session(found, session)
+    return found
+
+
+def _of_session(found: Found, session: Session) -> None:
+    steps, notes = counted_steps(session)
+    found.notes += [f"{session.path}: {note}" for note in [*notes, *session.log_end.notes()]]
+    counted = phase_of_compute(session, steps)
+    kernels: dict[int, _Kernels] = {}
+    cases: dict[tuple[int, int, Ubatch | None], Workload] = {}
+    graphs = {number: GraphNodes(of) for number, of in session.graphs.items() if of.nodes}
+    ran = [of for of in session.ops if of.thread == 0 and of.compute in counted]
+    if not ran:
+        raise UsageError(f"{session.path}: no kernels; record with --level detailed")
+    for ops in ran:
+        plan = session.plans[ops.plan]
+        g = graphs[plan.graph]
+        if ops.plan not in kernels:
+            kernels[ops.plan] = _kernels(g, plan)
+        of, ubatch = kernels[ops.plan], session.ubatches.get(ops.compute)
+        spent = [0] * len(of.uses)
+        for use, op, ns in zip(of.use, of.op, ops.dur.tolist(), strict=True):
+            if use >= 0:
+                spent[use] += ns
+            else:
+                undescribed = found.undescribed.setdefault(op, Undescribed())
+                undescribed.times += 1
+                undescribed.ns += ns
+        for number, ns in enumerate(spent):
+            key = (ops.plan, number, ubatch if of.uses[number].attention else None)
+            if key not in cases:
+                cases[key] = found.workload(*_case(g, of.uses[number], ubatch))
+            cases[key].times += 1
+            cases[key].ns += ns
+
+
+def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
+    uses = uses_of(g)
+    of_node = {node: number for number, use in enumerate(uses) for node in use.nodes}
+    belongs, ops = [], []
+    for first, n in zip(plan.node, plan.n or [1] * len(plan.node), strict=True):
+        nodes = [node for node in range(first, first + n) if g.nodes.exec[node]]
+        belongs.append(next((of_node[node] for node in nodes if node in of_node), -1))
+        ops.append("+".join(g.nodes.op[node] for node in nodes))
+    # a plan may leave out the kernels of devices
+    there = sorted(set(belongs) - {-1})
+    numbers = {use: number for number, use in enumerate(there)} | {-1: -1}
+    return _Kernels([uses[use] for use in there], [numbers[use] for use in belongs], ops)
+
+
+def _case(g: GraphNodes, use: Use, ubatch: Ubatch | None) -> tuple[Case, bool]:
+    if not use.attention:
+        return simple_case(use.definition, use), False
+    (node,) = use.nodes
+    of = attentions(g.graph, node_backends(g.graph))[node]
+    views: list[View]
+    views, known = views_of_log(of, ubatch)
+    return case_of(g, use, views), not known
+
+
+def simple_case(definition: Definition, use: Use) -> Case:
+    """A use whose sizes the graph tells, with integers that are valid: they count from 0, or are
+    random below their bound."""
+    integers = {}
+    for name, of in use.indices.items():
+        shape = definition.shape(name, use.axes)
+        if of.below:
+            integers[name] = np.random.default_rng(0).integers(0, of.below, shape, np.int32)
+        else:
+            integers[name] = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    return Case(definition, use.axes, integers, {})

@@ -1,0 +1,1 @@
+"""The tensors of a run, as the inputs of workloads."""

@@ -1,0 +1,76 @@
+"""Runs the beginning of a recorded session again, and captures the tensors of its workloads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from converters.flashinfer.workloads import Found
+from llamacpp_instr.capturing.arrays import Array
+from llamacpp_instr.capturing.follow import Capturer
+from llamacpp_instr.debugger.api import debug
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.log import LlamaLog
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.weights.measure import WeightReader
+
+DECODES = 1
+
+
+def capture(
+    file: ModelFile,
+    session: Session,
+    found: Found,
+    log: LlamaLog,
+    keep: Callable[[str, dict[str, Array]], object],
+) -> None:
+    """Computes a prefill of as many tokens as the first of the session, with the session's context
+    and the beginning of its prompt, and a decode. `keep` gets the tensors of each workload, which
+    `found` has then. Raises `UsageError` for a session without a prefill."""
+    steps, _ = counted_steps(session)
+    prefills = np.flatnonzero(steps["phase"] != "decode")
+    if not len(prefills):
+        raise UsageError(f"{session.path}: no prefill to run again")
+    context = session.contexts[int(steps["ctx"][prefills[0]])]
+    n = int(steps["n_tokens"][prefills[0]])
+    options = ContextOptions(
+        ctx=context.n_ctx, batch=max(n, context.n_batch), ubatch=context.n_ubatch,
+        threads=context.n_threads, cache_type_k=context.type_k, cache_type_v=context.type_v,
+        flash_attn="on" if context.flash_attn else "off",
+    )  # fmt: skip
+    reader = WeightReader(file)
+
+    def weight(name: str) -> Array:
+        return np.concatenate(list(reader.pieces(file.by_name[name])))
+
+    with LoadedModel(file.path, log) as model:
+        tokens = _tokens(model, session, n)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            debug(Path(folder) / "session.log") as debugging,
+            Context(model, options) as made,
+        ):
+            debugging.debugger.followers.append(Capturer(found, weight, keep))
+            made.decode(tokens)
+            if model.has_decoder and context.causal:
+                for _ in range(DECODES):
+                    made.decode(tokens[-1:])
+
+
+def _tokens(model: LoadedModel, session: Session, n: int) -> list[int]:
+    """The first `n` tokens of the recorded prompt, repeated if it is shorter; of logs without one,
+    tokens of the vocabulary."""
+    args: Any = session.start.args
+    prompts = args.get("prompts") if isinstance(args, dict) else None
+    text = prompts[0] if isinstance(prompts, list) and prompts else None
+    told = list(model.tokenize(text)) if isinstance(text, str) and text else []
+    if not told:
+        told = [(7 * i + 3) % model.n_vocab for i in range(n)]
+    return (told * -(-n // len(told)))[:n]

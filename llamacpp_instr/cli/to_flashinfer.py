@@ -1,0 +1,88 @@
+"""`instr to-flashinfer LOG... -o DATASET`: the ops of logs as workloads of flashinfer-bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.report_output import ReportOutput, form_options
+
+if TYPE_CHECKING:
+    from converters.flashinfer.dataset import Arrays
+    from converters.flashinfer.workloads import Found
+    from llamacpp_instr.log.session import Session
+
+
+@click.command(
+    "to-flashinfer",
+    epilog="\b\nExamples:\n  instr to-flashinfer session.log -o dataset\n"
+    "  instr to-flashinfer session.log -o dataset --capture\n"
+    "  instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
+)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
+@click.option(
+    "--capture",
+    is_flag=True,
+    help="Run the first prefill and decode of a log again, and store their tensors.",
+)
+@click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Say which definitions this data set has, and for which share of the time.",
+)
+@lenient_option
+@form_options
+def to_flashinfer(
+    logs: tuple[str, ...],
+    output: str,
+    capture: bool,
+    dataset: Path | None,
+    lenient: bool,
+    flag: str | None,
+) -> None:
+    """Export the ops of a log as workloads of flashinfer-bench.
+
+    Writes a definition for each op, with a reference in PyTorch, and its workloads: the sizes that
+    occurred. Prints how often each definition was computed, how long that took, and which ops none
+    describes. Inputs are random, but indices are valid. With --capture they are those of a run.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input, recorded with --level
+    detailed or verbose. DATASET must not exist; it appears when all its files are complete.
+    """
+    from converters.flashinfer.coverage import coverage_report, load_definitions
+    from converters.flashinfer.dataset import write_dataset
+    from converters.flashinfer.workloads import find_workloads
+    from llamacpp_instr.output import check_output_directory, open_output_directory
+    from llamacpp_instr.terminal import notice
+
+    check_output_directory(output, ())
+    there = load_definitions(dataset) if dataset else None
+    sessions = load_sessions(logs, lenient)
+    found = find_workloads(sessions)
+    captured = _captured(sessions[0], found) if capture else {}
+    with open_output_directory(output, ()) as folder:
+        write_dataset(found, folder, captured)
+    ReportOutput(flag).write([coverage_report(found, there)])
+    notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
+
+
+def _captured(session: Session, found: Found) -> dict[str, Arrays]:
+    """The tensors of workloads, by their ids."""
+    from converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.capturing.run import capture
+    from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.llama.log import captured
+
+    if len(session.models) != 1:
+        raise UsageError(f"{session.path}: --capture needs a log of one model")
+    (model,) = session.models.values()
+    file = recorded_file(session, model)
+    tensors: dict[str, Arrays] = {}
+    with captured() as log:
+        capture(file, session, found, log, tensors.__setitem__)
+    return tensors
