@@ -7,7 +7,7 @@
 # make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
 # make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
 #                   loads and frees models for STRESS_SECONDS (20)
-# make test-peers   compare imported models with transformers; installs PyTorch (5 GB); 5 minutes
+# make test-peers   compare imports with transformers, exports with the tools that read them; installs PyTorch (5 GB)
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -164,6 +164,7 @@ $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 $(PEERS_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -e ".[peers]"
+	$(PEERS)/bin/python -m pip install --quiet --no-deps flashinfer-bench==0.1.2
 	@touch $@
 
 # the oldest versions have wheels for Python 3.10 and 3.11

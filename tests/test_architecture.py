@@ -37,9 +37,14 @@ BELOW: dict[str, set[str]] = {
     "diverge": {
         "converters.report", "debugger", "graph", "llama", "model", "quality",
     },
+    "capturing": {
+        "converters.exports", "converters.flashinfer", "debugger", "llama", "log", "model",
+        "validate", "weights",
+    },
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
     "converters.report": set(),
     "converters.exports": {"graph", "log", "model"},
+    "converters.flashinfer": {"converters.report", "graph", "log"},
     "converters.scheduling": {"converters.exports", "converters.report", "graph", "log", "probe"},
     "converters.serving": set(),
     "converters.live": {"converters.report", "converters.serving", "graph", "log"},

@@ -29,7 +29,7 @@ class View:
     """What consecutive queries of one request see: the cells, the last query's among them."""
 
     queries: int
-    cells: tuple[int, ...]
+    cells: Sequence[int]
     window: int = 0
     """how many cells a query sees at most, 0 without a limit; of a decode `cells` are cut"""
     causal: bool = True
@@ -79,8 +79,7 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
             "len_indptr": len(views) + 1,
             "num_kv_indices": sum(cells),
         }
-        seen = [cell for of in views for cell in of.cells]
-        integers = begins | {"kv_indices": np.array(seen, np.int32)}
+        integers = begins | {"kv_indices": cells_of(views)}
         indices = {
             "kv_indptr": Tensor(("len_indptr",), "int32"),
             "kv_indices": Tensor(("num_kv_indices",), "int32"),
@@ -142,7 +141,10 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
 def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool]:
     """What the queries of a recorded compute saw, and whether the log tells it. Otherwise each
     query sees all cells of the window that the kernel was given, which is a bound."""
-    bound = [View(1, tuple(range(of.n_kv)))] * (of.rows * of.streams)
+    bound = [
+        View(of.rows, range(i * of.n_kv, (i + 1) * of.n_kv), causal=of.rows == 1)
+        for i in range(of.streams)
+    ]
     seen, windows = scope(of, ubatch) if ubatch else ([], (0,))
     spans = {one.spans for one in seen}
     if ubatch is None or len(spans) != 1 or len(windows) != 1:
@@ -156,11 +158,16 @@ def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool
     for span in told:
         end = span.first + span.n
         low = max(0, span.first + 1 - window) if window else 0
-        views.append(View(span.n, tuple(range(at, at + end - low)), window, ubatch.causal))
+        views.append(View(span.n, range(at, at + end - low), window, ubatch.causal))
         # requests share a cache, one behind the other as far as it goes
         at = at + end - low if at + end - low < of.n_kv else 0
     fits = all(view.cells[-1] < of.n_kv * of.streams for view in views if view.cells)
     return (views, True) if fits else (bound, False)
+
+
+def cells_of(views: Sequence[View]) -> Int32:
+    """The cells of all requests, one request behind the other."""
+    return np.concatenate([np.asarray(of.cells, np.int32) for of in views])
 
 
 def views_of_mask(visible: NDArray[np.bool_]) -> list[View]:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute
 from llamacpp_instr.schema import Plan
 
+_MOST = 1 << 24
+"""rows or cells, beyond which a log is damaged"""
 _NAMES = uuid.UUID("5f7e1c7a-52d1-4a0e-9c44-0d5f4f3f7a51")
 
 
@@ -148,8 +151,12 @@ def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
 
 def _case(g: GraphNodes, use: Use, ubatch: Ubatch | None) -> tuple[Case, bool]:
     if not use.attention:
+        if max(use.axes.values(), default=0) > _MOST:
+            raise UsageError(f"graph {g.graph.graph}: impossible tensor sizes")
         return simple_case(use.definition, use), False
     (node,) = use.nodes
+    if max(prod(g.ne(use.reads["q"])[1:]), prod(g.ne(use.reads["k"])[1:])) > _MOST:
+        raise UsageError(f"graph {g.graph.graph}: impossible tensor sizes")
     of = attentions(g.graph, node_backends(g.graph))[node]
     views: list[View]
     views, known = views_of_log(of, ubatch)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.exports.onnx.tensors import Tensors
-from converters.flashinfer.attention import Case, View, case_of, views_of_mask
+from converters.flashinfer.attention import Case, View, case_of, cells_of, views_of_mask
 from converters.flashinfer.dataset import OUTPUT
 from converters.flashinfer.use import GraphNodes, Use
 from converters.flashinfer.workloads import simple_case
@@ -24,8 +24,9 @@ def value_at(tensors: Tensors, tensor: int, value_of: ValueOf) -> Array:
     place = tensors.place(tensor)
     whole = np.ascontiguousarray(value_of(place.base)).ravel()[place.offset :]
     strides = [n * whole.itemsize for n in place.strides]
-    view: Array = np.lib.stride_tricks.as_strided(whole, place.shape, strides, writeable=False)
-    return view.copy()
+    view = np.lib.stride_tricks.as_strided(whole, place.shape, strides, writeable=False)
+    copied: Array = view.copy()
+    return copied
 
 
 def arrays_of_use(
@@ -59,7 +60,7 @@ def _of_attention(
         mask = values["mask"][:, 0, :n_rows]
         visible = np.broadcast_to(mask > -np.inf, visible.shape)
     views = [
-        View(of.queries, tuple(cell + i * n_kv for cell in of.cells), of.window, of.causal)
+        View(of.queries, [cell + i * n_kv for cell in of.cells], of.window, of.causal)
         for i in range(streams)
         for of in views_of_mask(visible[i])
     ]
@@ -76,7 +77,7 @@ def _of_attention(
     elif "k_cache" in inputs:
         arrays |= {"q": q, "k_cache": k[:, None], "v_cache": v[:, None]}
     else:
-        cells = np.concatenate([of.cells for of in views]).astype(np.int64)
+        cells = cells_of(views)
         arrays |= {"q": q, "k": k[cells], "v": v[cells]}
     if "sinks" in inputs:
         arrays["sinks"] = values["sinks"].reshape(-1)
@@ -89,7 +90,8 @@ def _of_attention(
 def _rows_first(values: Array) -> Array:
     """(streams, heads, rows, width) as (streams and rows, heads, width)."""
     streams, heads, n_rows, width = values.shape
-    return values.transpose(0, 2, 1, 3).reshape(streams * n_rows, heads, width)
+    rows: Array = values.transpose(0, 2, 1, 3).reshape(streams * n_rows, heads, width)
+    return rows
 
 
 def _typed(values: Array, dtype: str) -> Array:

@@ -159,6 +159,7 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
         ("run demo --prompt hi", "run `instr build`"),
         ("weights demo -o w.safetensors", 'pip install "llamacpp-instr[tensors]"'),
         ("collect session.log -o fleet", 'pip install "llamacpp-instr[parquet]"'),
+        ("to-flashinfer session.log -o data", 'pip install "llamacpp-instr[tensors]"'),
         ("weights demo --view", 'pip install "llamacpp-instr[live]"'),
         ("quantize demo --types Q8_0", "run `instr build`"),
         ("quality demo demo", "run `instr build`, or use --only weights"),

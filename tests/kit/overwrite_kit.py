@@ -149,7 +149,7 @@ READ_ONLY = {
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
-    ("import", "--base"), ("validate", "--against"),
+    ("import", "--base"), ("validate", "--against"), ("to-flashinfer", "--dataset"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

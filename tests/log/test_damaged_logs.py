@@ -28,7 +28,7 @@ COMMANDS = [
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
     "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
     "summary LOG --lenient", "ops LOG", "to-onnx LOG -o - --no-weights",
-    "values LOG", "values LOG OTHER",
+    "values LOG", "values LOG OTHER", "to-flashinfer LOG -o DATASET",
 ]  # fmt: skip
 
 

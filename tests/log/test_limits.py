@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "schedule FILE --phase prefill --split tiles",
             "ops FILE",
             "to-onnx FILE -o - --no-weights",
+            "to-flashinfer FILE -o OUT",
         ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
