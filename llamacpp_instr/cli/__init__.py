@@ -146,6 +146,10 @@ GROUPS: dict[str, _Commands] = {
             "llamacpp_instr.cli.to_onnx:to_onnx",
             "Write the graph of a model or a log as ONNX.",
         ),
+        "to-torch": (
+            "llamacpp_instr.cli.to_torch:to_torch",
+            "Convert a log for TensorBoard and PyTorch's trace analysis.",
+        ),
         "to-flashinfer": (
             "llamacpp_instr.cli.to_flashinfer:to_flashinfer",
             "Export the ops of a log as workloads of flashinfer-bench.",

@@ -99,7 +99,7 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
     extras = metadata.get_all("Provides-Extra") or []
     assert sorted(extras) == [
         "dask", "fleet", "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report",
-        "schedule", "tensors", "test", "tui", "view",
+        "schedule", "tensors", "test", "torch", "tui", "view",
     ]  # fmt: skip
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     needed = {line.partition(";")[0] for line in lines}
@@ -160,6 +160,7 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
         ("weights demo -o w.safetensors", 'pip install "llamacpp-instr[tensors]"'),
         ("collect session.log -o fleet", 'pip install "llamacpp-instr[parquet]"'),
         ("to-flashinfer session.log -o data", 'pip install "llamacpp-instr[tensors]"'),
+        ("to-torch session.log -o data", 'pip install "llamacpp-instr[torch]"'),
         ("weights demo --view", 'pip install "llamacpp-instr[live]"'),
         ("quantize demo --types Q8_0", "run `instr build`"),
         ("quality demo demo", "run `instr build`, or use --only weights"),

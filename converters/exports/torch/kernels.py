@@ -1,0 +1,80 @@
+"""The kernels of a plan as events of PyTorch's profiler, with places for the numbers of a compute.
+
+Each kernel is three events: the operator (`cpu_op`), its launch, and the kernel on a stream. The
+tools join them by `External id` and `correlation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from converters.exports.chrome.kernels import SEPARATOR, Int64
+from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.schema import Graph, Nodes, Plan
+
+LAUNCH = "cudaLaunchKernel"
+"""the only name of a launch that the tools know"""
+DEVICE = 0
+
+
+class KernelText:
+    """The events of a plan's kernels, built once and filled in for each compute."""
+
+    def __init__(self, graph: Graph, plan: Plan, pid: int, ctx: int) -> None:
+        timeline = plan_timeline(graph, plan)
+        nodes = graph.nodes
+        assert nodes is not None
+        parts = []
+        on = b'"pid":%d,"tid":%d' % (pid, ctx)
+        stream = b'"pid":%d,"tid":%d' % (DEVICE, ctx)
+        times = b',"ts":%d.%03d,"dur":%d.%03d'
+        for i, (first, op) in enumerate(zip(plan.node, timeline.ops, strict=True)):
+            sources = [_type_and_shape(graph, nodes, source) for source in nodes.src[first]]
+            # PyTorch's shapes begin with the slowest dimension
+            dims = [list(reversed(ne)) for _, ne in sources]
+            args: dict[str, Any] = {
+                "Input Dims": dims,
+                "Input type": [type_ for type_, _ in sources],
+                "node": nodes.name[first],
+                "layer": op.layer,
+                "block": op.block,
+            }
+            label = timeline.kernels.label[i]
+            name = _text(label)
+            parts += [
+                b'{"ph":"X","cat":"cpu_op","name":%s,' % name + on + times,
+                b',"args":{"External id":%d,' + _text(args)[1:] + b"}",
+                SEPARATOR,
+                b'{"ph":"X","cat":"Runtime","name":"%s",' % LAUNCH.encode() + on,
+                b',"ts":%d.%03d,"dur":0.000,"args":{"External id":%d,"correlation":%d}}',
+                SEPARATOR,
+                b'{"ph":"X","cat":"kernel","name":%s,' % name + stream + times,
+                b',"args":{"External id":%%d,"correlation":%%d,"device":%d,' % DEVICE,
+                b'"context":%d,"stream":%d}}' % (ctx, ctx),
+                SEPARATOR,
+            ]
+        self.n = len(timeline.ops)
+        self._text = b"".join(parts[:-1])
+
+    def fill(self, begin: Int64, dur: Int64, first_id: int) -> bytes:
+        """The events of a compute, without a separator around them; times in ns. Their ids count
+        from `first_id`."""
+        ids = np.arange(first_id, first_id + self.n)[:, None]
+        times = np.stack(np.divmod(np.column_stack((begin, dur)), 1000), axis=2).reshape(-1, 4)
+        numbers = np.hstack((times, ids, times[:, :2], ids, ids, times, ids, ids))
+        return self._text % tuple(numbers.ravel().tolist())
+
+
+def _type_and_shape(graph: Graph, nodes: Nodes, source: int) -> tuple[str, list[int]]:
+    if source >= 0:
+        return nodes.type[source], nodes.ne[source]
+    leaf = graph.leafs[-1 - source]
+    return leaf.type, leaf.ne
+
+
+def _text(value: Any) -> bytes:
+    """JSON whose percent signs are those of a template."""
+    return orjson.dumps(value).replace(b"%", b"%%")

@@ -1,0 +1,197 @@
+"""Writes a log as a trace of PyTorch's profiler (Kineto's JSON) and as scalars for TensorBoard.
+
+Invariant: times are microseconds since the session began, with all three decimals. The kernels are
+those of thread 0, which takes part in every kernel, so kernels of a context do not overlap. What
+the kernels of a plan have in common is encoded once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import orjson
+
+from converters.exports.chrome.kernels import SEPARATOR, kernel_times
+from converters.exports.torch.kernels import DEVICE, KernelText
+from converters.exports.torch.memory import HeldMemory
+from converters.exports.torch.scalars import Scalars
+from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.waits import LatestSteps
+from llamacpp_instr.schema import (
+    Event,
+    Kv,
+    Memory,
+    Ops,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+    Sync,
+    Token,
+)
+
+NAMES = ("llama.cpp_{pid}.{ms}.pt.trace.json.gz", "events.out.tfevents.{s}.llama.cpp.{pid}")
+"""of the trace and of the scalars"""
+_OURS = re.compile(
+    r"llama\.cpp_\d+\.\d+\.pt\.trace\.json\.gz|events\.out\.tfevents\.\d+\.llama\.cpp\.\d+"
+)
+_CPU, _DEVICE = 0, 1
+"""PyTorch's numbers of device types"""
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of an earlier call in a folder."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [name for name in names if _OURS.fullmatch(name)]
+
+
+def write_torch(reader: EventReader, folder: Path, lenient: bool = False) -> int:
+    """Writes both files into `folder`; how many events were left out (`lenient`). Raises LogError,
+    with the line, for an event that is not whole (`log.resolve`), unless `lenient`."""
+    return _Writer(folder).run(reader, lenient)
+
+
+class _Writer:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._refs = Resolver()
+        """a plan keeps the text of its kernels"""
+        self._latest: LatestSteps[tuple[StepBegin, StepEnd]] = LatestSteps(self._step)
+        self._held = HeldMemory()
+        self._on_side: Counter[bool] = Counter()
+        """bytes on the host (True) and on devices"""
+        self._scalars: Scalars | None = None
+        self._next_id = 1
+        self._start = self._pid = self._step_number = 0
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SessionStart: self._begin,
+            Memory: self._memory,
+            StepBegin: lambda step: self._latest.settle(step.ctx),
+            StepEnd: self._step_end,
+            Sync: self._latest.wait,
+            Ops: self._ops,
+            Kv: self._kv,
+            Token: lambda token: self._latest.settle(token.ctx),
+        }
+
+    def run(self, reader: EventReader, lenient: bool) -> int:
+        with gzip.GzipFile(self._folder / "trace", "wb", 5, mtime=0) as file:
+            self._write = file.write
+            left_out = self._refs.feed(reader, self._takers, lenient)
+            self._latest.settle_all()
+            if self._scalars is None:
+                raise LogError("no session", reader.path)
+            file.write(b"\n]}\n")
+        self._scalars.close()
+        start = self._refs.start
+        ms = start.wall // 1_000_000
+        trace, scalars = (of.format(pid=self._pid, ms=ms, s=ms // 1000) for of in NAMES)
+        (self._folder / "trace").rename(self._folder / trace)
+        (self._folder / "scalars").rename(self._folder / scalars)
+        return left_out
+
+    def _begin(self, start: SessionStart) -> None:
+        if self._scalars is not None:
+            return  # a later part
+        self._start, self._pid = start.t, start.process.pid
+        self._scalars = Scalars(self._folder / "scalars", start.wall)
+        cpu = start.host.cpu or "CPU"
+        head = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": DEVICE, "name": cpu, "totalGlobalMem": start.host.memory}],
+            "distributedInfo": {"rank": 0, "world_size": 1},
+            "displayTimeUnit": "ns",
+            "baseTimeNanoseconds": start.wall,
+            "recorded": start.time,
+        }
+        # with spaces: trace analysis looks for the rank with a regular expression
+        self._write(json.dumps(head)[:-1].encode() + b',"traceEvents":[\n')
+        self._write(orjson.dumps(_named("process_name", self._pid, "llama.cpp")))
+        self._event(_named("process_labels", self._pid, "CPU", "labels"))
+        self._event(_named("process_name", DEVICE, f"ggml's kernels on {cpu}"))
+        self._event(_named("process_labels", DEVICE, f"GPU {DEVICE}", "labels"))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._write(SEPARATOR + orjson.dumps(event))
+
+    def _us(self, t: int) -> float:
+        return max(0, t - self._start) / 1000
+
+    def _slice(self, ctx: int, name: str, begin: int, end: int, args: dict[str, Any]) -> None:
+        self._event(
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": self._pid, "tid": ctx,
+             "ts": self._us(begin), "dur": max(0, end - begin) / 1000, "args": args}
+        )  # fmt: skip
+
+    def _scalar(self, name: str, value: float, t: int) -> None:
+        assert self._scalars is not None
+        self._scalars.add(name, value, self._step_number, max(0, t - self._start))
+
+    def _step_end(self, end: StepEnd) -> None:
+        if self._refs.step:
+            step = self._refs.step.event
+            self._latest.add(step.ctx, (step, end), max(end.t, step.t))
+
+    def _step(self, ended: tuple[StepBegin, StepEnd], t: int) -> None:
+        step, end = ended
+        self._step_number = step.step
+        args = {"tokens": step.n_tokens, "outputs": step.n_outputs, "status": end.status}
+        self._slice(step.ctx, f"ProfilerStep#{step.step}", step.t, t, args)
+        phase = step.name
+        self._slice(step.ctx, phase, step.t, t, args)
+        if t > step.t and end.status == 0:
+            rate = step.n_tokens * 1e9 / (t - step.t)
+            self._scalar(f"tokens per second/{phase}", rate, t)
+            self._scalar(f"ms per step/{phase}", (t - step.t) / 1e6, t)
+
+    def _ops(self, ops: Ops) -> None:
+        if ops.thread:
+            return
+        compute, plan = self._refs.compute.event, self._refs.plan
+        if plan.kept is None:
+            plan.kept = KernelText(plan.graph.event, plan.event, self._pid, compute.ctx)
+        begin, end = kernel_times(ops)
+        text: KernelText = plan.kept
+        if text.n:
+            self._write(SEPARATOR + text.fill(begin - self._start, end - begin, self._next_id))
+            self._next_id += text.n
+
+    def _memory(self, memory: Memory) -> None:
+        model = self._refs.context.event.model
+        changed = self._held.take(memory, model)
+        total = self._held.total()
+        for (buffer, kind), n in changed.items():
+            host = buffer.startswith("CPU")
+            self._on_side[host] += n
+            held = self._on_side[host]
+            self._event(
+                {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",
+                 "pid": self._pid, "tid": memory.ctx, "ts": self._us(memory.t),
+                 "args": {"Total Allocated": held, "Total Reserved": held, "Bytes": n,
+                          "Addr": crc32(f"{buffer} {kind}".encode()), "buffer": buffer,
+                          "kind": kind, "Device Type": _CPU if host else _DEVICE,
+                          "Device Id": -1 if host else DEVICE}}
+            )  # fmt: skip
+        kinds: dict[str, int] = {}
+        for (_, kind), n in total.items():
+            kinds[kind] = kinds.get(kind, 0) + n
+        for kind, n in kinds.items():
+            self._scalar(f"memory in bytes/{kind}", n, memory.t)
+        if memory.rss:
+            self._scalar("memory in bytes/resident", memory.rss, memory.t)
+
+    def _kv(self, kv: Kv) -> None:
+        name = f"cache {kv.cache} of context {kv.ctx}"
+        self._scalar(f"KV cells/{name}", kv.used, kv.t)
+
+
+def _named(name: str, pid: int, value: str, key: str = "name") -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": 0, "args": {key: value}}

@@ -1,0 +1,57 @@
+"""`instr to-torch LOG -o DIR`: a session for TensorBoard and PyTorch's trace analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.errors import UsageError
+
+
+@click.command(
+    "to-torch",
+    epilog="\b\nExamples:\n  instr to-torch session.log -o profile\n"
+    "  instr to-torch server.log server.part2.log -o profile",
+)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
+@lenient_option
+@click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
+def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> None:
+    """Convert a log for TensorBoard and PyTorch's trace analysis.
+
+    Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
+    and Holistic Trace Analysis read, and an event file with the session's scalars: tokens per
+    second, memory, the KV cache. Show both with `tensorboard --logdir DIR`. To these tools the
+    kernels of the CPU are those of a GPU, because they analyse only those.
+
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input, recorded with --level
+    detailed or verbose. The parts of a rotated log are one session; DIR gets one session. It
+    appears when its files are complete.
+    """
+    from converters.exports.torch.scalars import check_tensorboard
+    from converters.exports.torch.stream import files_of, write_torch
+    from llamacpp_instr.log.parts import read_run
+    from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.output import check_not_input, open_output_directory
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.terminal import notice
+
+    check_tensorboard()
+    names = files_of(Path(output))
+    for name in names:
+        check_not_input(Path(output) / name, *logs)
+    runs = find_runs(logs)
+    if len(runs) > 1:
+        raise UsageError(f"{len(runs)} sessions; a directory is for one")
+    (run,) = runs
+    with progress_bar(f"Converting {run.name}") as on_progress:
+        reader = read_run(run, lenient, on_progress)
+        with open_output_directory(output, names, force) as folder:
+            write_torch(reader, folder, lenient)
+            written = sorted(path.name for path in folder.iterdir())
+    if reader.end is not None and (said := reader.end.sentence()):
+        notice(f"{reader.path}: {said}")
+    notice(f"{output}: {', '.join(written)}")
