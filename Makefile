@@ -81,7 +81,7 @@ test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile $(TESTS)
 
 # has its own environment, because PyTorch is a hundred times as large as the others
-test-peers: $(PEERS_INSTALLED)
+test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 	$(PEERS)/bin/instr build
 	$(PEERS)/bin/python -m pytest tests/peers/*_suite.py --durations=0 --durations-min=5
 
@@ -164,7 +164,8 @@ $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 $(PEERS_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -e ".[peers]"
-	$(PEERS)/bin/python -m pip install --quiet --no-deps flashinfer-bench==0.1.2
+	$(PEERS)/bin/python -m pip install --quiet --no-deps \
+	    flashinfer-bench==0.1.2 HolisticTraceAnalysis==0.5.0
 	@touch $@
 
 # the oldest versions have wheels for Python 3.10 and 3.11

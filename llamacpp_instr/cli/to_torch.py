@@ -32,7 +32,7 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     appears when its files are complete.
     """
     from converters.exports.torch.scalars import check_tensorboard
-    from converters.exports.torch.stream import files_of, write_torch
+    from converters.exports.torch.stream import NAMES, write_torch
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, open_output_directory
@@ -40,8 +40,7 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     from llamacpp_instr.terminal import notice
 
     check_tensorboard()
-    names = files_of(Path(output))
-    for name in names:
+    for name in NAMES:
         check_not_input(Path(output) / name, *logs)
     runs = find_runs(logs)
     if len(runs) > 1:
@@ -49,9 +48,8 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     (run,) = runs
     with progress_bar(f"Converting {run.name}") as on_progress:
         reader = read_run(run, lenient, on_progress)
-        with open_output_directory(output, names, force) as folder:
+        with open_output_directory(output, NAMES, force) as folder:
             write_torch(reader, folder, lenient)
-            written = sorted(path.name for path in folder.iterdir())
     if reader.end is not None and (said := reader.end.sentence()):
         notice(f"{reader.path}: {said}")
-    notice(f"{output}: {', '.join(written)}")
+    notice(f"{output}: {', '.join(NAMES)}")

@@ -77,6 +77,13 @@ def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]
     return gap, np.array(event.dur, np.int64)
 
 
+def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
+    """Begin and end of each kernel or layer, in ns."""
+    gap, dur = interval_columns(event)
+    end = event.t + np.cumsum(dur if gap is None else gap + dur)
+    return end - dur, end
+
+
 def sequence_problems(event: StepBegin) -> Iterator[str]:
     """Why the columns of a step's sequences are invalid, one message each."""
     n = len(event.seq or ())

@@ -182,7 +182,7 @@ LENIENT = [
     "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG", "ops LOG",
     f"roofline LOG --probe {FIXTURES / 'probe.json'}", "schedule LOG", "to-perfetto LOG -o OUT",
     "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
-    "to-flashinfer LOG -o OUT",
+    "to-flashinfer LOG -o OUT", "to-torch LOG -o OUT",
 ]  # fmt: skip
 
 

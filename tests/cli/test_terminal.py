@@ -152,6 +152,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("to-perfetto", "NAME.log", "-o", "NAME.json", "--format", "json"),
         ("to-parquet", "NAME.log", "--csv", "-o", "NAME"),
         ("to-flashinfer", "NAME.log", "-o", "NAME"),
+        ("to-torch", "NAME.log", "-o", "NAME"),
         ("blocks", "demo", "NAME"),
         ("weights", "demo", "NAME"),
         ("weights", "NAME", "--view"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.exports.tables import NAMES
+from converters.exports.torch.stream import NAMES as TORCH
 from llamacpp_instr.probe.file import probe_json
 from tests.kit import tiny_models
 from tests.kit.made_machine import made_machine
@@ -46,6 +47,7 @@ class Case:
 
 EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 TABLES = tuple(f"data/{name}.csv" for name in NAMES)
+PROFILE = tuple(f"profile/{name}" for name in TORCH)
 KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
 RUN = "-n 1"
 
@@ -82,6 +84,9 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ("to-perfetto", "--output"): [Case("to-perfetto session.log -o {}", reads=("session.log",))],
     ("to-parquet", "--output"): [
         Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
+    ],
+    ("to-torch", "--output"): [
+        Case("to-torch session.log -o {}", "profile", ("session.log",), PROFILE)
     ],
     ("to-onnx", "--output"): [
         Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.data"))
@@ -194,7 +199,7 @@ def write_stock(place: Path) -> None:
     shutil.copyfile(place / "quantized.gguf", place / "out.gguf")
     for name in ("old.log", "new.log"):
         shutil.copyfile(place / "session.log", place / name)
-    for name in TABLES:
+    for name in (*TABLES, *PROFILE):
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text("old")
     # files of other programs

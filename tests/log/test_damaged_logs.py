@@ -29,6 +29,7 @@ COMMANDS = [
     "to-parquet LOG --csv -o TABLES --force", "cat LOG --expand --lenient",
     "summary LOG --lenient", "ops LOG", "to-onnx LOG -o - --no-weights",
     "values LOG", "values LOG OTHER", "to-flashinfer LOG -o DATASET",
+    "to-torch LOG -o PROFILE --force",
 ]  # fmt: skip
 
 

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "ops FILE",
             "to-onnx FILE -o - --no-weights",
             "to-flashinfer FILE -o OUT",
+            "to-torch FILE -o OUT",
         ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),

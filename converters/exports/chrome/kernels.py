@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import PlanTimeline, Selection
-from llamacpp_instr.log.columns import interval_columns
-from llamacpp_instr.schema import Layers, Ops
 
 Int64 = NDArray[np.int64]
 
@@ -72,13 +70,6 @@ def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
     """The end of an event, from its name on. `rates` come after the args."""
     text = orjson.dumps({"name": name, "cat": cat, "args": args}).replace(b"%", b"%%")
     return text[1:-2] + rates + b"}}"
-
-
-def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
-    """Begin and end of each kernel or layer, in ns."""
-    gap, dur = interval_columns(event)
-    end = event.t + np.cumsum(dur if gap is None else gap + dur)
-    return end - dur, end
 
 
 def process_of(tid: int) -> int:

@@ -19,7 +19,6 @@ from converters.exports.chrome.kernels import (
     SEPARATOR,
     Int64,
     Template,
-    kernel_times,
     process_of,
 )
 from llamacpp_instr.errors import UsageError
@@ -31,6 +30,7 @@ from llamacpp_instr.graph.timeline import (
     plan_timeline,
     remember,
 )
+from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver

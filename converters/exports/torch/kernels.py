@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from converters.exports.chrome.kernels import SEPARATOR, Int64
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
+Int64 = NDArray[np.int64]
+SEPARATOR = b",\n"
 LAUNCH = "cudaLaunchKernel"
 """the only name of a launch that the tools know"""
 DEVICE = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +17,16 @@ from zlib import crc32
 
 import orjson
 
-from converters.exports.chrome.kernels import SEPARATOR, kernel_times
-from converters.exports.torch.kernels import DEVICE, KernelText
+from converters.exports.torch.kernels import DEVICE, SEPARATOR, KernelText
 from converters.exports.torch.memory import HeldMemory
 from converters.exports.torch.scalars import Scalars
 from llamacpp_instr.errors import LogError
+from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.waits import LatestSteps
 from llamacpp_instr.schema import (
+    Context,
     Event,
     Kv,
     Memory,
@@ -38,19 +38,10 @@ from llamacpp_instr.schema import (
     Token,
 )
 
-NAMES = ("llama.cpp_{pid}.{ms}.pt.trace.json.gz", "events.out.tfevents.{s}.llama.cpp.{pid}")
-"""of the trace and of the scalars"""
-_OURS = re.compile(
-    r"llama\.cpp_\d+\.\d+\.pt\.trace\.json\.gz|events\.out\.tfevents\.\d+\.llama\.cpp\.\d+"
-)
+TRACE, SCALARS = NAMES = ("llama.cpp.pt.trace.json.gz", "events.out.tfevents.0.llama.cpp")
+"""the files; TensorBoard knows them by the middle of their names"""
 _CPU, _DEVICE = 0, 1
 """PyTorch's numbers of device types"""
-
-
-def files_of(folder: Path) -> list[str]:
-    """The files of an earlier call in a folder."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return [name for name in names if _OURS.fullmatch(name)]
 
 
 def write_torch(reader: EventReader, folder: Path, lenient: bool = False) -> int:
@@ -73,6 +64,7 @@ class _Writer:
         self._start = self._pid = self._step_number = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             SessionStart: self._begin,
+            Context: self._context,
             Memory: self._memory,
             StepBegin: lambda step: self._latest.settle(step.ctx),
             StepEnd: self._step_end,
@@ -83,7 +75,7 @@ class _Writer:
         }
 
     def run(self, reader: EventReader, lenient: bool) -> int:
-        with gzip.GzipFile(self._folder / "trace", "wb", 5, mtime=0) as file:
+        with gzip.GzipFile(self._folder / TRACE, "wb", 5, mtime=0) as file:
             self._write = file.write
             left_out = self._refs.feed(reader, self._takers, lenient)
             self._latest.settle_all()
@@ -91,18 +83,13 @@ class _Writer:
                 raise LogError("no session", reader.path)
             file.write(b"\n]}\n")
         self._scalars.close()
-        start = self._refs.start
-        ms = start.wall // 1_000_000
-        trace, scalars = (of.format(pid=self._pid, ms=ms, s=ms // 1000) for of in NAMES)
-        (self._folder / "trace").rename(self._folder / trace)
-        (self._folder / "scalars").rename(self._folder / scalars)
         return left_out
 
     def _begin(self, start: SessionStart) -> None:
         if self._scalars is not None:
             return  # a later part
         self._start, self._pid = start.t, start.process.pid
-        self._scalars = Scalars(self._folder / "scalars", start.wall)
+        self._scalars = Scalars(self._folder / SCALARS, start.wall)
         cpu = start.host.cpu or "CPU"
         head = {
             "schemaVersion": 1,
@@ -118,6 +105,10 @@ class _Writer:
         self._event(_named("process_labels", self._pid, "CPU", "labels"))
         self._event(_named("process_name", DEVICE, f"ggml's kernels on {cpu}"))
         self._event(_named("process_labels", DEVICE, f"GPU {DEVICE}", "labels"))
+
+    def _context(self, context: Context) -> None:
+        for pid in (self._pid, DEVICE):
+            self._event(_named("thread_name", pid, f"context {context.ctx}", tid=context.ctx))
 
     def _event(self, event: dict[str, Any]) -> None:
         self._write(SEPARATOR + orjson.dumps(event))
@@ -193,5 +184,5 @@ class _Writer:
         self._scalar(f"KV cells/{name}", kv.used, kv.t)
 
 
-def _named(name: str, pid: int, value: str, key: str = "name") -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": 0, "args": {key: value}}
+def _named(name: str, pid: int, value: str, key: str = "name", tid: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
