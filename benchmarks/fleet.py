@@ -137,7 +137,8 @@ def work(what: str, dataset: str, *words: str) -> dict[str, float]:
         from distributed import LocalCluster
 
         n, *paths = words
-        with LocalCluster(int(n), threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+        one_thread = {"n_workers": int(n), "threads_per_worker": 1, "dashboard_address": None}
+        with LocalCluster(**one_thread) as cluster:  # type: ignore[no-untyped-call]
             spread = partial(on_dask, cluster.scheduler_address)
             sources = find_sources(paths)
             begin = time.perf_counter()
