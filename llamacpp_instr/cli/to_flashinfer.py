@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(
     "to-flashinfer",
     epilog="\b\nExamples:\n  instr to-flashinfer session.log -o dataset\n"
-    "  instr to-flashinfer session.log -o dataset --capture\n"
+    "  instr to-flashinfer demo.log -o dataset --capture\n"
     "  instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)

@@ -28,8 +28,8 @@ PACKAGES = ("llamacpp_instr", "converters")
 # the modules of every extra, and those that only tests need
 ABSENT = (
     "distributed", "duckdb", "fsspec", "llama_cpp", "matplotlib", "ortools", "prometheus_client",
-    "pyarrow", "safetensors", "scipy", "starlette", "textual", "uvicorn", "viztracer",
-    "websockets",
+    "pyarrow", "safetensors", "scipy", "starlette", "tensorboardX", "textual", "uvicorn",
+    "viztracer", "websockets",
 )  # fmt: skip
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 

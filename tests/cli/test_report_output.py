@@ -79,7 +79,8 @@ def test_no_report_is_forgotten() -> None:
         assert command is not None
         if any("--html" in option.opts for option in command.params):
             found.add(name)
-    assert found == {line.split()[0] for line in REPORTS.values()}
+    # its -o is a data set, and its report goes to standard output
+    assert found - {"to-flashinfer"} == {line.split()[0] for line in REPORTS.values()}
 
 
 @pytest.mark.native

@@ -97,6 +97,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "f16.log"],
         ["run", "model-Q4_K_M.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "q4.log"],
         ["collect", "session.log", "-o", "fleet"],
+        ["run", "demo", "-p", "Once upon a time", "-n", "4", "--log", "demo.log"],
         ["to-flashinfer", "session.log", "-o", "flashinfer-trace"],
     ):
         subprocess.run(
