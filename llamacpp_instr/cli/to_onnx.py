@@ -113,6 +113,7 @@ def _of_model(source: str, tokens: int, past: int) -> _Found:
 
 def _of_log(source: str, step: int | None, no_weights: bool, lenient: bool) -> _Found:
     from converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.graph.copies import without_copies
 
     (session,) = load_sessions([source], lenient)
     computes = session.computes
@@ -124,6 +125,7 @@ def _of_log(source: str, step: int | None, no_weights: bool, lenient: bool) -> _
     graph = session.graphs[found[-1]]
     if graph.nodes is None or graph.nodes.nb is None:
         raise UsageError(f"{source} has no strides of tensors; record with --level verbose")
+    graph = without_copies(graph)
     if no_weights:
         return graph, None
     try:

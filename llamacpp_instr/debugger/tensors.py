@@ -80,6 +80,16 @@ def is_weight(tensor: Tensor) -> bool:
     return bool(buffer) and ggml().ggml_backend_buffer_get_usage(buffer) == _WEIGHTS_BUFFER
 
 
+def device_of(address: int) -> str:
+    """The backend of a tensor's memory, as its buffer is named; `CPU` for the host's."""
+    tensor = tensor_at(address)
+    source = tensor_at(tensor.view_src) if tensor.view_src else tensor
+    if not source.buffer:
+        return "CPU"
+    name: str = ggml().ggml_backend_buffer_name(source.buffer).decode(errors="replace")
+    return "CPU" if name.startswith("CPU") else name
+
+
 def _bytes(address: int) -> npt.NDArray[np.uint8]:
     """What the strides of a tensor reach."""
     tensor = tensor_at(address)

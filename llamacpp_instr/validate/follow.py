@@ -1,7 +1,8 @@
 """Follows a run of a model, and checks each op as soon as it has run.
 
 Invariant: an op is checked with the inputs that its kernel had. So a value is kept until the last
-node that reads it, because ggml may use its memory again.
+node that reads it, because ggml may use its memory again. Where the graph is split among backends,
+a copy has the value of its source.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 from converters.exports.onnx.tensors import Tensors
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import read
+from llamacpp_instr.debugger.tensors import device_of, read
 from llamacpp_instr.debugger.ubatch import Ubatch
+from llamacpp_instr.graph.copies import is_copy, without_copies
 from llamacpp_instr.schema import Graph
-from llamacpp_instr.validate.live import as_event
+from llamacpp_instr.validate.live import as_event, copies_by_reader
 from llamacpp_instr.validate.node import Array, NotKnown, compute_node, error_of
 from llamacpp_instr.validate.rounding import rounded, rounds
 from llamacpp_instr.validate.tolerances import tolerance_of
@@ -32,6 +34,8 @@ class Checked:
     op: str
     name: str
     layer: int
+    device: str
+    """the buffer of its result, `CPU` on the CPU"""
     types: str
     """of the sources"""
     kind: str
@@ -71,8 +75,9 @@ class Checker:
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """All nodes that run."""
-        self._live, self._graph = graph, as_event(graph)
+        self._live, self._graph = graph, without_copies(as_event(graph))
         self._tensors = Tensors(self._graph)
+        self._arrive = copies_by_reader(self._graph)
         self._values, self._begun = {}, False
         self._last = {}
         for i, sources in enumerate(self._tensors.nodes.src):
@@ -84,16 +89,21 @@ class Checker:
         """Checks the op that ran, and keeps its value."""
         assert self._graph is not None
         assert self._tensors is not None
+        i, tensors = stop.node.index, self._tensors
         if not self._begun:
             self._read_inputs(stop.graph)
-        i, tensors = stop.node.index, self._tensors
+        for leaf in self._arrive.get(i, ()):
+            self._values[leaf] = read(stop.graph.leaf_addresses[-1 - leaf])
         real = stop.values()
         sources = tensors.nodes.src[i]
         node = stop.node
         kind = str(node.params.get("kind", ""))
         error = self._error(stop, real, self._value)
         types = ", ".join(tensors.type(source) for source in sources)
-        checked = Checked(stop.compute, i, node.op, node.name, node.layer, types, kind, error)
+        device = device_of(node.address)
+        checked = Checked(
+            stop.compute, i, node.op, node.name, node.layer, device, types, kind, error
+        )
         if checked.is_fault and node.op.startswith("MUL_MAT") and rounds(tensors.type(sources[0])):
             checked = replace(checked, rounded=self._error(stop, real, self._rounded(sources)))
         self._on_checked(checked)
@@ -127,7 +137,8 @@ class Checker:
     def _read_inputs(self, graph: LiveGraph) -> None:
         assert self._tensors is not None
         for number, address in enumerate(graph.leaf_addresses):
-            if not self._tensors.is_weight(-1 - number):
+            name = self._tensors.name(-1 - number)
+            if not self._tensors.is_weight(-1 - number) and not is_copy(name):
                 self._values[-1 - number] = read(address)
         self._begun = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.tensors import is_weight
+from llamacpp_instr.graph.copies import is_copy
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.schema import Graph, Leaf, Nodes
 
@@ -37,6 +38,24 @@ def as_event(live: LiveGraph) -> Graph:
         n_exec=sum(nodes.exec), splits=[], leafs=[_leaf(address, i) for i, address in
         enumerate(leafs)], nodes=nodes,
     )  # fmt: skip
+
+
+def copies_by_reader(graph: Graph) -> dict[int, list[int]]:
+    """By node: the copies whose first reader it is. A copy is there when its part of the graph
+    begins, and its memory may be used again behind its last reader."""
+    assert graph.nodes is not None
+    found: dict[int, list[int]] = {}
+    seen: set[int] = set()
+    for i, sources in enumerate(graph.nodes.src):
+        for leaf in sources:
+            if leaf < 0 and leaf not in seen and is_copy(graph.leafs[-1 - leaf].name):
+                reader = i
+                # a view only names the copy; what reads the view runs
+                while not graph.nodes.exec[reader] and reader + 1 < graph.n_nodes:
+                    reader += 1
+                found.setdefault(reader, []).append(leaf)
+            seen.add(leaf)
+    return found
 
 
 def _leaf(address: int, number: int) -> Leaf:

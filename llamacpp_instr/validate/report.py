@@ -25,21 +25,25 @@ class Verdict:
 
 
 def judge(found: Validation) -> Verdict:
-    """A row for each op and its types, the worst first; then the cache."""
-    kinds: dict[tuple[str, str], list[Checked]] = {}
+    """A row for each op, its types and its device, the worst first; then the cache."""
+    kinds: dict[tuple[str, str, str], list[Checked]] = {}
     for op in found.ops:
-        kinds.setdefault((op.op, op.types), []).append(op)
-    rows = [_row(op, types, of) for (op, types), of in kinds.items()]
+        kinds.setdefault((op.op, op.types, op.device), []).append(op)
+    rows = [_row(*kind, of) for kind, of in kinds.items()]
     rows.sort(key=lambda row: -_excess(row))
     columns = [
         Column("op"),
         Column("sources"),
+        Column("device"),
         Column("checked", "count"),
         Column("largest error", "number"),
         Column("tolerance", "number"),
         Column("at"),
         Column("verdict"),
     ]
+    if all(op.device == "CPU" for op in found.ops):
+        del columns[2]
+        rows = [[*row[:2], *row[3:]] for row in rows]
     unknown = sorted({str(row[0]) for row in rows if row[-1] == "not checked"})
     table = Report("Ops, each from the inputs that it had", columns, rows, labels=2)
     table.notes.append(
@@ -68,18 +72,18 @@ def judge(found: Validation) -> Verdict:
     return Verdict(reports, passed)
 
 
-def _row(op: str, types: str, of: Sequence[Checked]) -> list[Cell]:
+def _row(op: str, types: str, device: str, of: Sequence[Checked]) -> list[Cell]:
     known = [(one.error / one.tolerance, one) for one in of if one.error is not None]
     if not known:
-        return [op, types, len(of), None, None, None, "not checked"]
+        return [op, types, device, len(of), None, None, None, "not checked"]
     faults = [(ratio, one) for ratio, one in known if one.is_fault]
     ratio, worst = max(faults or known, key=lambda pair: pair[0])
     verdict = "fault" if faults else "rounding" if ratio > 1 else "ok"
-    return [op, types, len(of), worst.error, worst.tolerance, worst.name, verdict]
+    return [op, types, device, len(of), worst.error, worst.tolerance, worst.name, verdict]
 
 
 def _excess(row: Sequence[Cell]) -> float:
-    error, tolerance = row[3], row[4]
+    error, tolerance = row[4], row[5]
     if not isinstance(error, float) or not isinstance(tolerance, float):
         return -1.0
     return error / tolerance
