@@ -31,14 +31,14 @@ BELOW: dict[str, set[str]] = {
     "debugger": {"graph", "llama", "model", "recording", "weights"},
     "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
     "validate": {
-        "converters.exports", "converters.report", "build", "debugger", "importer", "llama",
-        "model", "weights",
+        "converters.exports", "converters.report", "build", "debugger", "graph", "importer",
+        "llama", "model", "weights",
     },
     "diverge": {
         "converters.report", "debugger", "graph", "llama", "model", "quality",
     },
     "capturing": {
-        "converters.exports", "converters.flashinfer", "debugger", "llama", "log", "model",
+        "converters.exports", "converters.flashinfer", "debugger", "graph", "llama", "log", "model",
         "validate", "weights",
     },
     "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},

@@ -22,6 +22,7 @@ from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Ubatch, attentions
+from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.graph.kernels import node_backends
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute
@@ -109,7 +110,9 @@ def _of_session(found: Found, session: Session) -> None:
     counted = phase_of_compute(session, steps)
     kernels: dict[int, _Kernels] = {}
     cases: dict[tuple[int, int, Ubatch | None], Workload] = {}
-    graphs = {number: GraphNodes(of) for number, of in session.graphs.items() if of.nodes}
+    graphs = {
+        number: GraphNodes(without_copies(of)) for number, of in session.graphs.items() if of.nodes
+    }
     ran = [of for of in session.ops if of.thread == 0 and of.compute in counted]
     if not ran:
         raise UsageError(f"{session.path}: no kernels; record with --level detailed")

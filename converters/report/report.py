@@ -42,7 +42,7 @@ class AtMost(float):
     """An upper bound: text shows it with ≤, JSON lists its column in the row's `at_most`."""
 
 
-BOUND = "≤: attention may have read fewer cells; the log does not tell what its mask hid."
+BOUND = "≤: attention may have read fewer cells; how many the mask hid is not known."
 
 
 def rate_of(amount: float, ns: float, bound: bool) -> float | None:

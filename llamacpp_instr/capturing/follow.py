@@ -18,7 +18,8 @@ from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import read
 from llamacpp_instr.debugger.ubatch import Ubatch
-from llamacpp_instr.validate.live import as_event
+from llamacpp_instr.graph.copies import is_copy, without_copies
+from llamacpp_instr.validate.live import as_event, copies_by_reader
 
 
 class Capturer:
@@ -39,7 +40,8 @@ class Capturer:
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """The nodes of one use of each kind, and what computes their inputs."""
-        event = as_event(graph)
+        event = without_copies(as_event(graph))
+        self._arrive = copies_by_reader(event)
         self._graph, self._tensors = GraphNodes(event), Tensors(event)
         self._values, self._uses, self._begun = {}, {}, False
         kinds: dict[Any, Use] = {}
@@ -52,7 +54,8 @@ class Capturer:
         ]
         self._bases = {self._tensors.place(tensor).base for tensor in tensors}
         runs = [node.index for node in graph.nodes if node.runs]
-        return [i for i in runs if i == runs[0] or self._tensors.place(i).base in self._bases]
+        computed = (i for i in runs if self._tensors.place(i).base in self._bases)
+        return {runs[0], *computed, *self._arrive}
 
     def _kind(self, use: Use) -> Any:
         g = self._graph
@@ -68,8 +71,11 @@ class Capturer:
         if not self._begun:
             self._begun = True
             for number, address in enumerate(stop.graph.leaf_addresses):
-                if -1 - number in self._bases and not tensors.is_weight(-1 - number):
+                kept = -1 - number in self._bases and not tensors.is_weight(-1 - number)
+                if kept and not is_copy(tensors.name(-1 - number)):
                     self._values[-1 - number] = read(address)
+        for leaf in self._arrive.get(stop.node.index, ()):
+            self._values[leaf] = read(stop.graph.leaf_addresses[-1 - leaf])
         base = tensors.place(stop.node.index).base
         if base in self._bases:
             addresses = stop.graph.addresses if base >= 0 else stop.graph.leaf_addresses
