@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable
@@ -334,6 +335,29 @@ def test_the_data_set_of_many_logs(
     assert [tuple(row.values()) for row in mine] == [
         (row["first token"], row["between"], row["total"]) for row in rows_there
     ]
+
+
+def test_the_exports_for_pytorch_and_for_kernel_writers(
+    told: Told, summary: dict[str, list[Row]], counted: set[int]
+) -> None:
+    spent = {row["Op"]: row["time"] for row in summary["Top ops"]}
+    told.instr("to-torch", told.log, "-o", "profile")
+    packed = (told.log.parent / "profile" / "llama.cpp.pt.trace.json.gz").read_bytes()
+    events = json.loads(gzip.decompress(packed))["traceEvents"]
+    steps = [of for of in events if of["name"] in {f"ProfilerStep#{step}" for step in counted}]
+    assert len(steps) == len(counted)
+    inside = (
+        (of["name"], round(of["dur"] * 1000))
+        for of in events
+        if of.get("cat") == "kernel"
+        and any(step["ts"] <= of["ts"] < step["ts"] + step["dur"] for step in steps)
+    )
+    assert summed(inside) == spent
+
+    told.instr("to-flashinfer", told.log, "-o", "dataset")
+    found = json.loads((told.log.parent / "dataset" / "occurrences.json").read_bytes())
+    every = [*found["workloads"], *found["without_definition"]]
+    assert sum(of["ns"] for of in every) == sum(spent.values())
 
 
 @needs_node
