@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from converters.flashinfer.attention import Case, Int32, View, case_of, views_of_log
+from converters.flashinfer.attention import Case, Int32, case_of, views_of_log
 from converters.flashinfer.definition import Axes, Catalog, Definition
 from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.attention import Ubatch, attentions
+from llamacpp_instr.graph.attention import Attention, Ubatch, attentions
 from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.graph.kernels import node_backends
 from llamacpp_instr.log.session import Session
@@ -90,6 +90,10 @@ class _Kernels:
     """Of a plan: what each kernel is a part of."""
 
     uses: list[Use]
+    kinds: list[Any]
+    """by use: equal for those that are one workload in every compute"""
+    attention: dict[int, Attention]
+    """by use"""
     use: list[int]
     """by kernel: its number in `uses`, -1 for none"""
     op: list[str]
@@ -109,7 +113,7 @@ def _of_session(found: Found, session: Session) -> None:
     found.notes += [f"{session.path}: {note}" for note in [*notes, *session.log_end.notes()]]
     counted = phase_of_compute(session, steps)
     kernels: dict[int, _Kernels] = {}
-    cases: dict[tuple[int, int, Ubatch | None], Workload] = {}
+    cases: dict[tuple[int, Any, Ubatch | None], Workload] = {}
     graphs = {
         number: GraphNodes(without_copies(of)) for number, of in session.graphs.items() if of.nodes
     }
@@ -131,9 +135,10 @@ def _of_session(found: Found, session: Session) -> None:
                 undescribed.times += 1
                 undescribed.ns += ns
         for number, ns in enumerate(spent):
-            key = (ops.plan, number, ubatch if of.uses[number].attention else None)
+            shape = of.attention.get(number)
+            key = (ops.plan, of.kinds[number], ubatch if shape else None)
             if key not in cases:
-                cases[key] = found.workload(*_case(g, of.uses[number], ubatch))
+                cases[key] = found.workload(*_case(g, of.uses[number], shape, ubatch))
             cases[key].times += 1
             cases[key].ns += ns
 
@@ -149,20 +154,30 @@ def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
     # a plan may leave out the kernels of devices
     there = sorted(set(belongs) - {-1})
     numbers = {use: number for number, use in enumerate(there)} | {-1: -1}
-    return _Kernels([uses[use] for use in there], [numbers[use] for use in belongs], ops)
+    shapes = attentions(g.graph, node_backends(g.graph))
+    used = [uses[use] for use in there]
+    attention = {i: shapes[use.nodes[0]] for i, use in enumerate(used) if use.attention}
+    kinds = [_kind(g, use, attention[i]) if use.attention else i for i, use in enumerate(used)]
+    return _Kernels(used, kinds, attention, [numbers[use] for use in belongs], ops)
 
 
-def _case(g: GraphNodes, use: Use, ubatch: Ubatch | None) -> tuple[Case, bool]:
-    if not use.attention:
+def _kind(g: GraphNodes, use: Use, attention: Attention) -> Any:
+    """What the layers of a model have in common."""
+    params = tuple(g.params(use.nodes[0]).items())
+    shapes = tuple((g.ne(use.reads[name]), g.type(use.reads[name])) for name in "qkv")
+    return attention, params, shapes, "sinks" in use.reads
+
+
+def _case(
+    g: GraphNodes, use: Use, attention: Attention | None, ubatch: Ubatch | None
+) -> tuple[Case, bool]:
+    if attention is None:
         if max(use.axes.values(), default=0) > _MOST:
             raise UsageError(f"graph {g.graph.graph}: impossible tensor sizes")
         return simple_case(use.definition, use), False
-    (node,) = use.nodes
     if max(prod(g.ne(use.reads["q"])[1:]), prod(g.ne(use.reads["k"])[1:])) > _MOST:
         raise UsageError(f"graph {g.graph.graph}: impossible tensor sizes")
-    of = attentions(g.graph, node_backends(g.graph))[node]
-    views: list[View]
-    views, known = views_of_log(of, ubatch)
+    views, known = views_of_log(attention, ubatch)
     return case_of(g, use, views), not known
 
 
