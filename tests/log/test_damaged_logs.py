@@ -46,6 +46,8 @@ def _left(line: str, data: bytes) -> BaseException | None:
             "OTHER": "other.log",
             "OUT": "out",
             "TABLES": "tables",
+            "DATASET": "dataset",
+            "PROFILE": "profile",
         }
         words = [str(place / names[word]) if word in names else word for word in line.split()]
         done = CliRunner().invoke(main, words)
