@@ -33,13 +33,14 @@ def capture(
 ) -> None:
     """Computes a prefill of as many tokens as the first of the session, with the session's context
     and the beginning of its prompt, and a decode. `keep` gets the tensors of each workload, which
-    `found` has then. Raises `UsageError` for a session without a prefill."""
+    `found` has then. Raises `UsageError` for a session without steps."""
     steps, _ = counted_steps(session)
-    prefills = np.flatnonzero(steps["phase"] != "decode")
-    if not len(prefills):
-        raise UsageError(f"{session.path}: no prefill to run again")
-    context = session.contexts[int(steps["ctx"][prefills[0]])]
-    n = int(steps["n_tokens"][prefills[0]])
+    if not len(steps):
+        raise UsageError(f"{session.path}: no step to run again")
+    # the first is a decode if the prompt has one token
+    first = int(np.argmax(steps["phase"] != "decode"))
+    context = session.contexts[int(steps["ctx"][first])]
+    n = int(steps["n_tokens"][first])
     options = ContextOptions(
         ctx=context.n_ctx, batch=max(n, context.n_batch), ubatch=context.n_ubatch,
         threads=context.n_threads, cache_type_k=context.type_k, cache_type_v=context.type_v,

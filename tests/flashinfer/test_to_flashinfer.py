@@ -19,10 +19,12 @@ from converters.flashinfer.definition import Catalog, Definition
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.validate.node import error_of
 from tests.conftest import Instr
+from tests.kit.native_kit import random_models
 from tests.kit.told import Row
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 DECODES = 23
+TOLERANCE = 5e-4  # NMSE, as test-backend-ops allows
 
 
 @pytest.fixture
@@ -199,32 +201,54 @@ def test_what_a_mask_shows(mask: NDArray[np.bool_], views: list[View]) -> None:
     ]
 
 
+def captured(folder: Path, name: str, number: int = 0) -> dict[str, NDArray[Any]]:
+    """The tensors of a workload."""
+    workload = workloads(folder)[name][number]["workload"]
+    (path,) = {of["path"] for of in workload["inputs"].values() if "path" in of}
+    return load_file(folder / path)
+
+
+def attended(scores: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """(heads, cells) and (cells, heads, width), as (heads, width)."""
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    found: NDArray[Any] = np.einsum("hn,nhd->hd", shares, values)
+    return found
+
+
 @pytest.mark.native
 def test_captured_tensors_are_those_of_the_model(instr: Instr, tmp_path: Path) -> None:
     instr("run", "demo", "-p", "Once upon a time", "-n", 3, "--log", "session.log")
     done = instr("to-flashinfer", "session.log", "-o", "dataset", "--capture")
     assert done.returncode == 0, done.stderr
-    found = workloads(tmp_path / "dataset")
-
-    def tensors(name: str, n: int) -> dict[str, NDArray[Any]]:
-        of = found[name][n]["workload"]
-        (path,) = {one["path"] for one in of["inputs"].values() if "path" in one}
-        return load_file(tmp_path / "dataset" / path)
-
-    gemm = tensors("gemm_n768_k256", 0)
+    folder = tmp_path / "dataset"
+    gemm = captured(folder, "gemm_n768_k256")
     assert gemm["A"].shape[1] == 256
     expected = gemm["A"] @ gemm["B"].astype(np.float32).T
-    assert error_of(gemm[f"{OUTPUT}C"], expected) < 5e-4
-    rows = tensors("embedding_v1024_d256", 0)
+    assert error_of(gemm[f"{OUTPUT}C"], expected) < TOLERANCE
+    rows = captured(folder, "embedding_v1024_d256")
     assert np.array_equal(rows[f"{OUTPUT}output"], rows["weight"][rows["indices"]])
-    decode = tensors("gqa_paged_decode_h4_kv2_d64_ps1", 0)
+    decode = captured(folder, "gqa_paged_decode_h4_kv2_d64_ps1")
     cells = decode["kv_indices"]
     keys, values = (
         decode[name][cells, 0].repeat(2, axis=1).astype(np.float32)
         for name in ("k_cache", "v_cache")
     )
     scores = np.einsum("hd,nhd->hn", decode["q"][0], keys) / 8
-    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    expected = np.einsum("hn,nhd->hd", shares, values)
-    assert error_of(decode[f"{OUTPUT}output"][0], expected) < 5e-4
+    assert error_of(decode[f"{OUTPUT}output"][0], attended(scores, values)) < TOLERANCE
+
+
+@pytest.mark.native
+def test_latent_attention_is_captured_in_its_parts(instr: Instr, tmp_path: Path) -> None:
+    model = random_models() / "deepseek2-moe.gguf"
+    instr("run", model, "-p", "Once upon a time there was a", "-n", 2, "--log", "session.log")
+    done = instr("to-flashinfer", "session.log", "-o", "dataset", "--capture")
+    assert done.returncode == 0, done.stderr
+    folder, name = tmp_path / "dataset", "mla_paged_decode_h1_ckv512_kpe64_ps1"
+    decode, cells = captured(folder, name), captured(folder, name)["kv_indices"]
+    latent = decode["ckv_cache"][cells, 0].astype(np.float32)
+    scores = decode["q_nope"][0] @ latent.T
+    scores += decode["q_pe"][0] @ decode["kpe_cache"][cells, 0].astype(np.float32).T
+    inputs = workloads(folder)[name][0]["workload"]["inputs"]
+    expected = attended(scores * inputs["sm_scale"]["value"], latent[:, None])
+    assert error_of(decode[f"{OUTPUT}output"][0], expected) < TOLERANCE

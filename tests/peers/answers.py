@@ -55,3 +55,9 @@ def relative_error(found: Values, expected: Values) -> float:
     """The norm of the difference, relative to that of the expected values."""
     assert found.shape == expected.shape
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def largest_error(found: Values, expected: Values) -> float:
+    """The largest difference, relative to the largest expected value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
