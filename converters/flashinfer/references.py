@@ -109,11 +109,11 @@ FUNCTIONS = {
 ROPE = """
 def run(x, positions{factors}):
     # x is (tokens, heads, width); the first WIDTH of each head are turned
-    pair = torch.arange(0, WIDTH, 2, dtype=torch.float64)
+    pair = torch.arange(0, WIDTH, 2, dtype=torch.float64, device=x.device)
     turn = BASE ** (-pair / WIDTH){divided}
     slow = turn * SCALE
     # YaRN: RAMP is 0 where frequencies are interpolated, and EXT_FACTOR where they are kept
-    ramp = torch.tensor(RAMP, dtype=torch.float64)
+    ramp = torch.tensor(RAMP, dtype=torch.float64, device=x.device)
     angle = positions.double()[:, None] * (slow * (1 - ramp) + turn * ramp)
     cos = (torch.cos(angle) * MAGNITUDE).float()[:, None]
     sin = (torch.sin(angle) * MAGNITUDE).float()[:, None]
@@ -147,8 +147,8 @@ def run(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale{sinks}):
     batch, heads, _ = q.shape
     k_rows, v_rows = k_cache.flatten(0, 1).float(), v_cache.flatten(0, 1).float()
     group = heads // k_rows.shape[1]
-    output = torch.zeros(batch, heads, v_rows.shape[-1])
-    lse = torch.full((batch, heads), -torch.inf)
+    output = torch.zeros(batch, heads, v_rows.shape[-1], device=q.device)
+    lse = torch.full((batch, heads), -torch.inf, device=q.device)
     for i in range(batch):
         cells = kv_indices[kv_indptr[i] : kv_indptr[i + 1]].long()
         k = k_rows[cells].repeat_interleave(group, dim=1)
@@ -166,8 +166,8 @@ PREFILL = (
 def run(q, k, v, qo_indptr, kv_indptr, sm_scale{sinks}):
     heads = q.shape[1]
     group = heads // k.shape[1]
-    output = torch.zeros(*q.shape[:2], v.shape[-1])
-    lse = torch.full(q.shape[:2], -torch.inf)
+    output = torch.zeros(*q.shape[:2], v.shape[-1], device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     for i in range(len(qo_indptr) - 1):
         rows = slice(int(qo_indptr[i]), int(qo_indptr[i + 1]))
         cells = slice(int(kv_indptr[i]), int(kv_indptr[i + 1]))
@@ -176,7 +176,8 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale{sinks}):
         scores = capped(torch.einsum("qhd,nhd->hqn", q[rows].float(), k_i) * sm_scale)
         n_q, n_kv = scores.shape[1:]
         # the last query is at the last key
-        back = torch.arange(n_q)[:, None] + n_kv - n_q - torch.arange(n_kv)
+        query, key = (torch.arange(n, device=q.device) for n in (n_q, n_kv))
+        back = query[:, None] + n_kv - n_q - key
         if CAUSAL:
             scores = scores.masked_fill(back < 0, -torch.inf)
         if WINDOW:
@@ -190,8 +191,8 @@ MLA_DECODE = """
 def run(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale):
     batch, heads, _ = q_nope.shape
     ckv, kpe = ckv_cache.flatten(0, 1).float(), kpe_cache.flatten(0, 1).float()
-    output = torch.zeros(q_nope.shape)
-    lse = torch.full((batch, heads), -torch.inf)
+    output = torch.zeros(q_nope.shape, device=q_nope.device)
+    lse = torch.full((batch, heads), -torch.inf, device=q_nope.device)
     for i in range(batch):
         cells = kv_indices[kv_indptr[i] : kv_indptr[i + 1]].long()
         scores = q_nope[i].float() @ ckv[cells].T + q_pe[i].float() @ kpe[cells].T

@@ -61,7 +61,6 @@ MODELS = {
     "mixtral": _imported(DECODERS["mixtral"]),
     "gemma3": _imported(DECODERS["gemma3"]),
     "gemma2": _imported(make_gemma2),
-    "qwen3": _imported(DECODERS["qwen3"]),
 }
 
 
