@@ -18,8 +18,8 @@ from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import read
 from llamacpp_instr.debugger.ubatch import Ubatch
-from llamacpp_instr.graph.copies import is_copy, without_copies
-from llamacpp_instr.validate.live import as_event, copies_by_reader
+from llamacpp_instr.graph.copies import without_copies
+from llamacpp_instr.validate.live import Inputs, as_event
 
 
 class Capturer:
@@ -36,14 +36,12 @@ class Capturer:
         self._kept: set[str] = set()
         self._values: dict[int, Array] = {}
         self._uses: dict[int, list[Use]] = {}
-        self._begun = False
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """The nodes of one use of each kind, and what computes their inputs."""
         event = without_copies(as_event(graph))
-        self._arrive = copies_by_reader(event)
         self._graph, self._tensors = GraphNodes(event), Tensors(event)
-        self._values, self._uses, self._begun = {}, {}, False
+        self._values, self._uses = {}, {}
         kinds: dict[Any, Use] = {}
         for use in uses_of(self._graph):
             kinds.setdefault(self._kind(use), use)
@@ -53,9 +51,10 @@ class Capturer:
             tensor for use in kinds.values() for tensor in (*use.reads.values(), use.nodes[-1])
         ]
         self._bases = {self._tensors.place(tensor).base for tensor in tensors}
+        self._inputs = Inputs(event, self._bases)
         runs = [node.index for node in graph.nodes if node.runs]
         computed = (i for i in runs if self._tensors.place(i).base in self._bases)
-        return {runs[0], *computed, *self._arrive}
+        return {runs[0], *computed, *self._inputs.readers}
 
     def _kind(self, use: Use) -> Any:
         g = self._graph
@@ -68,14 +67,7 @@ class Capturer:
     def passed(self, stop: Stop) -> None:
         """Reads what was computed, and keeps the tensors of a use whose last node it was."""
         tensors = self._tensors
-        if not self._begun:
-            self._begun = True
-            for number, address in enumerate(stop.graph.leaf_addresses):
-                kept = -1 - number in self._bases and not tensors.is_weight(-1 - number)
-                if kept and not is_copy(tensors.name(-1 - number)):
-                    self._values[-1 - number] = read(address)
-        for leaf in self._arrive.get(stop.node.index, ()):
-            self._values[leaf] = read(stop.graph.leaf_addresses[-1 - leaf])
+        self._values.update(self._inputs.read(stop))
         base = tensors.place(stop.node.index).base
         if base in self._bases:
             addresses = stop.graph.addresses if base >= 0 else stop.graph.leaf_addresses

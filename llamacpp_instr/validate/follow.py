@@ -17,9 +17,9 @@ from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import device_of, read
 from llamacpp_instr.debugger.ubatch import Ubatch
-from llamacpp_instr.graph.copies import is_copy, without_copies
+from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.schema import Graph
-from llamacpp_instr.validate.live import as_event, copies_by_reader
+from llamacpp_instr.validate.live import Inputs, as_event
 from llamacpp_instr.validate.node import Array, NotKnown, compute_node, error_of
 from llamacpp_instr.validate.rounding import rounded, rounds
 from llamacpp_instr.validate.tolerances import tolerance_of
@@ -71,14 +71,13 @@ class Checker:
         self._live: LiveGraph | None = None
         self._values: dict[int, Array] = {}
         self._last: dict[int, int] = {}
-        self._begun = False
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """All nodes that run."""
         self._live, self._graph = graph, without_copies(as_event(graph))
         self._tensors = Tensors(self._graph)
-        self._arrive = copies_by_reader(self._graph)
-        self._values, self._begun = {}, False
+        self._inputs = Inputs(self._graph)
+        self._values = {}
         self._last = {}
         for i, sources in enumerate(self._tensors.nodes.src):
             for source in sources:
@@ -90,10 +89,7 @@ class Checker:
         assert self._graph is not None
         assert self._tensors is not None
         i, tensors = stop.node.index, self._tensors
-        if not self._begun:
-            self._read_inputs(stop.graph)
-        for leaf in self._arrive.get(i, ()):
-            self._values[leaf] = read(stop.graph.leaf_addresses[-1 - leaf])
+        self._values.update(self._inputs.read(stop))
         real = stop.values()
         sources = tensors.nodes.src[i]
         node = stop.node
@@ -133,14 +129,6 @@ class Checker:
             return rounded(values, weight) if tensor == activations else values
 
         return value
-
-    def _read_inputs(self, graph: LiveGraph) -> None:
-        assert self._tensors is not None
-        for number, address in enumerate(graph.leaf_addresses):
-            name = self._tensors.name(-1 - number)
-            if not self._tensors.is_weight(-1 - number) and not is_copy(name):
-                self._values[-1 - number] = read(address)
-        self._begun = True
 
     def _value(self, tensor: int) -> Array:
         assert self._tensors is not None

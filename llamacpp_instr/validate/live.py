@@ -5,9 +5,12 @@ Invariant: nodes and leafs have the numbers that a log gives them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.tensors import is_weight
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import Array, is_weight, read
 from llamacpp_instr.graph.copies import is_copy
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.schema import Graph, Leaf, Nodes
@@ -40,9 +43,43 @@ def as_event(live: LiveGraph) -> Graph:
     )  # fmt: skip
 
 
-def copies_by_reader(graph: Graph) -> dict[int, list[int]]:
-    """By node: the copies whose first reader it is. A copy is there when its part of the graph
-    begins, and its memory may be used again behind its last reader."""
+class Inputs:
+    """The leafs of a graph that are not weights, each read once, when its value is there.
+
+    Caches and inputs are there before the first op. A copy of another backend's value is there when
+    its part of the graph begins, and its memory may be used again behind its last reader."""
+
+    def __init__(self, graph: Graph, wanted: Collection[int] | None = None) -> None:
+        """`wanted` are the leafs to read, as nodes name them; by default all."""
+        self._first = [
+            -1 - i
+            for i, leaf in enumerate(graph.leafs)
+            if leaf.tensor < 0 and not is_copy(leaf.name) and _in(-1 - i, wanted)
+        ]
+        self._copies = {
+            node: [leaf for leaf in leafs if _in(leaf, wanted)]
+            for node, leafs in _copies_by_reader(graph).items()
+        }
+        self._begun = False
+
+    @property
+    def readers(self) -> Collection[int]:
+        """The nodes at which copies are read."""
+        return self._copies.keys()
+
+    def read(self, stop: Stop) -> dict[int, Array]:
+        """The values that are there since the stop before."""
+        there = [*([] if self._begun else self._first), *self._copies.get(stop.node.index, ())]
+        self._begun = True
+        return {leaf: read(stop.graph.leaf_addresses[-1 - leaf]) for leaf in there}
+
+
+def _in(leaf: int, wanted: Collection[int] | None) -> bool:
+    return wanted is None or leaf in wanted
+
+
+def _copies_by_reader(graph: Graph) -> dict[int, list[int]]:
+    """By node: the copies whose first reader it is."""
     assert graph.nodes is not None
     found: dict[int, list[int]] = {}
     seen: set[int] = set()

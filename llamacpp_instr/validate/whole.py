@@ -14,16 +14,14 @@ import onnxruntime
 
 from converters.exports.onnx.export import export_graph
 from converters.exports.onnx.weights import weight_bytes, with_external_weights
-from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import is_weight, read
 from llamacpp_instr.debugger.ubatch import Ubatch
-from llamacpp_instr.graph.copies import is_copy, without_copies
+from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.schema import Graph
 from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.validate.live import as_event, copies_by_reader
+from llamacpp_instr.validate.live import Inputs, as_event
 from llamacpp_instr.validate.node import Array, error_of, typed
 from llamacpp_instr.weights.leafs import LeafWeights
 
@@ -43,7 +41,6 @@ class FirstInputs:
 
     def __init__(self) -> None:
         self.graph: Graph | None = None
-        self._arrive: dict[int, list[int]] = {}
         self.inputs: dict[int, Array] = {}
         """by leaf, -1 minus its number: all that are no weights, as they were before the compute"""
 
@@ -52,20 +49,13 @@ class FirstInputs:
         if self.graph is not None:
             return []
         self.graph = without_copies(as_event(graph))
-        self._arrive = copies_by_reader(self.graph)
+        self._inputs = Inputs(self.graph)
         first = next(node.index for node in graph.nodes if node.runs)
-        return [first, *self._arrive]
+        return [first, *self._inputs.readers]
 
     def passed(self, stop: Stop) -> None:
         """Reads the inputs."""
-        assert self.graph is not None
-        addresses = stop.graph.leaf_addresses
-        if not self.inputs:
-            for i, address in enumerate(addresses):
-                if not is_weight(tensor_at(address)) and not is_copy(self.graph.leafs[i].name):
-                    self.inputs[-1 - i] = read(address)
-        for leaf in self._arrive.get(stop.node.index, ()):
-            self.inputs[leaf] = read(addresses[-1 - leaf])
+        self.inputs.update(self._inputs.read(stop))
 
 
 def compare_logits(file: ModelFile, first: FirstInputs, logits: Array) -> Whole:

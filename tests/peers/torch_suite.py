@@ -7,8 +7,6 @@ Not part of `make test`: it needs these packages. `make test-peers` runs it.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,8 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from llamacpp_instr.log.session import Session, load_session
 from tests.kit.ui_kit import need_ui
+from tests.peers.run_instr import instr
 from tests.peers.tensorboard_kit import views
-
-
-def instr(*words: object, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *map(str, words)],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
