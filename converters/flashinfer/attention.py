@@ -19,7 +19,7 @@ from converters.flashinfer import references
 from converters.flashinfer.definition import Axes, Definition, Tensor
 from converters.flashinfer.references import with_values
 from converters.flashinfer.use import GraphNodes, Use, dtype_of, type_tags
-from llamacpp_instr.graph.attention import Attention, Ubatch, scope
+from llamacpp_instr.graph.attention import Attention, Ubatch, hiding, scope
 
 Int32 = NDArray[np.int32]
 
@@ -145,14 +145,13 @@ def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool
         View(of.rows, range(i * of.n_kv, (i + 1) * of.n_kv), causal=of.rows == 1)
         for i in range(of.streams)
     ]
-    seen, windows = scope(of, ubatch) if ubatch else ([], (0,))
-    spans = {one.spans for one in seen}
-    if ubatch is None or len(spans) != 1 or len(windows) != 1:
+    if ubatch is None:
         return bound, False
-    (told,) = spans
-    if sum(span.n for span in told) != of.rows * of.streams:
+    seen, windows = scope(of, ubatch)
+    shown = {(one.spans, hiding(ubatch, one, window)) for one in seen for window in windows}
+    (told, window), *others = shown or {((), None)}
+    if others or window is None or sum(span.n for span in told) != of.rows * of.streams:
         return bound, False
-    (window,) = windows
     views = []
     at = 0
     for span in told:

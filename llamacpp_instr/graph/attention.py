@@ -204,12 +204,10 @@ def _windows(attention: Attention, ubatch: Ubatch, seen: Sequence[Seen]) -> tupl
 
 def _work(a: Attention, ubatch: Ubatch, seen: Seen, window: int) -> Work:
     spans = seen.spans
-    last = max((span.first + span.n for span in spans), default=0)
-    # a window to both sides hides what is further away than half of it
-    limit = window if ubatch.uniform else window // 2
+    known = hiding(ubatch, seen, window)
     unknown = (
         sum(span.n for span in spans) != a.rows * a.streams
-        or (0 < limit < last and not (seen.dense and ubatch.uniform and ubatch.causal))
+        or known is None
         or (not ubatch.causal and a.mask == "cache")
         or (a.tiled and not (seen.in_order and a.streams == 1 and len(spans) == 1))
         or (a.tiled and _most_tiles(a, ubatch.n_threads) > MOST_TILES)
@@ -232,6 +230,17 @@ def _work(a: Attention, ubatch: Ubatch, seen: Seen, window: int) -> Work:
         else:
             pairs += span.n * end
     return Work(2 * pairs * a.heads * a.width, min(cells, a.n_kv * a.streams), False)
+
+
+def hiding(ubatch: Ubatch, seen: Seen, window: int) -> int | None:
+    """The window if it hides a position from a token, 0 if none is so far away; None if the log
+    does not tell which it hides."""
+    last = max((span.first + span.n for span in seen.spans), default=0)
+    # a window to both sides hides what is further away than half of it
+    limit = window if ubatch.uniform else window // 2
+    if not 0 < limit < last:
+        return 0
+    return window if seen.dense and ubatch.uniform and ubatch.causal else None
 
 
 def _low(position: int, window: int) -> int:

@@ -239,6 +239,21 @@ def test_captured_tensors_are_those_of_the_model(instr: Instr, tmp_path: Path) -
 
 
 @pytest.mark.native
+@pytest.mark.parametrize(("n", "at_most"), [(3, False), (40, True)])
+def test_a_window_is_not_known_where_it_hides_and_two_caches_look_alike(
+    instr: Instr, tmp_path: Path, n: int, at_most: bool
+) -> None:
+    """The model's window has 32 cells."""
+    model = random_models() / "gemma3-dense.gguf"
+    instr("run", model, "-p", "a", "-n", n, "--ctx", 256, "--log", "session.log")
+    assert instr("to-flashinfer", "session.log", "-o", "dataset").returncode == 0
+    found = json.loads((tmp_path / "dataset" / "occurrences.json").read_bytes())
+    attention = [of for of in found["workloads"] if of["definition"].startswith("gqa")]
+    assert attention
+    assert any(of["at_most"] for of in attention) == at_most
+
+
+@pytest.mark.native
 def test_latent_attention_is_captured_in_its_parts(instr: Instr, tmp_path: Path) -> None:
     model = random_models() / "deepseek2-moe.gguf"
     instr("run", model, "-p", "Once upon a time there was a", "-n", 2, "--log", "session.log")

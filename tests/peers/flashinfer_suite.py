@@ -6,8 +6,6 @@ Not part of `make test`: it needs PyTorch and flashinfer-bench. `make test-peers
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +19,12 @@ from safetensors.torch import load_file
 from converters.flashinfer.dataset import OUTPUT
 from llamacpp_instr.validate.node import error_of
 from tests.peers.peer_models import DECODERS, make_gemma2
+from tests.peers.run_instr import instr
 
 TOLERANCE = 5e-4
 """NMSE, as test-backend-ops allows for products"""
 OF_QUANTIZED = 1e-3
 """with quantized weights, for which ggml rounds activations to 8 bits, too"""
-
-
-def instr(*words: object, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *map(str, words)],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _demo(_folder: Path) -> str:
@@ -70,7 +60,9 @@ def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     model = MODELS[request.param](folder)
     prompt = "Once upon a time there was a little kernel that computed all day long."
-    instr("run", model, "-p", prompt, "-n", 4, "--log", "session.log", cwd=folder)
+    # caches of different sizes: the log then tells which layers have the window
+    sizes = "--ctx", 512, "--ubatch", 64
+    instr("run", model, "-p", prompt, "-n", 4, *sizes, "--log", "session.log", cwd=folder)
     instr("to-flashinfer", "session.log", "-o", "dataset", "--capture", cwd=folder)
     return folder
 
