@@ -22,6 +22,7 @@ import torch
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.importer.source import read_json
+from llamacpp_instr.importer.tiktoken import N_SPECIAL, read_ranks, write_tokenizer
 
 Tensors = dict[str, Callable[[], torch.Tensor]]
 """name as in Hugging Face's layout -> the function that joins and reorders the tensor"""
@@ -67,13 +68,21 @@ class MetaModel:
         self.n_heads = self._number("n_heads")
         self.n_kv_heads = self._number("n_kv_heads", self.n_heads)
         self.dim = self._number("dim")
+        self.ranks = read_ranks(folder / "tokenizer.model")
+        """of Llama 3; None before"""
+        self.scales_rope = bool(self.params.get("use_scaled_rope"))
         self._check()
 
     def write_config(self, folder: Path) -> None:
         """Write the files that the converter reads beside tensors: configuration, tokenizer."""
         (folder / "config.json").write_text(json.dumps(self.config(), indent=2))
-        (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2))
-        for name in ("tokenizer.model", "README.md"):
+        linked = ["README.md"]
+        if self.ranks:
+            write_tokenizer(self.ranks, self.scales_rope, folder)
+        else:
+            (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2))
+            linked.append("tokenizer.model")
+        for name in linked:
             if (self.folder / name).is_file():
                 (folder / name).symlink_to((self.folder / name).resolve())
 
@@ -82,6 +91,7 @@ class MetaModel:
         tensors = self.shards[0]
         eps = float(self.params.get("norm_eps", 1e-5))
         theta = float(self.params.get("rope_theta", 10000.0))
+        begin, end = (len(self.ranks), len(self.ranks) + 1) if self.ranks else (1, 2)
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -97,9 +107,22 @@ class MetaModel:
             "rms_norm_eps": eps,
             "rope_theta": theta,
             "hidden_act": "silu",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
+            "bos_token_id": begin,
+            "eos_token_id": end,
             "tie_word_embeddings": self._is_tied(),
+            **({"rope_scaling": self._scaling()} if self.scales_rope else {}),
+        }
+
+    def _scaling(self) -> dict[str, Any]:
+        """What Llama 3.1 and later do to low frequencies. params.json has no factor: it is 32 for
+        3.2, whose models of text have one matrix for embedding and output, and 8 for the others,
+        as in transformers' models/llama/convert_llama_weights_to_hf.py."""
+        return {
+            "rope_type": "llama3",
+            "factor": 32.0 if self._is_tied() else 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
         }
 
     def tensors(self) -> Tensors:
@@ -143,8 +166,11 @@ class MetaModel:
         )
 
     def _context(self, eps: float, theta: float) -> int:
-        """Tokens of context, which params.json lacks before Llama 3: 16384 of Code Llama, 4096 of
-        Llama 2, 2048 of Llama 1, as in llama.cpp's examples/convert_legacy_llama.py."""
+        """Tokens of context, which params.json may lack: 131072 since Llama 3.1, 8192 of Llama 3;
+        16384 of Code Llama, 4096 of Llama 2, 2048 of Llama 1, as in llama.cpp's
+        examples/convert_legacy_llama.py."""
+        if self.ranks:
+            return self._number("max_seq_len", 131072 if self.scales_rope else 8192)
         if theta == 1e6:
             return self._number("max_seq_len", 16384)
         return self._number("max_seq_len", 4096 if eps == 1e-5 else 2048)
@@ -178,10 +204,16 @@ class MetaModel:
                 f"{where}: {len(self.shards)} shards have {found} rows of Q where {self.dim} "
                 "belong; are shards missing?"
             )
-        if not _is_sentencepiece(where / "tokenizer.model"):
+        words = self._joined("tok_embeddings.weight").shape[0]
+        if self.ranks and words != len(self.ranks) + N_SPECIAL:
             raise UsageError(
-                f"{where / 'tokenizer.model'} is not a SentencePiece model, as Llama 1 and 2 have; "
-                "for a later model import its Hugging Face folder"
+                f"{where / 'tokenizer.model'} has {len(self.ranks)} tokens and {N_SPECIAL} special "
+                f"ones, but the embedding has {words} rows"
+            )
+        if not self.ranks and not _is_sentencepiece(where / "tokenizer.model"):
+            raise UsageError(
+                f"{where / 'tokenizer.model'} is neither a SentencePiece model, as Llama 1 and 2 "
+                "have, nor a list of ranks, as Llama 3 has"
             )
 
 

@@ -20,7 +20,7 @@ import sentencepiece
 import torch
 import transformers
 from gguf import GGUFReader
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.build.log import BuildLog
@@ -167,6 +167,37 @@ def add_qwen(folder: Path) -> None:
     made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="<|endoftext|>"
+    ).save_pretrained(folder)
+
+
+def make_llama3(folder: Path, **changes: Any) -> Any:
+    config = transformers.LlamaConfig(
+        **{**SMALL, "vocab_size": 128256, "bos_token_id": 128000, "eos_token_id": 128001,
+           "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, **changes},
+        rope_theta=500000.0, tie_word_embeddings=False,
+    )  # fmt: skip
+    return _saved(transformers.LlamaForCausalLM, config, folder, add_llama3)
+
+
+def add_llama3(folder: Path) -> None:
+    """As in the published tokenizer.json of Llama 3."""
+    tokens, merges = real_bpe("llama-bpe")
+    made = Tokenizer(
+        models.BPE({token: n for n, token in enumerate(tokens[:128000])}, merges,
+                   ignore_merges=True)
+    )  # fmt: skip
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(tokens[128000:])
+    begin = "<|begin_of_text|>"
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, 128000)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=begin, eos_token="<|end_of_text|>"
     ).save_pretrained(folder)
 
 

@@ -25,19 +25,9 @@ from llamacpp_instr.importer.cached import imported
 from llamacpp_instr.importer.runner import import_model
 from llamacpp_instr.importer.source import open_source
 from tests.peers import import_lines, peer_models
+from tests.peers.meta_folder import as_neighbors, write_meta
 
 Instr = Callable[..., "subprocess.CompletedProcess[str]"]
-LAYERS = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +73,7 @@ def test_metas_layout_gives_the_same_bytes(
     n_shards: int, llama: tuple[Any, Path, bytes], tmp_path: Path
 ) -> None:
     model, folder, expected = llama
-    write_meta(tmp_path / "twin", model, folder, n_shards)
+    write_meta(tmp_path / "twin", model, folder / "tokenizer.model", n_shards)
     assert bytes_of(tmp_path / "twin", "F32") == expected
 
 
@@ -119,52 +109,6 @@ def rotated_neighbors(head: torch.Tensor) -> torch.Tensor:
     ).flatten()
 
 
-def as_neighbors(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Rows in Meta's order: row i of the first half of a head, then row i of its second half."""
-    width = weight.shape[0] // n_heads
-    order = [
-        head * width + half * width // 2 + row
-        for head in range(n_heads) for row in range(width // 2) for half in (0, 1)
-    ]  # fmt: skip
-    return weight[order]
-
-
-def write_meta(folder: Path, model: Any, twin: Path, n_shards: int) -> None:
-    folder.mkdir()
-    state = model.state_dict()
-    tensors = {
-        "tok_embeddings.weight": state["model.embed_tokens.weight"],
-        "norm.weight": state["model.norm.weight"],
-        "output.weight": state["lm_head.weight"],
-        "rope.freqs": torch.ones(8),
-    }
-    for layer in range(2):
-        for ours, theirs in LAYERS.items():
-            weight = state[f"model.layers.{layer}.{theirs}.weight"]
-            if ours in ("attention.wq", "attention.wk"):
-                weight = as_neighbors(weight, 4 if ours.endswith("q") else 2)
-            tensors[f"layers.{layer}.{ours}.weight"] = weight
-    for shard in range(n_shards):
-        torch.save(
-            {name: part(name, tensor, shard, n_shards) for name, tensor in tensors.items()},
-            folder / f"consolidated.{shard:02}.pth",
-        )
-    params = {
-        "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1,
-        "multiple_of": 32, "norm_eps": 1e-5,
-    }  # fmt: skip
-    (folder / "params.json").write_text(json.dumps(params))
-    shutil.copyfile(twin / "tokenizer.model", folder / "tokenizer.model")
-
-
-def part(name: str, tensor: torch.Tensor, shard: int, n_shards: int) -> torch.Tensor:
-    """As Meta's model-parallel layers split a tensor."""
-    if tensor.dim() == 1:
-        return tensor
-    columns = name.endswith(("tok_embeddings.weight", "wo.weight", "w2.weight"))
-    return tensor.chunk(n_shards, dim=int(columns))[shard].clone()
-
-
 def copy_tokenizer(source: Path, target: Path) -> None:
     for name in ("tokenizer.model", "tokenizer_config.json"):
         shutil.copyfile(source / name, target / name)
@@ -194,7 +138,7 @@ def place(
     """Runs a line in a folder with what the pages speak of."""
     model, folder, _ = llama
     shutil.copytree(folder, tmp_path / import_lines.HUGGING_FACE)
-    write_meta(tmp_path / import_lines.META, model, folder, 1)
+    write_meta(tmp_path / import_lines.META, model, folder / "tokenizer.model", 1)
     write_adapter(tmp_path / import_lines.ADAPTER)
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
 
@@ -300,6 +244,10 @@ def cut_shard(folder: Path, _twin: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
+def another_tokenizer(folder: Path, _twin: Path) -> None:
+    (folder / "tokenizer.model").write_text("tokens\n")
+
+
 def no_params(folder: Path, _twin: Path) -> None:
     (folder / "params.json").write_text('{"dim": 64}')
 
@@ -312,6 +260,7 @@ WRONG: list[tuple[str, Callable[[Path, Path], None], str]] = [
     ("hf", other_words, "cannot be imported"),
     ("meta2", fewer_shards, "are shards missing?"),
     ("meta2", cut_shard, "consolidated.01.pth is damaged"),
+    ("meta", another_tokenizer, "is neither a SentencePiece model"),
     ("meta", no_params, "params.json lacks n_heads"),
 ]
 
@@ -330,7 +279,7 @@ def test_wrong_input_is_one_line_and_no_file(
     if layout == "hf":
         shutil.copytree(twin, folder)
     else:
-        write_meta(folder, model, twin, 2 if layout == "meta2" else 1)
+        write_meta(folder, model, twin / "tokenizer.model", 2 if layout == "meta2" else 1)
     spoil(folder, twin)
     before = set(tmp_path.iterdir())
     done = started_instr("import", folder, "-o", tmp_path / "out.gguf")
