@@ -32,7 +32,7 @@ def test_independent_samples_have_the_error_that_scipy_finds():
     found = compute_medians(samples[None], blocks, [1])[0]
     peer = stats.bootstrap(
         (samples,), lambda x, axis: np.log(np.median(x, axis=axis)), n_resamples=4000,
-        method="percentile", rng=np.random.default_rng(6),
+        method="percentile", random_state=np.random.default_rng(6),
     )  # fmt: skip
     assert found.log_error is not None
     seen = math.sqrt(found.log_error**2 - PROCESS**2 - (TICK_NS / found.value) ** 2 / 12)
