@@ -21,6 +21,10 @@ _BUILDAH_SAYS = re.compile(
 )
 """what buildah adds to the output of a command that fails"""
 
+_DID_NOT_START = "Close_Fd sealing memfd copy: Device or resource busy"
+"""buildah starts itself from a copy in memory; the kernel rarely refuses to seal that copy, and
+then nothing has run yet"""
+
 Volumes = dict[Path, str]
 """directory of this machine -> path in the container; `:ro` at its end means read-only"""
 
@@ -74,18 +78,22 @@ class Image:
             options += ["--volume", f"{directory}:{place}"]
         command = list(self.config["Entrypoint"] if entrypoint is None else entrypoint)
         with self.container() as container:
-            done = subprocess.run(
-                ["buildah", "run", *options, container, "--", *command, *arguments],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-            )
+            done = _run("run", *options, container, "--", *command, *arguments, stdin=stdin)
         done.stderr = _BUILDAH_SAYS.sub("", done.stderr)
         return done
 
 
 def buildah(*arguments: str) -> str:
-    done = subprocess.run(["buildah", *arguments], capture_output=True, text=True, timeout=SECONDS)
+    done = _run(*arguments)
     assert done.returncode == 0, f"buildah {' '.join(arguments)}: {done.stderr}"
     return done.stdout
+
+
+def _run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    for _ in range(5):
+        done = subprocess.run(
+            ["buildah", *arguments], input=stdin, capture_output=True, text=True, timeout=SECONDS
+        )
+        if done.returncode == 0 or _DID_NOT_START not in done.stderr:
+            break
+    return done
