@@ -24,6 +24,7 @@ from typing import TextIO
 from urllib.parse import unquote
 
 from llamacpp_instr.build.cache import keep_wheel, kept_wheel, own_cache, workplace
+from llamacpp_instr.build.ccache import ccache_environment
 from llamacpp_instr.build.log import BuildLog
 from llamacpp_instr.build.progress import BuildProgress
 from llamacpp_instr.build.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
@@ -80,8 +81,9 @@ def build_wheel(
                 progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
                 sdist = fetch_sdist(patches, cache, log)
                 tree = make_tree(sdist, work, patches, log, patched=patched)
+                cpu = None if portable else cpu_identity()
                 try:
-                    wheel = _compile(tree, work, flags, progress, log)
+                    wheel = _compile(tree, work, flags, cpu, progress, log)
                 finally:
                     progress.clear()
                 kept = keep_wheel(cache, key, wheel)
@@ -218,7 +220,12 @@ def cpu_identity() -> list[str]:
 
 
 def _compile(
-    tree: Path, work: Path, flags: Sequence[str], progress: BuildProgress, log: BuildLog
+    tree: Path,
+    work: Path,
+    flags: Sequence[str],
+    cpu: Sequence[str] | None,
+    progress: BuildProgress,
+    log: BuildLog,
 ) -> Path:
     """Build the wheel of a source tree in `work`; returns its path."""
     patches = patches_dir()
@@ -235,9 +242,7 @@ def _compile(
         "CMAKE_BUILD_PARALLEL_LEVEL": str(progress.jobs),
         # in the environment, because pip before 22.1 has no --config-settings
         "SKBUILD_BUILD_DIR": str(work / "build"),
-        # ggml uses ccache if it is installed; paths of a new tree must not cause misses
-        "CCACHE_BASEDIR": str(work),
-        "CCACHE_NOHASHDIR": "1",
+        **ccache_environment(work, cpu),
     }
     command = pip("wheel", "-v", "--no-deps", "-w", str(work / "wheel"), str(tree))
     status, output = log.run(command, env=env, on_line=progress.see)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.ccache import ccache_environment
 from llamacpp_instr.build.log import BuildLog
 from llamacpp_instr.build.source_tree import VENDORED, fetch_sdist, make_tree
 from llamacpp_instr.build.upstream import patches_dir
-from llamacpp_instr.build.wheel import wheel_inputs, wheel_key
+from llamacpp_instr.build.wheel import cpu_identity, wheel_inputs, wheel_key
 from llamacpp_instr.llama.threads import usable_cpus
 
 ROOT = Path(__file__).parent.parent.parent
@@ -153,7 +154,8 @@ def _build(
     tree = _tree(work / "tree", patched)
     # cmake and ninja came with the test extra, beside this Python
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    env = {**os.environ, "PATH": path, "CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    cpu = None if "-DGGML_NATIVE=OFF" in flags else cpu_identity()
+    env = {**os.environ, "PATH": path, **ccache_environment(work, cpu)}
     objects = work / "build"
     print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
     for command in (
