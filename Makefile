@@ -55,9 +55,13 @@ view: $(VIEW_INSTALLED)
 	@[ -e out/demo.log ] || $(MAKE) demo
 	$(BIN)/instr view out/demo.log
 
-# the tests of a file share recordings, so one process runs them all
+# the tests of a file share recordings, so one process runs them all; what takes minutes to compile is there
+# before they start, so that a test that hangs ends sooner
+SUITE := -m pytest -n auto --dist loadfile --instafail -o faulthandler_timeout=400
+
 test: native $(TEST_INSTALLED) $(UI_KIT)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m tests.kit.native_kit
+	$(BIN)/python $(SUITE)
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
@@ -78,7 +82,8 @@ $(AUDIT)/bin/pip-audit:
 # `instr build` takes the library of `make native` from the cache
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
-	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile $(TESTS)
+	$(OLDEST)/bin/python -m tests.kit.native_kit
+	$(OLDEST)/bin/python $(SUITE) $(TESTS)
 
 # has its own environment, because PyTorch is a hundred times as large as the others
 test-peers: $(PEERS_INSTALLED) $(UI_KIT)

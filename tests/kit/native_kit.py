@@ -1,7 +1,7 @@
 """Native code for the tests: the unpatched library, random models, programs.
 
 Everything is built from the same pinned sdist and cached by the digest of its inputs, so a second
-run of the suite builds nothing.
+run of the suite builds nothing. `python -m tests.kit.native_kit` builds what takes minutes.
 """
 
 from __future__ import annotations
@@ -206,3 +206,7 @@ def _tree(place: Path, patched: bool) -> Path:
             make_tree(sdist, place, patches_dir(), log, patched=patched)
     (root,) = (path for path in place.iterdir() if path.is_dir())
     return root / VENDORED
+
+
+if __name__ == "__main__":
+    random_models()
