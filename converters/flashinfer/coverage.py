@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from converters.flashinfer.workloads import Found
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, shown
 from llamacpp_instr.errors import UsageError
 
 NOT_FOUND = "definition not found"
@@ -78,9 +78,10 @@ def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Re
         "described": (described / total if total else 0, "fraction"),
     }
     if there is not None:
-        report.figures["covered"] = (covered / total if total else 0, "fraction")
+        share = covered / total if total else 0.0
+        report.figures["covered"] = (share, "fraction")
         report.notes.append(
-            f"The data set has a definition for {covered / total if total else 0:.1%} of the time."
+            f"The data set has a definition for {shown(share, 'fraction')} of the time."
         )
     if found.undescribed:
         report.notes.append("Rows without a type are ops that no definition describes.")

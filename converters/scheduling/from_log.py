@@ -149,7 +149,7 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
     threads = f"{found.n_threads} thread{'s' * (found.n_threads > 1)}"
     notes = [
         f"Times are medians of {found.n_computes} computes of {what}, recorded with {threads};"
-        f" the middle half of a kernel's times spans {spread:.0%} of its median on average."
+        f" the middle half of a kernel's times spans {100 * spread:.0f} % of its median on average."
         if found.n_computes > 1
         else f"Times are those of one compute of {what}, recorded with {threads}."
     ]
@@ -166,7 +166,7 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
     if found.rest_ns:
         share = found.rest_ns / (total + found.rest_ns)
         notes.append(
-            f"A compute took {found.rest_ns / 1000:.1f} µs more between its kernels, {share:.1%} of"
-            " it: no task has that."
+            f"A compute took {found.rest_ns / 1000:.1f} µs more between its kernels,"
+            f" {100 * share:.1f} % of the compute: no task has that."
         )
     return notes

@@ -311,7 +311,7 @@ def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
         what = f"prefill of {shape.tokens}" if step is prefill else f"decode after {shape.past}"
         told = [
             f"Times are predicted for a {what} tokens and one thread, from what `instr probe`"
-            f" measured; their sum is uncertain by {error / total:.0%}."
+            f" measured; their sum is uncertain by {100 * error / total:.0f} %."
         ]
         return made, told
 

@@ -229,7 +229,7 @@ def test_a_speed_is_named_only_where_the_noise_allows(ratio: Ratio, words: str) 
         (0, "same bytes"),
         (-0.4706, "47 % fewer bytes"),
         (0.125, "12 % more bytes"),
-        (-0.0004, "0.04% fewer bytes"),
+        (-0.0004, "0.04 % fewer bytes"),
     ],
 )
 def test_how_many_bytes(change: float, words: str) -> None:

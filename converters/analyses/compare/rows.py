@@ -159,7 +159,7 @@ def more_or_fewer(change: float) -> str:
     """`47 % fewer bytes`."""
     if change == 0:
         return "same bytes"
-    percent = f"{abs(change) * 100:.0f} %" if abs(change) >= 0.01 else f"{abs(change):.2%}"
+    percent = f"{abs(change) * 100:.0f} %" if abs(change) >= 0.01 else f"{abs(change) * 100:.2f} %"
     return f"{percent} {'fewer' if change < 0 else 'more'} bytes"
 
 
