@@ -57,7 +57,7 @@ view: $(VIEW_INSTALLED)
 
 # the tests of a file share recordings, so one process runs them all; what takes minutes to compile is there
 # before they start, so that a test that hangs ends sooner
-SUITE := -m pytest -n auto --dist loadfile --instafail -o faulthandler_timeout=400
+SUITE := -m pytest -q -n auto --dist loadfile --instafail -o faulthandler_timeout=400
 
 test: native $(TEST_INSTALLED) $(UI_KIT)
 	$(BIN)/python -m tests.kit.native_kit
