@@ -7,7 +7,7 @@ blob/workloads/OP_TYPE/NAME. `occurrences.json` is ours: how often each workload
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,29 @@ OUTPUT = "llama.cpp:"
 """before the name of an output among the tensors of a workload"""
 
 
-def write_dataset(found: Found, folder: Path, captured: Mapping[str, Arrays]) -> None:
-    """Writes all files below `folder`, which is empty. `captured` has, by the id of a workload, the
-    tensors that were captured: by the names of inputs, or of outputs behind `OUTPUT`. Raises
-    `UsageError` if safetensors is missing."""
+def check_safetensors() -> None:
+    """Raises `UsageError`, with the command that installs it, if safetensors is missing."""
     try:
-        from safetensors.numpy import save_file
+        import safetensors.numpy  # noqa: F401
     except ImportError:
         raise UsageError(
             'safetensors is not installed: pip install "llamacpp-instr[tensors]"'
         ) from None
+
+
+def write_tensors(found: Found, folder: Path, workload: Workload, arrays: Arrays) -> None:
+    """Writes the tensors of a workload below `folder`: by the names of inputs, or of outputs behind
+    `OUTPUT`."""
+    from safetensors.numpy import save_file
+
+    path = folder / _blob(found, workload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path)
+
+
+def write_dataset(found: Found, folder: Path, captured: Mapping[str, Collection[str]]) -> None:
+    """Writes all files below `folder`, which has nothing but captured tensors: `captured` has their
+    names, by the id of their workload."""
     by_name: dict[str, list[Workload]] = {}
     for workload in found.workloads.values():
         by_name.setdefault(workload.name, []).append(workload)
@@ -40,20 +53,17 @@ def write_dataset(found: Found, folder: Path, captured: Mapping[str, Arrays]) ->
         _write(folder / "definitions" / place.with_name(f"{place.name}.json"), definition.as_json())
         lines = []
         for workload in by_name[definition.name]:
-            arrays = dict(workload.integers) | dict(captured.get(workload.id, {}))
-            path = Path("blob", "workloads", place, f"{definition.name}_{workload.id}.safetensors")
-            if arrays:
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                whole = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-                save_file(whole, folder / path)
+            stored = captured.get(workload.id, workload.integers)
+            if workload.integers and workload.id not in captured:
+                write_tensors(found, folder, workload, workload.integers)
             inputs: dict[str, Any] = {}
             for name in definition.inputs:
                 if name in workload.scalars:
                     inputs[name] = {"type": "scalar", "value": workload.scalars[name]}
-                elif name in arrays:
+                elif name in stored:
                     inputs[name] = {
                         "type": "safetensors",
-                        "path": str(path),
+                        "path": str(_blob(found, workload)),
                         "tensor_key": name,
                     }
                 else:
@@ -71,6 +81,12 @@ def write_dataset(found: Found, folder: Path, captured: Mapping[str, Arrays]) ->
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     _write(folder / "occurrences.json", _occurrences(found))
+
+
+def _blob(found: Found, workload: Workload) -> Path:
+    name = workload.name
+    folder = Path("blob", "workloads", found.catalog[name].op_type, name)
+    return folder / f"{name}_{workload.id}.safetensors"
 
 
 def _occurrences(found: Found) -> dict[str, Any]:

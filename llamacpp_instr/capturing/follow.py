@@ -12,7 +12,7 @@ from typing import Any
 from converters.exports.onnx.tensors import Tensors
 from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
-from converters.flashinfer.workloads import Found
+from converters.flashinfer.workloads import Found, Workload
 from llamacpp_instr.capturing.arrays import Array, arrays_of_use
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
@@ -23,14 +23,14 @@ from llamacpp_instr.validate.live import Inputs, as_event
 
 
 class Capturer:
-    """A follower of a `Debugger`. `weight` reads a weight by its name; `keep` gets the tensors of
-    each workload once, by its id."""
+    """A follower of a `Debugger`. `weight` reads a weight by its name; `keep` gets each workload
+    once, with its tensors."""
 
     def __init__(
         self,
         found: Found,
         weight: Callable[[str], Array],
-        keep: Callable[[str, dict[str, Array]], object],
+        keep: Callable[[Workload, dict[str, Array]], object],
     ) -> None:
         self._found, self._weight, self._keep = found, weight, keep
         self._kept: set[str] = set()
@@ -77,7 +77,7 @@ class Capturer:
             workload = self._found.workload(case)
             if workload.id not in self._kept:
                 self._kept.add(workload.id)
-                self._keep(workload.id, arrays)
+                self._keep(workload, arrays)
 
     def _value(self, tensor: int) -> Array:
         if self._tensors.is_weight(tensor):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from converters.flashinfer.workloads import Found
+from converters.flashinfer.workloads import Found, Workload
 from llamacpp_instr.capturing.arrays import Array
 from llamacpp_instr.capturing.follow import Capturer
 from llamacpp_instr.debugger.api import debug
@@ -29,11 +29,11 @@ def capture(
     session: Session,
     found: Found,
     log: LlamaLog,
-    keep: Callable[[str, dict[str, Array]], object],
+    keep: Callable[[Workload, dict[str, Array]], object],
 ) -> None:
     """Computes a prefill of as many tokens as the first of the session, with the session's context
-    and the beginning of its prompt, and a decode. `keep` gets the tensors of each workload, which
-    `found` has then. Raises `UsageError` for a session without steps."""
+    and the beginning of its prompt, and a decode. `keep` gets each workload, which `found` has
+    then, with its tensors. Raises `UsageError` for a session without steps."""
     steps, _ = counted_steps(session)
     if not len(steps):
         raise UsageError(f"{session.path}: no step to run again")

@@ -12,7 +12,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, form_options
 
 if TYPE_CHECKING:
     from converters.flashinfer.dataset import Arrays
-    from converters.flashinfer.workloads import Found
+    from converters.flashinfer.workloads import Found, Workload
     from llamacpp_instr.log.session import Session
 
 
@@ -55,25 +55,27 @@ def to_flashinfer(
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
     from converters.flashinfer.coverage import coverage_report, load_definitions
-    from converters.flashinfer.dataset import write_dataset
+    from converters.flashinfer.dataset import check_safetensors, write_dataset
     from converters.flashinfer.workloads import find_workloads
     from llamacpp_instr.output import check_output_directory, open_output_directory
     from llamacpp_instr.terminal import notice
 
+    check_safetensors()
     check_output_directory(output, ())
     there = load_definitions(dataset) if dataset else None
     sessions = load_sessions(logs, lenient)
     found = find_workloads(sessions)
-    captured = _captured(sessions[0], found) if capture else {}
     with open_output_directory(output, ()) as folder:
+        captured = _captured(sessions[0], found, folder) if capture else {}
         write_dataset(found, folder, captured)
     ReportOutput(flag).write([coverage_report(found, there)])
     notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
 
 
-def _captured(session: Session, found: Found) -> dict[str, Arrays]:
-    """The tensors of workloads, by their ids."""
+def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
+    """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
     from converters.analyses.stored_weights import recorded_file
+    from converters.flashinfer.dataset import write_tensors
     from llamacpp_instr.capturing.run import capture
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.llama.log import captured
@@ -82,7 +84,12 @@ def _captured(session: Session, found: Found) -> dict[str, Arrays]:
         raise UsageError(f"{session.path}: --capture needs a log of one model")
     (model,) = session.models.values()
     file = recorded_file(session, model)
-    tensors: dict[str, Arrays] = {}
+    names: dict[str, set[str]] = {}
+
+    def keep(workload: Workload, arrays: Arrays) -> None:
+        write_tensors(found, folder, workload, arrays)
+        names[workload.id] = set(arrays)
+
     with captured() as log:
-        capture(file, session, found, log, tensors.__setitem__)
-    return tensors
+        capture(file, session, found, log, keep)
+    return names
