@@ -56,7 +56,7 @@ def parse_by(text: str) -> tuple[By, ...]:
     if len(keys) != len(names) or len(set(keys)) != len(keys) or len(keys) > 2:
         raise UsageError(f"--by {text}: give one of {', '.join(BYS)}, or two, such as layer,op")
     if "thread" in keys and len(keys) > 1:
-        raise UsageError(f"--by {text}: thread stands alone")
+        raise UsageError(f"--by {text}: thread cannot be combined with another key")
     return keys
 
 

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_nodes(graph: LiveGraph) -> list[Rows | None]:
-    """Of every node of a graph; None of a node whose dimensions are no tokens, or not known."""
+    """Of every node of a graph; None of a node whose dimensions are not tokens or not known."""
     found: list[Rows | None] = []
     for node in graph.nodes:
         rows = _rows(node, found)

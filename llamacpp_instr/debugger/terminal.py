@@ -105,7 +105,7 @@ class Terminal(cmd.Cmd):
         known = self.completenames(word)
         if len(known) != 1:
             hint = f": {', '.join(known)}" if known else "; `help` lists them"
-            raise UsageError(f"{word!r} is {'more than one' if known else 'no'} command{hint}")
+            raise UsageError(f"{word!r} is {'more than one' if known else 'not a'} command{hint}")
         return self.onecmd(known[0] + line[len(word) :])
 
     def do_help(self, arg: str) -> None:

@@ -119,7 +119,7 @@ class Comparison:
     def _divergence(self, a: Array, b: Array) -> Array:
         try:
             return kl_divergences(self.names, a, b)
-        except InstrError:  # one has logits that are no numbers
+        except InstrError:  # one has logits that are not numbers
             return np.full(len(a), np.nan)
 
     def _share_weights(self, graph: LiveGraph, keys: dict[int, Key]) -> None:

@@ -66,7 +66,7 @@ def _dry_graphs(
     options.check()
     for ubatch in ubatches:
         if ubatch.tokens < 1 or ubatch.past < 0 or not 1 <= ubatch.outputs <= ubatch.tokens:
-            raise UsageError(f"{ubatch} is no ubatch")
+            raise UsageError(f"{ubatch} is not a ubatch")
         check_size(window(ubatch))
     library = native.load()
     with dry_context_log(model, level="verbose") as (dry, content):

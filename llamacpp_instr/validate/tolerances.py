@@ -26,8 +26,8 @@ TABLE = 1e-6
 
 
 def tolerance_of(op: str, kind: str = "") -> float:
-    """The largest normalized mean squared error that is no fault; `kind` is that of a function of
-    elements or of a gate, such as GELU."""
+    """The largest normalized mean squared error that is not a fault; `kind` is that of a function
+    of elements or of a gate, such as GELU."""
     return (
         TABLE if kind in ("GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK") else _OF_OP.get(op, DEFAULT)
     )

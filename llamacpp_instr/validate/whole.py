@@ -42,7 +42,7 @@ class FirstInputs:
     def __init__(self) -> None:
         self.graph: Graph | None = None
         self.inputs: dict[int, Array] = {}
-        """by leaf, -1 minus its number: all that are no weights, as they were before the compute"""
+        """by leaf, -1 minus its number: all but weights, as they were before the compute"""
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """The first op of the first compute, and the first readers of copies."""

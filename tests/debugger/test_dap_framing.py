@@ -72,7 +72,7 @@ def test_other_bytes_are_messages_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "is no header of a message"),
+        (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "is not the header of a message"),
         (b"Content-Type: x\r\n\r\n{}", "no Content-Length"),
         (b"Content-Length: -1\r\n\r\n{}", "not a number of bytes"),
         (b"Content-Length: 2e1\r\n\r\n{}", "not a number of bytes"),
@@ -80,7 +80,7 @@ def test_other_bytes_are_messages_or_refused(data: bytes) -> None:
         (b"Content-Length: 2\r\n\r\n{'", "is not JSON"),
         (b"Content-Length: 2\r\n\r\n\xff\xff", "is not JSON"),
         (b"Content-Length: 9\r\n\r\n{}", "after 2 of 9 bytes"),
-        (b"Content-Length: 2", "is no header of a message"),
+        (b"Content-Length: 2", "is not the header of a message"),
     ],
 )
 def test_one_line_says_what_is_wrong(data: bytes, why: str) -> None:

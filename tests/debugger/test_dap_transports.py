@@ -137,7 +137,7 @@ def test_a_wrong_message_ends_the_connection_with_one_line(tmp_path: Path) -> No
     assert done.returncode == 2
     assert done.stdout == b""
     assert done.stderr.count(b"\n") == 1
-    assert b"is no header of a message" in done.stderr
+    assert b"is not the header of a message" in done.stderr
 
 
 # --- TCP ---

@@ -69,7 +69,7 @@ quit
     assert "breakpoint 1: l_out-2" in said
     assert "1: l_out-2  (0 hits)" in said
     assert "breakpoint 2: result_output" in said
-    assert "'nonsense' is no command; `help` lists them" in said
+    assert "'nonsense' is not a command; `help` lists them" in said
     assert said.count("op 130 of 130") == 2
 
 

@@ -30,7 +30,7 @@ class Computed:
     """One compute of llama.cpp."""
 
     inputs: Values
-    """by leaf, -1 minus its number: all that are no weights, as they were before the compute"""
+    """by leaf, -1 minus its number: all but weights, as they were before the compute"""
     values: Values = field(default_factory=dict)
     """by node: what each kernel computed"""
     graph: Graph | None = None

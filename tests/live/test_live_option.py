@@ -77,7 +77,7 @@ def test_a_program_is_shown_while_it_runs(
 
 
 def test_a_run_is_as_without_it(tmp_path: Path, environment: dict[str, str]) -> None:
-    """It may be over before the page is there, which is no error."""
+    """It may be over before the page is there, which is not an error."""
     words = ("run", "demo", "-p", "Once upon a time", "-n", "4", "--threads", "1")
     plain = instr(tmp_path, environment, *words)
     shown = instr(tmp_path, environment, *words, "--live")

@@ -133,7 +133,7 @@ def test_a_lenient_reader_keeps_what_is_whole(
     path = tmp_path_factory.mktemp("damaged") / "session.log"
     path.write_bytes(data)
     if not data.startswith(EVERY_EVENT.partition(b"\n")[0] + b"\n"):
-        return  # without its first line it is no log
+        return  # without its first line it is not a log
     session = load_session(path, lenient=True)
     n_lines = sum(1 for _ in read_events(path, lenient=True))
     told = session.log_end

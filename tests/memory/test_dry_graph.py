@@ -107,5 +107,5 @@ def test_the_window_is_a_multiple_of_256_cells() -> None:
 
 
 def test_an_impossible_ubatch_is_refused() -> None:
-    with pytest.raises(UsageError, match="is no ubatch"):
+    with pytest.raises(UsageError, match="is not a ubatch"):
         dry_graphs(load_model_file(DEMO), ContextOptions(), [UbatchShape(0)])

@@ -40,7 +40,7 @@ class Tokenizer:
 
     def _encode_new_word(self, word: str) -> list[int]:
         """Merge the adjacent pair whose union is the best piece, the leftmost of equals, until no
-        union is a piece. A character that is no piece becomes its UTF-8 bytes."""
+        union is a piece. A character that is not a piece becomes its UTF-8 bytes."""
         parts = list(word)
         while pairs := [
             (self._ids[left + right], at)

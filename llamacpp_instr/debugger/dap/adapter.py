@@ -112,7 +112,7 @@ class Adapter:
         try:
             request = msgspec.convert(message, Request)
         except msgspec.ValidationError as error:
-            raise ProtocolError(f"a message is no request: {error}") from None
+            raise ProtocolError(f"a message is not a request: {error}") from None
         if request.type == "response":
             return
         if request.command == "disconnect":

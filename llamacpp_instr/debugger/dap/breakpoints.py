@@ -180,9 +180,7 @@ class Breakpoints:
         text = self._sources.find(source)
         if text is None:
             could = self._sources.could_be(source)
-            placed.message = (
-                "verified when its graph is computed" if could else "it is no listing of a graph"
-            )
+            placed.message = "verified when its graph is computed" if could else "it lists no graph"
             return None
         node = text.listing.node_at(placed.wanted.line)
         if node is None:

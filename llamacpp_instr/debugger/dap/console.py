@@ -28,7 +28,7 @@ class Console:
         self._debugger = debugger
 
     def run(self, line: str, stop: Stop | None) -> str | Go | None:
-        """What a command says, or how to go on; None if the line is no command. Raises
+        """What a command says, or how to go on; None if the line is not a command. Raises
         `UsageError`."""
         command, _, rest = line.strip().partition(" ")
         rest = rest.strip()

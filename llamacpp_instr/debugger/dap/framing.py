@@ -1,7 +1,7 @@
 """Messages of the Debug Adapter Protocol as bytes: a `Content-Length` header, then one JSON object.
 
 Invariant: what is read is bounded, and is either a whole message or a `ProtocolError`. A request of
-a browser is no message: its first line is not one of our headers.
+a browser is not a message: its first line is not one of our headers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEADER = re.compile(rb"(Content-Length|Content-Type):[ \t]*([^\r\n]*?)[ \t]*\r?
 
 
 class ProtocolError(UsageError):
-    """What was received is no message; the connection cannot go on."""
+    """What was received is not a message; the connection cannot go on."""
 
 
 def read_message(stream: BinaryIO) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ def _read_header(stream: BinaryIO) -> int | None:
         field = _HEADER.fullmatch(line)
         if field is None:
             raise ProtocolError(
-                f"{line[:60]!r} is no header of a message; is this a debugger's client?"
+                f"{line[:60]!r} is not the header of a message; is this a debugger's client?"
             )
         if field[1].lower() == b"content-length":
             if not re.fullmatch(rb"\d{1,10}", field[2]):

@@ -156,7 +156,7 @@ class Variables:
             named = content if isinstance(content, tuple) else ()
             found = [one for one in named if one.name == wanted.name and self._intact(one)]
             if not found:
-                raise UsageError(f"{wanted.name[:60]!r} is no tensor in memory and cannot be set")
+                raise UsageError(f"{wanted.name[:60]!r} cannot be set: not a tensor in memory")
             tensor, index = found[-1], ()
         number = _number(wanted.value, self._read(tensor).dtype)
         self._change(stop, set_to(number), tensor.name, index, tensor.address)
