@@ -66,8 +66,9 @@ def sanitized_library(sanitizer: str) -> Path:
         flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
     else:
         flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
-    flags = (*flags, *WITHOUT_PROGRAMS)
-    return _built(sanitizer, flags, ("llama",), True)
+    # as the sanitizers' own pages recommend; -O3 compiles for minutes longer
+    cheap = (f"-DCMAKE_{language}_FLAGS_RELEASE=-O1 -DNDEBUG" for language in ("C", "CXX"))
+    return _built(sanitizer, (*flags, *cheap, *WITHOUT_PROGRAMS), ("llama",), True)
 
 
 @functools.cache
