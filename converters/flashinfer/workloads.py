@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -26,6 +26,7 @@ from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.graph.kernels import node_backends
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute
+from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import Plan
 
 _MOST = 1 << 24
@@ -99,16 +100,21 @@ class _Kernels:
     op: list[str]
 
 
-def find_workloads(sessions: Sequence[Session]) -> Found:
-    """What all computes of the steps that count used. Raises `UsageError` for a log without
-    kernels."""
+def find_workloads(sessions: Sequence[Session], on_progress: OnProgress) -> Found:
+    """What all computes of the steps that count used. `on_progress` gets lists of kernels done and
+    in total. Raises `UsageError` for a log without kernels."""
     found = Found()
+    total = sum(len(session.ops) for session in sessions)
+    done = 0
     for session in sessions:
-        _of_session(found, session)
+        for _ in _of_session(found, session):
+            done += 1
+            on_progress(done, total)
     return found
 
 
-def _of_session(found: Found, session: Session) -> None:
+def _of_session(found: Found, session: Session) -> Iterator[None]:
+    """Yields after each compute."""
     steps, notes = counted_steps(session)
     found.notes += [f"{session.path}: {note}" for note in [*notes, *session.log_end.notes()]]
     counted = phase_of_compute(session, steps)
@@ -141,6 +147,7 @@ def _of_session(found: Found, session: Session) -> None:
                 cases[key] = found.workload(*_case(g, of.uses[number], shape, ubatch))
             cases[key].times += 1
             cases[key].ns += ns
+        yield
 
 
 def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:

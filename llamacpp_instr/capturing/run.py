@@ -19,6 +19,7 @@ from llamacpp_instr.llama.log import LlamaLog
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.weights.measure import WeightReader
 
 DECODES = 1
@@ -30,10 +31,12 @@ def capture(
     found: Found,
     log: LlamaLog,
     keep: Callable[[Workload, dict[str, Array]], object],
+    on_progress: OnProgress,
 ) -> None:
     """Computes a prefill of as many tokens as the first of the session, with the session's context
     and the beginning of its prompt, and a decode. `keep` gets each workload, which `found` has
-    then, with its tensors. Raises `UsageError` for a session without steps."""
+    then, with its tensors; `on_progress` gets computes done and in total. Raises `UsageError` for a
+    session without steps, and for a weight whose type has no conversion to numbers."""
     steps, _ = counted_steps(session)
     if not len(steps):
         raise UsageError(f"{session.path}: no step to run again")
@@ -47,6 +50,8 @@ def capture(
         flash_attn="on" if context.flash_attn else "off",
     )  # fmt: skip
     reader = WeightReader(file)
+    for of in file.weights:
+        reader.check(of)
 
     def weight(name: str) -> Array:
         return np.concatenate(list(reader.pieces(file.by_name[name])))
@@ -60,9 +65,11 @@ def capture(
         ):
             debugging.debugger.followers.append(Capturer(found, weight, keep))
             made.decode(tokens)
+            on_progress(1, DECODES + 1)
             if model.has_decoder and context.causal:
-                for _ in range(DECODES):
+                for step in range(DECODES):
                     made.decode(tokens[-1:])
+                    on_progress(step + 2, DECODES + 1)
 
 
 def _tokens(model: LoadedModel, session: Session, n: int) -> list[int]:

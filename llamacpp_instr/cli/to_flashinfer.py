@@ -58,13 +58,15 @@ def to_flashinfer(
     from converters.flashinfer.dataset import check_safetensors, write_dataset
     from converters.flashinfer.workloads import find_workloads
     from llamacpp_instr.output import check_output_directory, open_output_directory
+    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
     check_safetensors()
     check_output_directory(output, ())
     there = load_definitions(dataset) if dataset else None
     sessions = load_sessions(logs, lenient)
-    found = find_workloads(sessions)
+    with progress_bar("Finding workloads") as on_progress:
+        found = find_workloads(sessions, on_progress)
     with open_output_directory(output, ()) as folder:
         captured = _captured(sessions[0], found, folder) if capture else {}
         write_dataset(found, folder, captured)
@@ -79,6 +81,7 @@ def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str
     from llamacpp_instr.capturing.run import capture
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.llama.log import captured
+    from llamacpp_instr.progress import progress_bar
 
     if len(session.models) != 1:
         raise UsageError(f"{session.path}: --capture needs a log of one model")
@@ -90,6 +93,6 @@ def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str
         write_tensors(found, folder, workload, arrays)
         names[workload.id] = set(arrays)
 
-    with captured() as log:
-        capture(file, session, found, log, keep)
+    with captured() as log, progress_bar("Capturing") as on_progress:
+        capture(file, session, found, log, keep, on_progress)
     return names
