@@ -137,7 +137,10 @@ class Caches:
             cache.in_order = cache.in_order and kv.used - before == n
         else:
             cache.next, cache.in_order = None, False
-        if kv.cells is not None and kv.cells != list(range(kv.used - n, kv.used)):
+        # the length first: a damaged log may speak of more tokens than fit into memory
+        if kv.cells is not None and (
+            len(kv.cells) != n or kv.cells != list(range(kv.used - n, kv.used))
+        ):
             cache.in_order = False
         if cache.next is not None:
             span = Span(cache.next - n, n)
