@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from converters.fleet.dataset import LogFiles, Place, known_logs, only_writer, open_dataset
+from converters.fleet.dataset import (
+    LONGEST_HOST,
+    LogFiles,
+    Place,
+    folder_of_host,
+    known_logs,
+    only_writer,
+    open_dataset,
+)
 from converters.fleet.rows import LogRows, name_of
 from converters.fleet.sources import Source
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.errors import InstrError, LogError, UsageError
 from llamacpp_instr.log.reader import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import SessionStart
@@ -54,7 +64,12 @@ def collect(
     spread: Spread = map,
 ) -> Iterator[Taken]:
     """Takes every source that is new or has changed; yields what became of each. `on_progress` gets
-    sources done and in total. Raises UsageError if the data set cannot be written."""
+    sources done and in total. Raises UsageError for a host whose name no folder can have, and if
+    `dataset` is something else; InstrError if it cannot be written."""
+    if host is not None and not 0 < len(folder_of_host(host)) <= LONGEST_HOST:
+        raise UsageError(
+            f"--host {host}: give a name of 1 to {LONGEST_HOST} bytes, as a URL has it"
+        )
     open_dataset(dataset)
     with only_writer(dataset):
         known = known_logs(dataset).values()
@@ -74,7 +89,7 @@ def collect(
 
 
 def take(task: Task) -> Taken:
-    """Takes one source."""
+    """Takes one source. Raises InstrError if the data set cannot be written."""
     name = task.source.name
     try:
         with task.source.local() as path:
@@ -82,6 +97,10 @@ def take(task: Task) -> Taken:
                 return _take(task, path)
             except LogError as error:
                 return Taken(name, "damaged", str(error).replace(str(path), name))
+            except OSError as error:
+                # pyarrow's own text names its functions
+                said = os.strerror(error.errno) if error.errno else str(error)
+                raise InstrError(f"{task.dataset}: {said}") from None
     except LogError as error:
         return Taken(name, "damaged", str(error))
 
@@ -98,7 +117,8 @@ def _take(task: Task, path: Path) -> Taken:
         left_out = rows.read(reader, task.lenient)
         assert reader.end is not None
         start = rows.start
-        place = Place(start.time[:10], task.host or host_of(start), log)
+        date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
+        place = Place(date.isoformat(), task.host or host_of(start), log)
         files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
         files.place(place, known.place if known else None)
     said = reader.end.sentence() or ""
@@ -106,10 +126,10 @@ def _take(task: Task, path: Path) -> Taken:
 
 
 def _log_id(path: Path, name: str) -> str:
-    """The id of a log; of a later part of a rotated one, with its number. Logs of other formats
-    have none, so they are told by their names."""
+    """The id of a log, which names its files; of a later part of a rotated one, with its number.
+    Logs of other formats have none, so they are told by their names."""
     _, start = next(iter(read_events(path)), (0, None))
-    if not isinstance(start, SessionStart) or not start.id.isalnum():
+    if not isinstance(start, SessionStart) or not re.fullmatch("[0-9A-Za-z]{1,64}", start.id):
         return hashlib.sha256(name.encode()).hexdigest()[:16]
     return start.id if start.part == 1 else f"{start.id}-{start.part}"
 
@@ -119,7 +139,7 @@ def host_of(start: SessionStart) -> str:
     host names."""
     host = start.host
     text = f"{host.cpu or 'unknown'} {host.cores} cores {host.memory / 2**30:.0f} GiB"
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:LONGEST_HOST]
 
 
 def _log_row(

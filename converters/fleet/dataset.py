@@ -48,6 +48,8 @@ _COLUMNS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 TABLES = tuple(_COLUMNS)
+LONGEST_HOST = 200
+"""bytes of a folder's name; file systems allow 255"""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ class Place:
 
     def path(self, dataset: Path, table: str) -> Path:
         """The file of a table."""
-        folder = dataset / table / f"date={self.date}" / f"host={quote(self.host, safe='')}"
+        folder = dataset / table / f"date={self.date}" / f"host={folder_of_host(self.host)}"
         return folder / f"{self.log}.parquet"
+
+
+def folder_of_host(host: str) -> str:
+    """A host's name as its folder has it, behind `host=`."""
+    return quote(host, safe="")
 
 
 def schema_of(table: str) -> pa.Schema:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
         (("nowhere://a/b", "-o", "fleet"), "nowhere://a/b"),
         (("LOG", "-o", "missing/fleet"), "missing/fleet"),
         (("LOG", "-o", "fleet", "--dask", "nothing"), "--dask nothing"),
+        (("LOG", "-o", "fleet", "--host", ""), "give a name of 1 to 200 bytes"),
+        (("LOG", "-o", "fleet", "--host", "é" * 40), "give a name of 1 to 200 bytes"),
     ],
 )
 def test_a_wrong_input_is_one_line(
@@ -162,6 +165,50 @@ def test_a_wrong_input_is_one_line(
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
     assert (tmp_path / "occupied" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"time": "../../../x"},
+        {"time": "a\0b"},
+        {"id": "../../../../x"},
+        {"id": "9" * 300},
+        {"host": {"cpu": "x" * 300}},
+        {"host": {"cpu": "../../../../x"}},
+    ],
+    ids=str,
+)
+def test_no_log_chooses_where_its_rows_are_written(start: dict[str, Any], tmp_path: Path) -> None:
+    log = write_log(tmp_path / "a.log", 1)
+    first, *others = log.read_text().splitlines(keepends=True)
+    event = json.loads(first)
+    host = event["host"] | start.get("host", {})
+    log.write_text(json.dumps(event | start | {"host": host}) + "\n" + "".join(others))
+    done = collect(log, "-o", tmp_path / "fleet")
+    assert done.exit_code == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"a.log", "fleet"}
+    tables = {"_format", "_lock", "logs", "steps", "ops", "requests"}
+    assert {path.name for path in (tmp_path / "fleet").iterdir()} <= tables
+    date = datetime.fromtimestamp(event["wall"] // 10**9, timezone.utc).date()
+    assert rows(tmp_path / "fleet", "select date from logs") == [(date,)]
+
+
+def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> None:
+    log, dataset = write_log(tmp_path / "a.log", 1), tmp_path / "fleet"
+    limited = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500));"
+        "from llamacpp_instr.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "collect", log, "-o", dataset],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == f"Error: {dataset}: File too large\n"
+    assert {path.name for path in dataset.iterdir()} == {"_format", "_lock"}
+    assert collect(log, "-o", dataset).exit_code == 0
 
 
 def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> None:
