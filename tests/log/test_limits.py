@@ -28,6 +28,9 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         "log",
         ["to-perfetto FILE --format json -o OUT", "to-perfetto FILE --lenient -o OUT"],
     ),
+    "torch": ("log", ["to-torch FILE -o OUT"]),
+    "flashinfer": ("log", ["to-flashinfer FILE -o OUT"]),
+    "fleet": ("log", ["collect FILE -o OUT"]),
     "tables": ("log", ["to-parquet FILE -o OUT", "to-parquet FILE --csv -o OUT"]),
     "reports": (
         "log",
@@ -40,8 +43,6 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "schedule FILE --phase prefill --split tiles",
             "ops FILE",
             "to-onnx FILE -o - --no-weights",
-            "to-flashinfer FILE -o OUT",
-            "to-torch FILE -o OUT",
         ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
