@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "torch": ("log", ["to-torch FILE -o OUT"]),
     "flashinfer": ("log", ["to-flashinfer FILE -o OUT"]),
     "fleet": ("log", ["collect FILE -o OUT"]),
+    "graphs": ("log", ["ops FILE", "to-onnx FILE -o - --no-weights"]),
     "tables": ("log", ["to-parquet FILE -o OUT", "to-parquet FILE --csv -o OUT"]),
     "reports": (
         "log",
@@ -41,8 +42,6 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "page FILE -o OUT",
             "schedule FILE --split rows",
             "schedule FILE --phase prefill --split tiles",
-            "ops FILE",
-            "to-onnx FILE -o - --no-weights",
         ],
     ),
     "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),

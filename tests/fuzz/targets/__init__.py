@@ -11,6 +11,7 @@ SURFACES = (
     "torch",
     "flashinfer",
     "fleet",
+    "graphs",
     "tables",
     "reports",
     "diff",
