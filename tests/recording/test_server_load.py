@@ -120,17 +120,24 @@ def test_a_signal_to_exec_ends_the_server_after_what_it_was_doing(
 ) -> None:
     log = tmp_path / "server.log"
     under = (sys.executable, "-m", "llamacpp_instr", "exec", "--log", str(log), "--")
-    answers = []
+    answers: list[Answer] = []
+    stopping = threading.Event()
+
+    def client() -> None:
+        # one story may be over before its first step is in the log
+        while not stopping.is_set():
+            answers.append(ask(server, STORY))
+
     with Server(tmp_path / "server.txt", under=under) as server:
         server.wait_until_it_answers()
-        client = threading.Thread(target=lambda: answers.append(ask(server, STORY)))
-        client.start()
+        asking = threading.Thread(target=client)
+        asking.start()
         while not (log.exists() and b'"step_begin"' in log.read_bytes()):
-            assert client.is_alive()
+            assert asking.is_alive()
+        stopping.set()
         assert server.stop(how) == code
-        client.join()
-    [answer] = answers
-    assert answer.status == 200
+        asking.join()
+    assert {answer.status for answer in answers} == {200}
     assert f"log: {log}" in server.text()
     reader = read_events(log)
     sampled = [event.id for _, event in reader if isinstance(event, Token)]
@@ -138,4 +145,7 @@ def test_a_signal_to_exec_ends_the_server_after_what_it_was_doing(
     assert reader.end.state in states
     assert reader.end.skipped == 0
     if reader.end.state == "closed":
-        assert len(sampled) - (answer.finished == "stop") == answer.usage("completion_tokens")
+        # the token that ends a story is not part of it
+        ended = sum(answer.finished == "stop" for answer in answers)
+        written = sum(answer.usage("completion_tokens") for answer in answers)
+        assert len(sampled) == written + ended
