@@ -20,14 +20,16 @@ def write_long_log(real: Path, out: Path, n_bytes: int) -> int:
     built = max(i for i, e in enumerate(events) if e["event"] in ("graph", "plan"))
     first = next(i for i in range(built, len(events)) if events[i]["event"] == "step_begin")
     last = max(i for i, e in enumerate(events) if e["event"] in ("step_end", "token"))
-    block = events[first : last + 1]
-    assert {e["event"] for e in block} <= _REPEATED, "the steps have events that cannot be repeated"
+    repeated = [i for i in range(first, last + 1) if events[i]["event"] not in _LEFT_OUT]
+    block = [events[i] for i in repeated]
+    others = {e["event"] for e in block} - _REPEATED
+    assert not others, f"the steps have events that cannot be repeated: {others}"
     ids = {key: [e[key] for e in block if key in e] for key in ("step", "compute", "index")}
     times = [e["t"] for e in block]
     # a copy begins where the previous one ended
     ahead = {key: max(found) - min(found) + 1 for key, found in ids.items() if found}
     ahead["t"] = max(times) - min(times) + 100_000
-    parts = [_cut(lines[i]) for i in range(first, last + 1)]
+    parts = [_cut(lines[i]) for i in repeated]
     n_ops = sum(len(e["dur"]) for e in events if e["event"] == "ops" and not e.get("thread"))
     per_copy = sum(len(e["dur"]) for e in block if e["event"] == "ops" and not e.get("thread"))
     with out.open("w", encoding="utf-8") as file:
@@ -58,3 +60,5 @@ def _shifted(parts: list[Any], shift: dict[str, int]) -> str:
 
 
 _REPEATED = {"step_begin", "kv", "compute", "layers", "ops", "step_end", "token"}
+_LEFT_OUT = {"machine"}
+"""counts since the session began, ten times a second"""
