@@ -92,7 +92,7 @@ class LogRows:
         self._plans: dict[int, Int64] = {}
         self._waiting: dict[tuple[int, str, int], _Waiting] = {}
         self._counts: dict[tuple[int, str], dict[int, _Counts]] = defaultdict(dict)
-        self._finder = RequestFinder(self._found, _forget_steps)
+        self._finder = RequestFinder(self._found)
         self._latest: LatestSteps[_Ended] = LatestSteps(self._settled)
         self.start: SessionStart
         self.end: SessionEnd | None = None
@@ -295,12 +295,6 @@ class LogRows:
         rows, self._rows[table] = self._rows[table], []
         if rows:
             self._write(table, rows)
-
-
-def _forget_steps(_number: int, served: list[Request]) -> None:
-    """The finder needs only the latest step of a request."""
-    for request in served:
-        request.steps[:-1] = []
 
 
 def name_of(model: Model) -> str:

@@ -114,7 +114,6 @@ class Lanes:
             self._lanes[id(request)] = self._of_sequence[ctx, request.seq] = lane
             if len(self._lanes) > KEPT:
                 self._forget()
-        request.steps[:-1] = []  # the finder needs only the latest
         return lane
 
     def _count_times(self, lane: Lane) -> None:

@@ -21,6 +21,7 @@ may yet turn out to be a mark's, SPANS spans, and UNDECIDED steps of each of CON
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,10 +61,13 @@ class Request:
     """prompt tokens whose cells were in the cache"""
     prompt: int = 0
     """prompt tokens that were computed"""
-    steps: list[int] = field(default_factory=list)
-    """rows of the table of steps, or what the RequestFinder was given, in order"""
-    token_times: list[int] = field(default_factory=list)
+    first_step: int = -1
+    last_step: int = -1
+    """the latest so far; both as the RequestFinder was given them"""
+    token_times: array[int] = field(default_factory=lambda: array("q"))
     """when each output token was there"""
+    steps: list[int] = field(default_factory=list)
+    """rows of the table of steps, in order; only `find_requests` fills it"""
     begin: int = 0
     """of its first step"""
     prompt_end: int = 0
@@ -175,7 +179,7 @@ class RequestFinder:
         context = self._context(ctx)
         self._decide(ctx, context, True)
         stream = context.streams.get(max(seq, 0))
-        if stream and (request := stream.current) and request.steps[-1] == step:
+        if stream and (request := stream.current) and request.last_step == step:
             request.token_times.append(t)
             request.end = max(request.end, t)
 
@@ -232,8 +236,8 @@ class RequestFinder:
             stream = context.streams.setdefault(part.seq, _Stream())
             request = stream.current
             if request is None or _is_over(request, step.begin) or _is_new_prompt(request, part):
-                request = self._begin(ctx, stream, part, step.begin)
-            request.steps.append(step.number)
+                request = self._begin(ctx, stream, part, step)
+            request.last_step = step.number
             served.append(request)
             if not request.token_times:
                 request.prompt += part.tokens
@@ -243,7 +247,7 @@ class RequestFinder:
                 request.token_times.append(step.end)
         self._served(step.number, served)
 
-    def _begin(self, ctx: int, stream: _Stream, part: Part, t: int) -> Request:
+    def _begin(self, ctx: int, stream: _Stream, part: Part, step: _Step) -> Request:
         if stream.current is not None:
             if stream.current.arrival >= 0:
                 self._found(stream.current)
@@ -251,7 +255,8 @@ class RequestFinder:
                 stream.unnamed.append(stream.current)
                 if len(stream.unnamed) > KEPT:
                     self._found(stream.unnamed.popleft())
-        request = stream.current = Request(ctx, part.seq, reused=max(part.pos, 0), begin=t)
+        request = stream.current = Request(ctx, part.seq, reused=max(part.pos, 0), begin=step.begin)
+        request.first_step = step.number
         for span in self._spans:
             if span.seq == part.seq and ctx not in span.taken and _fits(span, request):
                 _assign(span, request, ctx)
@@ -291,7 +296,7 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     steps, _ = counted_steps(session)
     steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
     found: list[Request] = []
-    finder = RequestFinder(found.append)
+    finder = RequestFinder(found.append, _add_step)
     calls = [*_steps(finder, session, steps), *_tokens(finder, session, steps)]
     calls += _marks(finder, session.marks)
     calls.sort(key=lambda call: call[:2])
@@ -300,6 +305,11 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     finder.finish()
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
     return steps, found
+
+
+def _add_step(row: int, served: list[Request]) -> None:
+    for request in served:
+        request.steps.append(row)
 
 
 _Call = tuple[int, int, Callable[..., None], tuple[Any, ...]]

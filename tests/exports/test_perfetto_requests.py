@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from converters.exports.perfetto import Options, write_perfetto
+from converters.exports.perfetto import requests as requests_of_trace
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import UNDECIDED, find_requests
@@ -82,6 +83,29 @@ def test_requests_with_and_without_marks_and_tokens_are_drawn(tmp_path: Path) ->
     assert {row[3] for row in drawn} == {0, 1}
     assert {bool(row[5]) for row in drawn} == {True, False}
     assert len(drawn) > 50
+
+
+def test_a_request_has_flows_to_its_first_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, trace = tmp_path / "made.log", tmp_path / "made.pftrace"
+    log.write_bytes(encode(_served(Random(5))))
+    monkeypatch.setattr(requests_of_trace, "FLOWS", 3)
+    with trace.open("wb") as file:
+        write_perfetto(read_events(log), file, Options())
+    (flows,) = ask(
+        trace,
+        f"select {args('first_step', 'last_step')}, min({arg('step', 'b')}), count(), b.category"
+        " from flow f join slice s on s.id = f.slice_out join slice b on b.id = f.slice_in"
+        " group by s.id",
+    )
+    steps, requests = find_requests(load_session(log))
+    of = steps["step"].tolist()
+    assert sorted(flows) == sorted(
+        [of[r.steps[0]], of[r.steps[-1]], of[r.steps[0]], min(len(r.steps), 3), "step"]
+        for r in requests
+    )
+    assert any(len(r.steps) > 3 for r in requests)
 
 
 def _served(random: Random) -> list[s.Event]:

@@ -16,7 +16,7 @@ from converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_parts
-from llamacpp_instr.schema import Compute, Context, Event, Graph, Mark, Plan, StepBegin
+from llamacpp_instr.schema import Compute, Context, Event, Graph, Level, Mark, Plan, StepBegin
 from tests.kit.made_log import encode, make_log
 
 
@@ -45,11 +45,13 @@ _GIVEN: dict[str, type[Event]] = {
 }  # fmt: skip
 
 
-def write_coming_and_going(path: Path, n_bytes: int, n_more: int = 0) -> int:
+def write_coming_and_going(
+    path: Path, n_bytes: int, n_more: int = 0, level: Level = "detailed"
+) -> int:
     """Writes a log of about `n_bytes` in which one context after the other lives for a few steps
     that build graphs and `n_more` that reuse the last one. Returns the number of contexts. `check`
     finds nothing but that the log was not closed."""
-    events = make_log(Random(41).randint, n_contexts=1, level="detailed")[:-1]
+    events = make_log(Random(41).randint, n_contexts=1, level=level)[:-1]
     first = next(i for i, event in enumerate(events) if isinstance(event, Context))
     life = events[first:] + _repeated(events, n_more)
     shift = {key: sum(isinstance(e, kind) for e in life) for key, kind in _GIVEN.items()}

@@ -53,5 +53,6 @@ class EndedSteps:
 
     def _served(self, number: int, requests: list[Request]) -> None:
         ended, t = self._unserved.pop(number)
-        ended.step.flows += map(self._slices.flow, requests)
+        flows = map(self._slices.flow, requests)
+        ended.step.flows += [flow for flow in flows if flow is not None]
         self._draw(ended.step, ended.end, t)

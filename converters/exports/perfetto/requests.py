@@ -1,10 +1,12 @@
-"""The slices of requests, with a flow to each of their steps; written when a request has ended.
+"""The slices of requests, with a flow to each of their first FLOWS steps; written when a request
+has ended.
 
 Requests of one sequence overlap while one waits for the end of another. So each sequence has lanes.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from heapq import heappop, heappush
 
@@ -12,6 +14,9 @@ from converters.exports.perfetto.packets import BEGIN, Packets, Value, closing, 
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.schema import CONTEXTS_KEPT, MOST
+
+FLOWS = 1 << 17
+"""of one request: the steps of a context of 131,072 tokens"""
 
 
 class RequestSlices:
@@ -28,17 +33,20 @@ class RequestSlices:
         self._tracks = tracks
         self._write = write
         self._new_flows = new_flows
-        self._flows: dict[int, list[int]] = {}
+        self._flows: dict[int, array[int]] = {}
         """to the steps of each request that has not ended, by `id`"""
         self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """by context and sequence, a heap: when the last request of a lane ended, and the lane"""
         self._n_lanes = 0
 
-    def flow(self, request: Request) -> int:
-        """The number of a new flow from the request, for a step that served it."""
-        flow = self._new_flows(1)
-        self._flows.setdefault(id(request), []).append(flow)
-        return flow
+    def flow(self, request: Request) -> int | None:
+        """The number of a new flow from the request, for a step that served it; None if the request
+        has FLOWS already."""
+        flows = self._flows.setdefault(id(request), array("q"))
+        if len(flows) == FLOWS:
+            return None
+        flows.append(self._new_flows(1))
+        return flows[-1]
 
     def draw(self, request: Request) -> None:
         """Draws a request from its arrival to its end. If the arrival is unknown, it begins 1 ns
@@ -53,8 +61,8 @@ class RequestSlices:
             "output_tokens": len(request.token_times),
             "to_first_token_ns": request.to_first_token,
             "queued_ns": request.queued,
-            "first_step": request.steps[0],
-            "last_step": request.steps[-1],
+            "first_step": request.first_step,
+            "last_step": request.last_step,
         }
         shown = {name: value for name, value in args.items() if value is not None}
         home = self._tracks.context(request.ctx)
