@@ -19,7 +19,7 @@
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
 # make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium
 # make quantization measure the demo model in seven file types, and write docs/quantization.md
-# make bench        measure the cost of recording and converting, as ratios (most of an hour on a quiet machine)
+# make bench        measure the cost of recording and converting, as ratios (half an hour; leave the machine alone)
 #
 # PYTHON is the interpreter for the environment .venv.
 
