@@ -68,9 +68,9 @@ def schedule_optimal(
 def _solve(known: Schedule, until: float) -> Schedule:
     from ortools.sat.python import cp_model
 
-    from converters.scheduling.model import Model
+    from converters.scheduling.constraints import Constraints
 
-    model = Model(known, costs_of(known.tasks, known.engines))
+    rules = Constraints(known, costs_of(known.tasks, known.engines))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(until - time.monotonic(), 0.01)
     solver.parameters.random_seed = 0
@@ -78,14 +78,14 @@ def _solve(known: Schedule, until: float) -> Schedule:
     solver.parameters.cp_model_probing_level = 0
     if hasattr(os, "sched_getaffinity"):  # else as many as the machine has
         solver.parameters.num_workers = len(os.sched_getaffinity(0))
-    status = solver.solve(model.model)
-    assert status != cp_model.MODEL_INVALID, model.model.validate()
+    status = solver.solve(rules.model)
+    assert status != cp_model.MODEL_INVALID, rules.model.validate()
     if status == cp_model.INFEASIBLE:
         return known  # it contradicts the known solution, so nothing of it is believed
     proven = max(known.proven or 0, math.ceil(solver.best_objective_bound - 1e-6))
     if status == cp_model.UNKNOWN:
         return replace(known, proven=proven)
-    found = shifted_left(model.read(solver))
+    found = shifted_left(rules.read(solver))
     best = found if found.makespan < known.makespan else known
     return replace(best, proven=min(proven, best.makespan))
 

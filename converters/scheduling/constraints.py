@@ -1,6 +1,6 @@
 """The rules of a valid schedule as constraints of OR-Tools' CP-SAT.
 
-Invariant: the model's solutions are the valid schedules (`schedule`) that are no longer than a
+Invariant: the solutions are the valid schedules (`schedule`) that are no longer than a
 known one. Engines of a kind are not told apart where that makes no difference.
 """
 
@@ -17,7 +17,7 @@ from converters.scheduling.schedule import Costs, Schedule
 from converters.scheduling.tasks import Tasks
 
 
-class Model:
+class Constraints:
     """Built from a schedule that is known, which is its hint and its horizon."""
 
     def __init__(self, known: Schedule, costs: Costs) -> None:
