@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -37,14 +38,14 @@ class Columns:
     """Collects rows with 8 bytes per number. `kinds` is the kind of each column: `q` integers, `b`
     booleans, `O` the rest. The schema limits numbers to 64 bits."""
 
-    def __init__(self, kinds: dict[str, str]) -> None:
+    def __init__(self, kinds: Mapping[str, str]) -> None:
         self._kinds = kinds
         self.clear()
 
     @classmethod
     def of(cls, event: type[Event]) -> Columns:
         """A column for each key of an event."""
-        return cls({info.name: kind(info.type) for info in msgspec.structs.fields(event)})
+        return cls(kinds_of(event))
 
     def add(self, values: Sequence[Any]) -> None:
         for append, value in zip(self._append, values, strict=True):
@@ -65,10 +66,11 @@ class Columns:
         return Table({n: np.array(self._columns[n], types[k]) for n, k in self._kinds.items()})
 
 
-def kind(annotation: Any) -> str:
-    """The kind of a column of a type of the schema."""
-    plain = getattr(annotation, "__origin__", annotation)
-    return {int: "q", bool: "b"}.get(plain, "O")
+@cache
+def kinds_of(event: type[Event]) -> Mapping[str, str]:
+    """The kind of a column for each key of an event."""
+    plain = {f.name: getattr(f.type, "__origin__", f.type) for f in msgspec.structs.fields(event)}
+    return {name: {int: "q", bool: "b"}.get(of, "O") for name, of in plain.items()}
 
 
 def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:

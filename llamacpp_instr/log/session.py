@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.graph.kernels import Kernels, KernelWork, plan_kernels
-from llamacpp_instr.log.columns import Columns, interval_columns, kind
+from llamacpp_instr.log.columns import Columns, interval_columns, kinds_of
 from llamacpp_instr.log.columns import Table as Table
 from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
@@ -207,7 +206,7 @@ class _Loader:
         self.lenient = lenient
         self.impossible: set[int] = set()
         """plans whose kernels cannot be computed (lenient)"""
-        begin = {info.name: kind(info.type) for info in msgspec.structs.fields(StepBegin)}
+        begin = kinds_of(StepBegin)
         self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
             | {"begin": "q", "end": "q"}
