@@ -66,7 +66,8 @@ BELOW: dict[str, set[str]] = {
 TOP: dict[str, set[str]] = {
     "llamacpp_instr": {
         "llamacpp_instr.debugger.api",
-        "llamacpp_instr.errors",
+        "llamacpp_instr.log.reader",
+        "llamacpp_instr.log.session",
         "llamacpp_instr.recording.session",
         "converters.notebook",
     },
