@@ -28,6 +28,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that runs `instr` in a process is native."""
+    for item in items:
+        if not {"nursery", "started_instr"}.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("native")
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     return find_demo_model()

@@ -97,6 +97,7 @@ def test_the_counters_of_traces_are_those_of_the_clock() -> None:
 
 
 @needs_node
+@pytest.mark.native
 def test_the_counters_of_perfetto_are_those_of_the_clock(tmp_path: Path) -> None:
     _, steps = _clock()
     trace = tmp_path / "vulkan.pftrace"

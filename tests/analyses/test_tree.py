@@ -183,10 +183,12 @@ def test_a_log_without_ops_has_times_only(instr: Instr, tmp_path: Path) -> None:
 def test_several_logs_follow_each_other_and_an_export_takes_one(
     instr: Instr, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other.log"
     begin = load_session(RECORDED).start.id.encode()
-    other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
-    done = instr("tree", RECORDED, other)
+    other = RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1)
+    (tmp_path / "one.log").write_bytes(RECORDED.read_bytes())
+    (tmp_path / "other.log").write_bytes(other)
+    # short names: a heading is wrapped at 80 columns
+    done = instr("tree", "one.log", "other.log")
     assert done.stdout.count("Session by time") == 2
-    refused = instr("tree", RECORDED, other, "--folded")
+    refused = instr("tree", "one.log", "other.log", "--folded")
     assert_refused(refused, "--folded takes one session")

@@ -99,6 +99,7 @@ def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path
 
 
 @needs_node
+@pytest.mark.native
 def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_path: Path) -> None:
     second, other, first = logs
     traces = {"all": logs, "joined": [first, second], "other": [other]}

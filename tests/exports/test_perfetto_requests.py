@@ -23,7 +23,7 @@ from tests.kit.perfetto_queries import arg, args, slices
 from tests.kit.perfetto_truth import truth
 from tests.kit.trace_processor import ask, needs_node
 
-pytestmark = needs_node
+pytestmark = [needs_node, pytest.mark.native]
 
 ARGS = (
     "context", "sequence", "mark", "prompt_tokens", "reused_tokens", "output_tokens",
@@ -64,7 +64,6 @@ def _compared(log: Path, tmp_path: Path) -> tuple[list[Any], list[Any]]:
     return sorted(drawn, key=str), sorted(wanted, key=str)
 
 
-@pytest.mark.native
 def test_a_server_s_requests_are_drawn(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     command = [sys.executable, "-m", "tests.kit.batch_server", str(DEMO), str(log)]

@@ -211,6 +211,7 @@ def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> Non
     assert collect(log, "-o", dataset).exit_code == 0
 
 
+@pytest.mark.native
 def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> None:
     folder, dataset = tmp_path / "logs", tmp_path / "fleet"
     folder.mkdir()
@@ -272,6 +273,7 @@ def test_other_engines_read_the_files(tmp_path: Path) -> None:
     assert all(path.name.startswith("_") for path in dataset.iterdir() if path.is_file())
 
 
+@pytest.mark.native
 def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> None:
     from distributed import LocalCluster
 

@@ -30,6 +30,8 @@ from tests.kit.commands_kit import Line, one_line
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
 
+pytestmark = pytest.mark.native
+
 RECORDED = ROOT / "tests" / "fixtures" / "every-event.log"
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -73,7 +75,6 @@ with llamacpp_instr.record(sys.argv[2]) as session:
 """
 
 
-@pytest.mark.native
 def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
     ui_kit.need_ui()
     log = tmp_path / "session.log"
@@ -103,7 +104,6 @@ def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
     assert seen["kernels"] == len(last.dur)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("width", [400, 1600])
 def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int) -> None:
     ui_kit.need_ui()
@@ -117,7 +117,6 @@ def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int
     assert HOSTILE in seen["messages"]
 
 
-@pytest.mark.native
 def test_one_looks_back_while_it_goes_on_and_opens_a_range(tmp_path: Path) -> None:
     ui_kit.need_ui()
     log = tmp_path / "session.log"

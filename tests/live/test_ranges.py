@@ -24,6 +24,8 @@ from tests.conftest import Instr
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
 
+pytestmark = pytest.mark.native
+
 
 @contextmanager
 def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:

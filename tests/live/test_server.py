@@ -24,6 +24,8 @@ from llamacpp_instr.log.follow import FollowedLog
 from llamacpp_instr.schema import SessionStart
 from tests.kit.made_log import encode, make_log
 
+pytestmark = pytest.mark.native
+
 
 @dataclass
 class Served:

@@ -35,6 +35,8 @@ from tests.kit.native_kit import ROOT
 from tests.kit.pseudo_terminal import PseudoTerminal
 from tests.live.test_live_command import open_log
 
+pytestmark = pytest.mark.native
+
 STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e[red]\x7f\x0b"
 RUNS = [one_line("docs/cli.md", "instr live server.log --tui")]
@@ -190,7 +192,6 @@ def recorded(log: Path) -> Iterator[subprocess.Popen[str]]:
             program.kill()
 
 
-@pytest.mark.native
 @pytest.mark.parametrize(
     ("columns", "leave"),
     [(80, "q"), (160, "\x03"), (80, signal.SIGTERM)],

@@ -60,6 +60,7 @@ def test_it_gives_the_events_of_the_finished_log(tmp_path: Path, n: int) -> None
         assert followed.end.state == "closed"
 
 
+@pytest.mark.native
 def test_it_ends_with_the_program_that_writes(tmp_path: Path) -> None:
     """A killed program leaves a log without an end."""
     child = os.fork()

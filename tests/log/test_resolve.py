@@ -139,6 +139,7 @@ def test_memory_is_flat_while_contexts_graphs_and_plans_come_and_go(
     assert large - small < 6 << 20
 
 
+@pytest.mark.native
 def test_a_request_that_goes_on_keeps_little_of_each_step(tmp_path: Path) -> None:
     peaks = []
     for n_steps in (6_000, 54_000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr.cli.to_perfetto import to_perfetto
@@ -25,6 +26,7 @@ def named(heading: str) -> list[str]:
 
 
 @needs_node
+@pytest.mark.native
 def test_the_page_names_what_is_there(tmp_path: Path) -> None:
     trace = tmp_path / "t.pftrace"
     done = CliRunner().invoke(to_perfetto, [str(FIXTURE), "-o", str(trace)])

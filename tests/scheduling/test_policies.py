@@ -16,7 +16,7 @@ from llamacpp_instr.errors import UsageError
 from tests.kit.schedule_kit import assert_valid, graphs, machines, make_tasks, shortest_makespan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(), machines())
 def test_both_policies_give_valid_schedules_above_the_bounds(tasks, engines) -> None:
     bound = compute_bounds(tasks, engines).makespan
@@ -27,13 +27,13 @@ def test_both_policies_give_valid_schedules_above_the_bounds(tasks, engines) -> 
         assert made.proven is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(), machines())
 def test_in_program_order_none_overtakes(tasks, engines) -> None:
     assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(most=60), st.integers(1, 6))
 def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
     work = int(tasks.ns.sum())
@@ -41,7 +41,7 @@ def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
     assert schedule_list(tasks, equal_engines(m)).makespan * m <= work + (m - 1) * path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))
 def test_no_bound_is_above_the_shortest_schedule(tasks, engines) -> None:
     shortest = shortest_makespan(tasks, engines)
@@ -50,7 +50,7 @@ def test_no_bound_is_above_the_shortest_schedule(tasks, engines) -> None:
     assert schedule_list(tasks, engines).makespan >= shortest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs())
 def test_one_engine_does_all_the_work_in_sequence(tasks) -> None:
     for policy in (schedule_program, schedule_list):
@@ -58,7 +58,7 @@ def test_one_engine_does_all_the_work_in_sequence(tasks) -> None:
     assert compute_bounds(tasks, equal_engines(1)).makespan == tasks.ns.sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(), machines())
 def test_the_same_input_gives_the_same_schedule(tasks, engines) -> None:
     one, other = schedule_list(tasks, engines), schedule_list(tasks, engines)

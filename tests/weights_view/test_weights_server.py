@@ -26,6 +26,8 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.block_models import random_rows, write_blocks
 
+pytestmark = pytest.mark.native
+
 RANDOM = np.random.default_rng(2)
 MATRIX = RANDOM.normal(size=(300, 512)).astype(np.float32)
 OTHER = MATRIX + RANDOM.normal(0, 0.1, MATRIX.shape).astype(np.float32)
