@@ -124,6 +124,8 @@ def test_make_test_oldest_runs_the_suite_with_them(me: Newcomer) -> None:
     installed = {p["name"].lower(): p["version"] for p in json.loads(asked.stdout)}
     named = (me.directory / ".venv-oldest" / "constraints.txt").read_text().split()
     oldest = dict(name.split("==") for name in named)
+    if sys.version_info >= (3, 11):
+        del oldest["tomli"]  # Python 3.10 alone needs it
     assert {name: Version(installed[name]) for name in oldest} == {
         name: Version(version) for name, version in oldest.items()
     }
