@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from llamacpp_instr.build.upstream import patches_dir, read_upstream
@@ -121,11 +122,11 @@ def test_make_test_oldest_runs_the_suite_with_them(me: Newcomer) -> None:
     assert_well(done)
     assert re.search(r"^(=+ )?\d+ passed", done.stdout, re.M)
     asked = me.type(".venv-oldest/bin/python -m pip list --format=json --disable-pip-version-check")
-    installed = {p["name"].lower(): p["version"] for p in json.loads(asked.stdout)}
+    installed = {canonicalize_name(p["name"]): p["version"] for p in json.loads(asked.stdout)}
     named = (me.directory / ".venv-oldest" / "constraints.txt").read_text().split()
-    oldest = dict(name.split("==") for name in named)
+    oldest = {canonicalize_name(name): v for name, v in (each.split("==") for each in named)}
     if sys.version_info >= (3, 11):
-        del oldest["tomli"]  # Python 3.10 alone needs it
+        del oldest[canonicalize_name("tomli")]  # Python 3.10 alone needs it
     assert {name: Version(installed[name]) for name in oldest} == {
         name: Version(version) for name, version in oldest.items()
     }
