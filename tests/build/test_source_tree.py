@@ -94,6 +94,7 @@ def test_a_patch_for_a_missing_file_is_named_with_it(make_tree: MakeTree) -> Non
         make_tree(patches={"0001-x.patch": kit.PATCH.replace("llama.c", "gone.c")})
 
 
+@pytest.mark.native
 def test_git_applies_inside_another_repository(
     tmp_path: Path, make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_git_applies_inside_another_repository(
     assert "four" in (root / "vendor" / "llama.cpp" / "src" / "llama.c").read_text()
 
 
+@pytest.mark.native
 def test_an_overlay_must_not_replace_a_file_of_llama_cpp(make_tree: MakeTree) -> None:
     with pytest.raises(BuildError, match=r"llama-instrumentation\.c would replace a file"):
         make_tree({"vendor/llama.cpp/src/llama-instrumentation.c": "theirs\n"})
@@ -114,6 +116,7 @@ def test_the_commit_of_the_pin_must_be_the_vendored_one(make_tree: MakeTree) -> 
         make_tree({".git/modules/vendor/llama.cpp/HEAD": f"{other}\n"})
 
 
+@pytest.mark.native
 def test_another_version_in_the_sdist_is_refused(make_tree: MakeTree) -> None:
     with pytest.raises(BuildError, match=r'no line __version__ = "0.3.36"'):
         make_tree({"llama_cpp/__init__.py": '__version__ = "0.3.37"\n'})

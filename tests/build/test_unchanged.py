@@ -11,6 +11,7 @@ import pytest
 from tools import unchanged
 
 
+@pytest.mark.native
 def test_what_passed_is_not_run_again_until_a_file_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
