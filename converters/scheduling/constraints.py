@@ -1,7 +1,8 @@
 """The rules of a valid schedule as constraints of OR-Tools' CP-SAT.
 
-Invariant: the solutions are the valid schedules (`schedule`) that are no longer than a
-known one. Engines of a kind are not told apart where that makes no difference.
+Invariant: every solution is a valid schedule (`schedule`) that takes at most as long as a known
+one, and every such schedule is a solution. Engines of one kind share a place where it makes no
+difference which of them runs a task.
 """
 
 from __future__ import annotations
