@@ -19,9 +19,7 @@ def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Eve
     """Runs of decodes of a small Llama on one graph, each kernel with its own time; `noise` is the
     deviation of log(time) of a whole run and, independently, of each kernel."""
     made = make_log(Random(3).randint, n_contexts=1, level="detailed")
-    by_type = {type(event): event for event in reversed(made)}
-    graph = copy.deepcopy(by_type[s.Graph])
-    assert isinstance(graph, s.Graph)
+    graph = next(event for event in made if isinstance(event, s.Graph))
     draw = np.random.default_rng(seed)
     events = [e for e in made if isinstance(e, (s.SessionStart, s.Model, s.Tensor, s.Context))]
     assert isinstance(events[0], s.SessionStart)
@@ -34,21 +32,18 @@ def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Eve
         parts = [i for i in kernels if nodes.op[i] == "MUL" and nodes.op[i - 1] == "RMS_NORM"]
         kernels = [i for i in kernels if i not in parts]
         counts = [2 if i + 1 in parts else 1 for i in kernels]
+    ns = [KERNEL_NS.get(nodes.op[k], 5000) * n for k, n in zip(kernels, counts, strict=True)]
     t = graph.t
     plan = s.Plan(t=t, plan=0, graph=graph.graph, node=kernels, n=counts)
     events += [graph, plan]
     for run in range(N_RUNS):
-        burst = draw.normal(0, noise)
+        factors = np.exp(draw.normal(0, noise) + draw.normal(0, noise, (N_DECODES, len(ns))))
+        durations = (np.rint(ns * factors).astype(int) * 100).tolist()
         events.append(s.Mark(t=t, mark=run, name=f"run {run + 1}", phase="begin"))
-        for i in range(N_DECODES):
+        for i, dur in enumerate(durations):
             step = run * N_DECODES + i
             events.append(s.StepBegin(t=t, step=step, ctx=0, kind="decode", phase="decode",
                 n_tokens=1, n_outputs=1, n_seqs=1, pos=i))  # fmt: skip
-            ns = [
-                KERNEL_NS.get(nodes.op[k], 5000) * n for k, n in zip(kernels, counts, strict=True)
-            ]
-            factors = np.exp(burst + draw.normal(0, noise, len(ns)))
-            dur = [round(one * factor) * 100 for one, factor in zip(ns, factors, strict=True)]
             events.append(s.Compute(t=t, compute=step, graph=graph.graph, ctx=0, step=step,
                 source="decode", reused=step > 0, n_threads=1, dur=sum(dur)))  # fmt: skip
             events.append(s.Ops(t=t, compute=step, plan=0, dur=dur))
@@ -62,7 +57,7 @@ def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Eve
 
 def scaled(events: list[s.Event], op: str, factor: float) -> list[s.Event]:
     """The log with the durations of one op multiplied; steps and layers stay as they are."""
-    changed = copy.deepcopy(events)
+    changed = [copy.copy(event) for event in events]
     plans = {e.plan: e for e in changed if isinstance(e, s.Plan)}
     graphs = {e.graph: e for e in changed if isinstance(e, s.Graph)}
     for event in changed:
@@ -77,7 +72,7 @@ def scaled(events: list[s.Event], op: str, factor: float) -> list[s.Event]:
 
 def slowed(events: list[s.Event], factor: float) -> list[s.Event]:
     """The log with every step longer by a factor."""
-    changed, late = copy.deepcopy(events), 0.0
+    changed, late = [copy.copy(event) for event in events], 0.0
     begin = 0
     for event in changed:
         event.t += round(late)
