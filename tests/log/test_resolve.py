@@ -35,12 +35,22 @@ NOT_WHOLE = re.compile(
 
 
 @given(log=damaged_logs(LOGS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_all_readers_agree_on_what_is_whole(
     log: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Every reader refuses the first event that `check` says is not whole, and no other."""
-    path = tmp_path_factory.getbasetemp() / "damaged.log"
+    agree(tmp_path_factory.getbasetemp() / "damaged.log", log)
+
+
+def test_all_readers_agree_on_an_event_that_is_alone_or_missing(tmp_path: Path) -> None:
+    lines = (FIXTURES / "every-event.log").read_bytes().splitlines(keepends=True)
+    for at in range(1, len(lines)):
+        agree(tmp_path / "damaged.log", lines[0] + lines[at])
+        agree(tmp_path / "damaged.log", b"".join(lines[:at] + lines[at + 1 :]))
+
+
+def agree(path: Path, log: bytes) -> None:
     path.write_bytes(log)
     first = next((f for f in check_log(path) if NOT_WHOLE.search(f.message)), None)
     expected = first and str(first)
