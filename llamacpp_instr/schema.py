@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 SCHEMA_VERSION = 1
@@ -602,8 +601,3 @@ def event_name(event: Event | type[Event]) -> str:
     tag = event.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
-
-
-def json_schema() -> dict[str, Any]:
-    """The schema of one line as JSON Schema (2020-12)."""
-    return msgspec.json.schema(AnyEvent)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 RELATIVE_ERROR = 0.01
 GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
@@ -26,10 +25,3 @@ def bucket_of(ns: Int64) -> Int64:
     found = np.ceil(np.log(np.maximum(ns, 1)) / _LOG).astype(np.int64) + 1
     found[ns < 1] = 0
     return found
-
-
-def middle_of(bucket: Int64) -> Float64:
-    """A duration, in ns, from which those of each bucket deviate by RELATIVE_ERROR at most."""
-    middles: Float64 = np.exp(_LOG * (bucket - 1.0)) * 2 / (1 + GROWTH)
-    middles[bucket <= 1] = bucket[bucket <= 1]
-    return middles

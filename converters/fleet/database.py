@@ -43,7 +43,11 @@ _VIEWS = {
 
 def open_database(dataset: Path) -> DuckDBPyConnection:
     """A connection whose tables are those of the data set, read from its files when they are asked
-    for. Raises UsageError if `dataset` is not one, or if duckdb is missing."""
+    for. The macro `middle_ns` gives, for a bucket, a duration in ns from which those of the bucket
+    deviate by RELATIVE_ERROR at most.
+
+    Raises UsageError if `dataset` is not one, or if duckdb is missing.
+    """
     try:
         import duckdb
     except ImportError:

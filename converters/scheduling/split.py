@@ -32,7 +32,6 @@ from llamacpp_instr.probe.shapes import (
 
 Split = Literal["none", "heads", "rows", "tiles"]
 MOST_EDGES = 20_000_000
-SPLITS: tuple[Split, ...] = ("none", "heads", "rows", "tiles")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from llamacpp_instr.graph.ops import VIEW_OPS, Block, blocks_of, op_params
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.model.types import TYPES
 
-_INPUT = 1  # GGML_TENSOR_FLAG_INPUT
-
 
 @dataclass(frozen=True)
 class Source:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from converters.scheduling.axes import Axes
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.from_log import recorded_graph
 from converters.scheduling.part_shapes import part_shapes
-from converters.scheduling.split import SPLITS, Divided, Split, divide
+from converters.scheduling.split import Divided, Split, divide
 from converters.scheduling.timed_graph import TimedGraph
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
@@ -66,7 +67,7 @@ def check(timed: TimedGraph, split: Split, engines: int) -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("engines", [1, 3, 4])
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", get_args(Split))
 def test_work_and_dependencies_are_conserved(split: Split, engines: int, phase: str) -> None:
     check(demo(phase), split, engines)
 
@@ -145,7 +146,7 @@ def test_every_kind_of_model_is_divided(logs: Path) -> None:
                 timed = recorded_graph(load_session(log), phase).timed
             except UsageError:
                 continue  # these recordings may have no prefill
-            for split in SPLITS:
+            for split in get_args(Split):
                 check(timed, split, 3)
             seen += wiring(timed, divide(timed, "heads", equal_engines(3)))
     assert seen > 30

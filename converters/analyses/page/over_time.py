@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from converters.report.page import Section
 from converters.report.plain_charts import (
@@ -23,8 +22,6 @@ MOST_LINES = 8
 """caches in a chart: those with the most cells used"""
 FAR = 8.0
 """ratio of the fastest to the slowest step from which the axis is logarithmic"""
-
-Float64 = NDArray[np.float64]
 
 
 def speed_over_time(session: Session) -> Iterator[Section]:
