@@ -188,6 +188,7 @@ def _comparison(compared: Comparison, texts: dict[int, str]) -> Json:
         "steps": [
             {
                 "number": step.number, "before": text(step.before), "after": text(step.after),
+                "logitsBy": step.largest if step.same_past else None,
                 "divergence": step.divergence if step.same_past else None,
             }
             for step in compared.steps

@@ -1,18 +1,17 @@
-"""The unchanged continuation beside the changed one: logits, divergence, tokens, text.
+"""The unchanged continuation beside the changed one: tokens, logits and their divergence.
 
 Invariant: pure functions of two runs' tokens and logits, which begin with the same prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.debugger.lens import most_probable
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.errors import UsageError
 
@@ -40,9 +39,6 @@ class Step:
     nats: sum of p log(p/q)"""
     largest: float | None
     """the largest difference of two logits"""
-    top_before: list[tuple[int, float]]
-    """the most probable tokens with their probabilities"""
-    top_after: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Comparison:
     """the number of the first generated token that differs, None if none does"""
 
 
-def compare(before: Continuation, after: Continuation, top: int = 5) -> Comparison:
+def compare(before: Continuation, after: Continuation) -> Comparison:
     """Both continuations, token by token. Raises `UsageError` if their vocabularies differ."""
     for run in (before, after):
         if len(run.tokens) != len(run.logits):
@@ -66,7 +62,7 @@ def compare(before: Continuation, after: Continuation, top: int = 5) -> Comparis
     for i, (old, new) in enumerate(zip_longest(before.tokens, after.tokens)):
         p = before.logits[i] if old is not None else None
         q = after.logits[i] if new is not None else None
-        steps.append(_step(i, old, new, same, p, q, top))
+        steps.append(_step(i, old, new, same, p, q))
         same = same and old == new
     first = next((step.number for step in steps if step.before != step.after), None)
     return Comparison(steps, first)
@@ -79,14 +75,11 @@ def _step(
     same_past: bool,
     p: Array | None,
     q: Array | None,
-    top: int,
 ) -> Step:
     return Step(
         number, before, after, same_past,
         divergence(p, q) if p is not None and q is not None else None,
         float(np.abs(p.astype(np.float64) - q).max()) if p is not None and q is not None else None,
-        most_probable(p, top) if p is not None else [],
-        most_probable(q, top) if q is not None else [],
     )  # fmt: skip
 
 
@@ -101,22 +94,3 @@ def log_soft_max(logits: Array) -> npt.NDArray[np.float64]:
     """Logarithms of the probabilities, in float64."""
     shifted = logits.astype(np.float64) - float(logits.max())
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
-
-
-def side_by_side(comparison: Comparison, piece: Callable[[int], bytes]) -> tuple[str, str, str]:
-    """The text that both continuations begin with, and how each goes on; `piece` gives the bytes of
-    a token."""
-    at = comparison.first_difference
-    shared = comparison.steps[:at]
-
-    def text(tokens: list[int | None]) -> str:
-        return b"".join(piece(token) for token in tokens if token is not None).decode(
-            errors="replace"
-        )
-
-    rest = comparison.steps[len(shared) :]
-    return (
-        text([step.before for step in shared]),
-        text([step.before for step in rest]),
-        text([step.after for step in rest]),
-    )

@@ -97,13 +97,16 @@ def attention_table(seen: AttentionWeights, head: int | None) -> str:
 
 
 def comparison_table(compared: Comparison, text: Text) -> str:
-    """Both continuations token by token, with the divergence as long as they had the same past."""
-    lines = [f"{'':5}{'unchanged':>16}  {'changed':<16}  KL divergence, nats"]
+    """Both continuations token by token. As long as they had the same past: the largest difference
+    of two logits, and the divergence of the probabilities."""
+    lines = [f"{'':5}{'unchanged':>16}  {'changed':<16}  logits by  KL divergence, nats"]
     for step in compared.steps:
         before, after = (
             repr(text(token)) if token is not None else "" for token in (step.before, step.after)
         )
-        told = f"{step.divergence:.3g}" if step.same_past and step.divergence is not None else ""
+        told = ""
+        if step.same_past and step.largest is not None and step.divergence is not None:
+            told = f"{step.largest:9.3g}  {step.divergence:.3g}"
         lines.append(f"{step.number:4} {before:>16}  {after:<16}  {told}".rstrip())
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_softmax
 from scipy.stats import entropy
 
-from llamacpp_instr.debugger.comparison import Continuation, compare, divergence, side_by_side
+from llamacpp_instr.debugger.comparison import Continuation, compare, divergence
 from llamacpp_instr.errors import UsageError
 
 RANDOM = np.random.default_rng(1)
@@ -36,8 +36,7 @@ def test_a_run_that_ended_earlier_differs_where_it_ended() -> None:
     found = compare(run([1, 2, 3]), run([1, 2]))
     assert found.first_difference == 2
     last = found.steps[2]
-    assert (last.before, last.after, last.divergence, last.top_after) == (3, None, None, [])
-    assert len(last.top_before) == 5
+    assert (last.before, last.after, last.divergence) == (3, None, None)
 
 
 def test_the_divergence_is_that_of_scipy() -> None:
@@ -52,11 +51,6 @@ def test_a_token_that_is_impossible_adds_nothing() -> None:
     assert divergence(p, np.array([0, 3, 1], np.float32)) == pytest.approx(
         entropy([1 / (1 + np.e), 0, np.e / (1 + np.e)], np.exp(log_softmax([0.0, 3.0, 1.0])))
     )
-
-
-def test_texts_stand_side_by_side_after_what_they_share() -> None:
-    found = compare(run([1, 2, 3]), run([1, 5]))
-    assert side_by_side(found, lambda token: f"<{token}>".encode()) == ("<1>", "<2><3>", "<5>")
 
 
 def test_models_with_different_vocabularies_are_not_compared() -> None:

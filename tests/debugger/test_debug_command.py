@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -155,13 +156,17 @@ def test_a_change_is_compared_with_the_same_run_without_it(instr: Instr) -> None
 def test_a_change_that_changes_nothing_diverges_by_nothing(instr: Instr) -> None:
     said = debug(instr, "scale 1\ncontinue\n")
     table = said.split("KL divergence, nats\n")[1].splitlines()
-    assert [line.split()[-1] for line in table] == ["0"] * 4
+    assert [line.split()[-2:] for line in table] == [["0", "0"]] * 4
 
 
 def test_a_change_of_the_logits_themselves_is_compared(instr: Instr) -> None:
-    said = debug(instr, "until result_output\nscale 2\ncontinue\n")
+    said = debug(instr, "until result_output\nprint\nscale 2\ncontinue\n")
     table = said.split("KL divergence, nats\n")[1].splitlines()
     assert [float(line.split()[-1]) > 0 for line in table] == [True, False, False, False]
+    absmax = re.search(r"absmax (\S+)", said)
+    assert absmax
+    # twice the logits differ from them by the logits
+    assert float(table[0].split()[-2]) == pytest.approx(float(absmax[1]), rel=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -178,15 +178,22 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("code", blocks_of(ROOT / "README.md", "python"))
-def test_the_python_of_the_readme_runs(
+@pytest.mark.parametrize(
+    "code",
+    [
+        code
+        for page in ("README.md", "docs/debugger.md")
+        for code in blocks_of(ROOT / page, "python")
+    ],
+)
+def test_the_python_of_a_page_runs(
     code: str, stock: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     place = Place(tmp_path / "place", stock, environment)
     if "record" not in code:
         shutil.copyfile(stock / "session.log", place.directory / "session.log")
     (place.directory / "code.py").write_text(code, encoding="utf-8")
-    done = place.run_script("python code.py && instr check session.log")
+    done = place.run_script("python code.py && instr check *.log")
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -97,9 +97,11 @@ export function drawComparison({ firstDifference, steps }) {
     ? "The text did not change."
     : `Token ${firstDifference + 1} is the first that differs.`;
   const text = (value) => (value === null ? "" : visible(value));
+  const figure = (value) => (value === null ? "" : value.toPrecision(3));
+  const heads = ["token", "unchanged", "changed", "logits differ by", "KL divergence, nats"];
   $("compared").replaceChildren(
-    make("tr", {}, ...["token", "unchanged", "changed", "KL divergence, nats"].map((label) => make("th", { text: label }))),
+    make("tr", {}, ...heads.map((label) => make("th", { text: label }))),
     ...steps.map((step) => make("tr", { class: step.before === step.after ? null : "differs" },
       make("td", { text: String(step.number + 1) }), make("td", { text: text(step.before) }), make("td", { text: text(step.after) }),
-      make("td", { text: step.divergence === null ? "" : step.divergence.toPrecision(3) }))));
+      make("td", { text: figure(step.logitsBy) }), make("td", { text: figure(step.divergence) }))));
 }
