@@ -111,6 +111,17 @@ def served(path: Path, *options: str, command: str = "view") -> Iterator[str]:
         assert process.stderr.read() == ""
 
 
+def run_script(script: str, **request: Any) -> dict[str, Any]:
+    """What a script of tests/ui reports; it gets Chromium and `request` as JSON."""
+    done = subprocess.run(
+        ["node", script], cwd=KIT, input=json.dumps({"chromium": chromium(), **request}),
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
 def look(
     address: str,
     queries: dict[str, str] | None = None,
@@ -124,17 +135,10 @@ def look(
     `select` is SQL that returns the `id` of the slice to select. A page without a loaded trace
     fails, unless `must_load` is False.
     """
-    request = {
-        "chromium": chromium(), "address": address, "width": size[0], "height": size[1],
-        "timeout": 100, "queries": queries or {}, "select": select,
-        "picture": None if picture is None else str(picture),
-    }  # fmt: skip
-    done = subprocess.run(
-        ["node", "open.mjs"], cwd=KIT, input=json.dumps(request), capture_output=True, text=True,
-        timeout=200, check=False,
+    answer = run_script(
+        "open.mjs", address=address, width=size[0], height=size[1], timeout=100,
+        queries=queries or {}, select=select, picture=picture and str(picture),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout)
     assert answer["loaded"] or not must_load, (
         f"{answer['dialog']}\n{answer['errors']}\n{answer['console']}"
     )
@@ -167,17 +171,6 @@ class SeenPage:
     """text, left and right of the elements asked for"""
 
 
-def run_script(script: str, **request: Any) -> dict[str, Any]:
-    """What a script of tests/ui reports; it gets Chromium and `request` as JSON."""
-    done = subprocess.run(
-        ["node", script], cwd=KIT, input=json.dumps({"chromium": chromium(), **request}),
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
-
-
 def look_at_page(
     file: Path,
     sorts: list[tuple[int, str, str]] | None = None,
@@ -192,16 +185,8 @@ def look_at_page(
     column's name, and "click" or the key to press on it. `icicle` are steps with the first icicle:
     `click NAME`, or a key; an empty one only looks. `picture` is of the `whole` page or of the
     screen; `measure` is a selector."""
-    request = {
-        "chromium": chromium(), "file": str(file), "width": size[0], "height": size[1],
-        "dark": dark, "sorts": sorts or [], "whole": whole,
-        "icicle": icicle or [],
-        "measure": measure,
-        "picture": None if picture is None else str(picture),
-    }  # fmt: skip
-    done = subprocess.run(
-        ["node", "page.mjs"], cwd=KIT, input=json.dumps(request), capture_output=True, text=True,
-        timeout=100, check=False,
+    seen = run_script(
+        "page.mjs", file=str(file), width=size[0], height=size[1], dark=dark, sorts=sorts or [],
+        whole=whole, icicle=icicle or [], measure=measure, picture=picture and str(picture),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return SeenPage(**json.loads(done.stdout))
+    return SeenPage(**seen)

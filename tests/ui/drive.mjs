@@ -3,20 +3,13 @@
 // (an expression), {picture}, {size}, {dark}, {seen}. Each is answered by a line.
 
 import readline from 'node:readline';
-import {chromium} from 'playwright-core';
+import {launch, watch} from './watched.mjs';
 
 const seen = {errors: [], console: [], foreign: []};
-const browser = await chromium.launch({
-  executablePath: process.argv[2],
-  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
-    '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
-});
+const browser = await launch(process.argv[2]);
 const page = await browser.newPage({viewport: {width: 1280, height: 900}, colorScheme: 'light'});
 page.setDefaultTimeout(120000);
-page.on('pageerror', (error) => seen.errors.push(String(error)));
-page.on('console', (message) => {
-  if (message.type() !== 'log') seen.console.push(message.text());
-});
+watch(page, seen);
 let origin = null;
 page.on('request', (asked) => {
   if (origin && new URL(asked.url()).origin !== origin && !asked.url().startsWith('data:'))

@@ -2,14 +2,12 @@
 // collection, until standard input ends. Standard input: one line, {chromium, address}.
 
 import readline from 'node:readline';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const lines = readline.createInterface({input: process.stdin});
 const first = await new Promise((told) => lines.once('line', told));
 const request = JSON.parse(first);
-const browser = await chromium.launch({
-  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
-});
+const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1280, height: 900}});
 const session = await page.context().newCDPSession(page);
 await page.goto(request.address);

@@ -2,12 +2,10 @@
 // Standard input: {chromium, address, seconds}.
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const browser = await chromium.launch({
-  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
-});
+const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1280, height: 900}});
 await page.goto(request.address);
 const changes = await page.evaluate((seconds) => new Promise((done) => {

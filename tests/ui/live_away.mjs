@@ -4,12 +4,10 @@
 // page. `away` is in ms: so long it gets no frame; then its connection breaks.
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const browser = await chromium.launch({
-  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
-});
+const browser = await launch(request.chromium);
 try {
   const page = await browser.newPage();
   let connections = 0;

@@ -6,13 +6,11 @@
 // only that.
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch, watch} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const seen = {errors: [], console: []};
-const browser = await chromium.launch({
-  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
-});
+const browser = await launch(request.chromium);
 const picture = async (page, name) => {
   if (request.pictures) await page.screenshot({path: `${request.pictures}${name}.png`, fullPage: true});
 };
@@ -23,10 +21,7 @@ try {
   });
   const page = await context.newPage();
   page.setDefaultTimeout(60000);
-  page.on('pageerror', (error) => seen.errors.push(String(error)));
-  page.on('console', (message) => {
-    if (message.type() !== 'log') seen.console.push(message.text());
-  });
+  watch(page, seen);
   await page.goto(request.address);
   const tokens = () => page.evaluate(
     () => Number((/([\d,]+) tokens/.exec(document.getElementById('state').textContent)?.[1] ?? '0').replaceAll(',', '')));

@@ -3,13 +3,10 @@
 // Standard input: {chromium, address, picture}. Standard output: {operators, title}.
 
 import {readFileSync} from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const request = JSON.parse(readFileSync(0, 'utf8'));
-const browser = await chromium.launch({
-  executablePath: request.chromium,
-  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking'],
-});
+const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1280, height: 900}});
 page.setDefaultTimeout(120000);
 await page.route((url) => url.origin !== new URL(request.address).origin, (asked) => asked.abort());

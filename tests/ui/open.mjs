@@ -6,7 +6,7 @@
 
 import fs from 'node:fs';
 import http from 'node:http';
-import {chromium} from 'playwright-core';
+import {launch, listen, watch} from './watched.mjs';
 
 // Request: chromium, address, width, height, timeout (s); and optionally queries {name: SQL},
 // select (SQL whose first row's `id` is a slice to select), picture (a PNG to write)
@@ -21,7 +21,7 @@ const seen = {
 // Chromium's own services (sign-in, autofill) are pointed at this name; no page knows it.
 const OWN = 'http://browsers-own.invalid';
 
-const proxy = http.createServer((from, to) => {
+const {proxy, server} = await listen(seen, (from, to) => {
   const url = new URL(from.url);            // a proxy is sent whole addresses
   if (url.origin !== origin) {
     if (url.origin !== OWN) seen.foreign.push(from.url);
@@ -36,32 +36,20 @@ const proxy = http.createServer((from, to) => {
   passed.on('error', () => to.destroy());
   from.pipe(passed);
 });
-proxy.on('connect', (from, socket) => {     // TLS and web sockets
-  seen.foreign.push(from.url);
-  socket.end('HTTP/1.1 403 Forbidden\r\n\r\n');
-});
-await new Promise((listening) => proxy.listen(0, '127.0.0.1', listening));
 
 let browser;
 try {
-  browser = await chromium.launch({
-    executablePath: request.chromium,
+  browser = await launch(request.chromium, {
     proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
-    // containers lack the rights for the sandbox; the other options stop the browser's own traffic
-    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--disable-background-networking',
-      '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run',
-      `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
+    args: ['--disable-quic', `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
   });
   const {width, height} = request;
   const page = await browser.newPage({
     viewport: {width, height},
-    proxy: {server: `http://127.0.0.1:${proxy.address().port}`},   // loopback goes through it too
+    proxy: {server},                 // loopback goes through it too
   });
   page.setDefaultTimeout(timeout);
-  page.on('pageerror', (error) => seen.errors.push(String(error)));
-  page.on('console', (message) => {
-    if (message.type() === 'error') seen.console.push(message.text());
-  });
+  watch(page, seen, (type) => type === 'error');
   // the hint of how to pan covers the tracks until it was shown once
   await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
   await page.goto(request.address);

@@ -4,9 +4,8 @@
 // All requests except for the page itself are listed and blocked.
 
 import fs from 'node:fs';
-import http from 'node:http';
 import {pathToFileURL} from 'node:url';
-import {chromium} from 'playwright-core';
+import {launch, listen, watch} from './watched.mjs';
 
 // Request: chromium, file, width, height, dark, sorts [[table's number, column's name, how]] where
 // how is "click" or a key, icicle [what to do with its boxes], picture (a PNG to write) and whole
@@ -17,34 +16,18 @@ const address = pathToFileURL(request.file).href;
 const seen = {sorted: [], foreign: [], errors: [], console: [], overflow: 0, texts: [],
   boxes: [], ink: '', measured: []};
 
-const proxy = http.createServer((from, to) => {
-  seen.foreign.push(from.url);
-  to.writeHead(403).end();
-});
-proxy.on('connect', (from, socket) => {
-  seen.foreign.push(from.url);
-  socket.end('HTTP/1.1 403 Forbidden\r\n\r\n');
-});
-await new Promise((listening) => proxy.listen(0, '127.0.0.1', listening));
+const {proxy, server} = await listen(seen);
 
 let browser;
 try {
-  browser = await chromium.launch({
-    executablePath: request.chromium,
-    proxy: {server: 'http://browsers-own.invalid'},
-    args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
-      '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run'],
-  });
+  browser = await launch(request.chromium, {proxy: {server: 'http://browsers-own.invalid'}});
   const page = await browser.newPage({
     viewport: {width: request.width, height: request.height},
     colorScheme: request.dark ? 'dark' : 'light',
-    proxy: {server: `http://127.0.0.1:${proxy.address().port}`},
+    proxy: {server},
   });
   page.setDefaultTimeout(10000);
-  page.on('pageerror', (error) => seen.errors.push(String(error)));
-  page.on('console', (message) => {
-    if (message.type() !== 'log') seen.console.push(message.text());
-  });
+  watch(page, seen);
   // the policy blocks requests before they are sent; others reach the proxy as well
   page.on('response', (answer) => {
     const url = answer.url();

@@ -4,7 +4,7 @@
 // Standard input: {chromium, address, pictures}. Standard output: {views: {name: text}, errors}.
 
 import {readFileSync} from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const NO_CHARTS = `
   const nothing = new Proxy(function () {}, {get: (_, name) => name === 'then' ? undefined : nothing,
@@ -13,10 +13,7 @@ const NO_CHARTS = `
     setOnLoadCallback: (callback) => callback()}, visualization: nothing};
 `;
 const request = JSON.parse(readFileSync(0, 'utf8'));
-const browser = await chromium.launch({
-  executablePath: request.chromium,
-  args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking'],
-});
+const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1400, height: 800}});
 page.setDefaultTimeout(60000);
 const errors = [];

@@ -3,12 +3,10 @@
 // Standard input: {chromium, address}.
 
 import fs from 'node:fs';
-import {chromium} from 'playwright-core';
+import {launch} from './watched.mjs';
 
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const browser = await chromium.launch({
-  executablePath: request.chromium, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
-});
+const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1600, height: 1000}});
 await page.goto(request.address);
 const canvas = page.locator('.weights .panes canvas').first();
