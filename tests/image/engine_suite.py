@@ -190,17 +190,11 @@ def test_docker_stop_lets_a_command_leave_whole_files(engine: Engine, reader: Re
     assert_one_whole_log(reader)
 
 
-def test_ctrl_c_does_so_in_a_terminal_of_the_containers_own(reader: Reader) -> None:
-    line = RECORD.format(options="--rm -it", prompt='"Once upon a time"', more=LONG)
-    with reader.terminal([line]) as terminal:
-        terminal.wait_for("run 2")
-        terminal.press_ctrl_c()
-        assert terminal.end() == 130
-    assert_one_whole_log(reader)
-
-
-def test_ctrl_c_does_so_without_such_a_terminal(reader: Reader) -> None:
-    line = RECORD.format(options="--rm", prompt='"Once upon a time"', more=LONG)
+@pytest.mark.parametrize("options", ["--rm -it", "--rm"])
+def test_ctrl_c_does_so_with_a_terminal_in_the_container_and_without(
+    options: str, reader: Reader
+) -> None:
+    line = RECORD.format(options=options, prompt='"Once upon a time"', more=LONG)
     with reader.terminal([line]) as terminal:
         terminal.wait_for("run 2")
         terminal.press_ctrl_c()

@@ -22,7 +22,7 @@ from tests.kit.strategies import logs, unclosed_logs
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = sorted([*FIXTURES.glob("*.log"), *FIXTURES.glob("*.log.zst")])
 ONE = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -115,7 +115,7 @@ def test_swapped_lines_are_found_when_one_refers_to_the_other(path, events, data
 
 
 @given(events=logs(), data=st.data())
-@settings(ONE, max_examples=300)
+@settings(ONE, max_examples=150)
 def test_a_flipped_bit_is_found_or_leaves_a_line_of_the_schema(path, events, data):
     log = bytearray(encode(events))
     at = data.draw(st.integers(0, len(log) - 1))
