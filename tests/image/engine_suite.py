@@ -173,7 +173,7 @@ LONG = "-n 400 --repeat 50"
 @pytest.fixture
 def reader(engine: Engine, reader_of: ReaderOf, request: pytest.FixtureRequest) -> Iterator[Reader]:
     """A reader with only the image and an empty folder."""
-    reader = reader_of(f"text-{request.node.name}")
+    reader = reader_of("text-" + re.sub(r"\W+", "-", request.node.name))
     assert reader.type(["mkdir out"]).returncode == 0
     yield reader
     left = engine.docker("ps", "--all", "--quiet").split()
