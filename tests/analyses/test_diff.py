@@ -4,16 +4,15 @@ is not called a difference."""
 from __future__ import annotations
 
 import copy
-import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 
 from converters.analyses.diff import VIEWS, Diff, compute_diff
@@ -22,18 +21,16 @@ from converters.analyses.step_times import StepTimes
 from converters.report.report import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.session import Session, Table, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.made_log import encode
+from tests.kit.reports import session_of, told
 from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 from tests.kit.strategies import logs
 
 
 def diff(directory: Path, a: list[s.Event], b: list[s.Event], **chosen: object) -> Diff:
-    paths = directory / "a.log", directory / "b.log"
-    for path, events in zip(paths, (a, b), strict=True):
-        path.write_bytes(encode(events))
-    return compute_diff(*map(load_session, paths), **chosen)  # type: ignore[arg-type]
+    sides = session_of(directory / "a.log", a), session_of(directory / "b.log", b)
+    return compute_diff(*sides, **chosen)  # type: ignore[arg-type]
 
 
 def ratios(found: Diff) -> dict[tuple[str, object], list]:
@@ -42,21 +39,16 @@ def ratios(found: Diff) -> dict[tuple[str, object], list]:
     return {(r.title, row[0]): row[1:] for r in tables for row in r.rows}
 
 
-def has_steps(events: list[s.Event]) -> bool:
-    return any(isinstance(e, s.StepEnd) for e in events)
-
-
 @given(events=logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_session_does_not_differ_from_itself(events, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("log")
-    if not has_steps(events):
+    session = session_of(tmp_path_factory.mktemp("log") / "a.log", events)
+    if not len(session.steps):
         with pytest.raises(UsageError, match="that count"):
-            diff(directory, events, events)
+            compute_diff(session, session)
         return
-    views = VIEWS if any(isinstance(e, s.Ops) for e in events) else ("phase", "layer")
-    for by in views:
-        found = diff(directory, events, events, by=by)
+    for by in VIEWS if session.ops else ("phase", "layer"):
+        found = compute_diff(session, session, by=by)
         assert not [r.title for r in found.reports if r.title.startswith("Only in")]
         for values in ratios(found).values():
             assert values[2] == 1
@@ -64,18 +56,16 @@ def test_a_session_does_not_differ_from_itself(events, tmp_path_factory):
         assert found.slower_by(0) == []
 
 
-@given(pair=logs().flatmap(lambda a: logs().map(lambda b: (a, b))))
-@settings(max_examples=15, deadline=None)
-def test_swapping_the_sides_inverts_every_ratio(pair, tmp_path_factory):
-    a, b = pair
-    if not (has_steps(a) and has_steps(b)):
-        return
+@given(a=logs(), b=logs())
+@settings(max_examples=12, deadline=None)
+def test_swapping_the_sides_inverts_every_ratio(a, b, tmp_path_factory):
     directory = tmp_path_factory.mktemp("log")
+    sides = session_of(directory / "a.log", a), session_of(directory / "b.log", b)
     try:
-        forth = diff(directory, a, b, by="layer")
+        forth = compute_diff(*sides, by="layer")
     except UsageError:
         return  # no phase in both
-    back = ratios(diff(directory, b, a, by="layer"))
+    back = ratios(compute_diff(*sides[::-1], by="layer"))
     for key, (of_a, of_b, ratio, low, high, _) in ratios(forth).items():
         assert back[key][:2] == [of_b, of_a]
         if ratio and back[key][2]:
@@ -118,9 +108,10 @@ def test_what_only_one_side_runs_is_listed(tmp_path):
 
 def test_noise_alone_is_rarely_called_a_difference(tmp_path):
     """Whole runs are disturbed at once, as on a real machine; 5 % of the tables may be wrong."""
+    sessions = [session_of(tmp_path / f"{i}.log", steady_log(i, 0.03)) for i in range(20)]
     wrong, failed = 0, 0
-    for seed in range(20):
-        found = diff(tmp_path, steady_log(2 * seed, 0.03), steady_log(2 * seed + 1, 0.03), by="op")
+    for a, b in zip(sessions, [*sessions[1:], sessions[0]], strict=True):
+        found = compute_diff(a, b, by="op")
         wrong += any(values[-1] in ("slower", "faster") for values in ratios(found).values())
         failed += bool(found.slower_by(0))
     # more than 4 of 20 has a probability of 0.003 at 5 %
@@ -160,9 +151,7 @@ def test_a_log_of_several_models_says_that_they_are_one_here(tmp_path):
     (model,) = [event for event in alone if isinstance(event, s.Model)]
     second = msgspec.structs.replace(model, model=model.model + 1)
     at = alone.index(model) + 1
-    both = [*alone[:at], second, *alone[at:]]
-    (tmp_path / "two.log").write_bytes(encode(both))
-    log = load_session(tmp_path / "two.log")
+    log = session_of(tmp_path / "two.log", [*alone[:at], second, *alone[at:]])
     notes = compute_diff(log, log).reports[0].notes
     assert sum("two.log recorded 2 models; their steps" in note for note in notes) == 1
     assert "models;" not in " ".join(diff(tmp_path, alone, alone).reports[0].notes)
@@ -187,11 +176,8 @@ def test_the_exit_code_is_for_ci(tmp_path, instr: Instr):
 
 
 def test_json_has_the_numbers(tmp_path):
-    from llamacpp_instr.cli.diff import diff as command
-
     a = write(tmp_path / "a.log", steady_log(1))
-    done = CliRunner().invoke(command, [str(a), str(a), "--json"])
-    reports = json.loads(done.output)
+    reports = told("diff", a, a)
     assert [row["B / A"] for report in reports for row in report["rows"] if "B / A" in row]
     assert reports[1]["units"]["A"] == "ns"
 
@@ -215,10 +201,11 @@ def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
     monkeypatch.setattr("converters.analyses.step_times.MOST_EMPTY", 5)
     log = steady_log(1)
     at = next(i for i, event in enumerate(log) if isinstance(event, s.Layers))
-    assert compute_diff(*[load_session(write(tmp_path / "a.log", log))] * 2, "layer").reports
+    session = session_of(tmp_path / "a.log", log)
+    assert compute_diff(session, session, "layer").reports
     many = list(range(1000))
     log[at] = msgspec.structs.replace(log[at], layer=many, dur=[1] * len(many))
-    session = load_session(write(tmp_path / "b.log", log))
+    session = session_of(tmp_path / "b.log", log)
     with pytest.raises(UsageError, match="steps share too few of 1,000 parts"):
         compute_diff(session, session, "layer")
 
@@ -229,11 +216,10 @@ def test_groups_show_how_much_processes_differ(tmp_path):
     after = group(tmp_path, "b", range(5, 10), 1.3, 0.02)
     sides = [[load_session(path) for path in paths] for paths in (before, after)]
     ratio = compute_group_diff(*sides).steps["decode"]
-    logs = [
+    a, b = (
         np.log([np.median(StepTimes(session).whole_steps("decode")) for session in side])
         for side in sides
-    ]
-    a, b = logs
+    )
     se = np.sqrt(a.var(ddof=1) / 5 + b.var(ddof=1) / 5)
     assert ratio.value == pytest.approx(np.exp(b.mean() - a.mean()))
     t = np.log(ratio.high / ratio.value) / se
@@ -242,12 +228,19 @@ def test_groups_show_how_much_processes_differ(tmp_path):
 
 
 def test_equal_groups_rarely_differ(tmp_path):
+    """The speeds of processes differ by chance, by 10 % at most."""
+    sessions = [session_of(tmp_path / f"{i}.log", steady_log(i, noise=0.01)) for i in range(8)]
+
+    def of_a_process(session: Session, factor: float) -> Session:
+        steps = dict(session.steps.columns)
+        steps["end"] = steps["begin"] + np.rint((steps["end"] - steps["begin"]) * factor)
+        return replace(session, steps=Table(steps))
+
     wrong = 0
-    for i in range(10):
-        before = group(tmp_path, "a", range(100 * i, 100 * i + 4), 1.0, 0.1)
-        after = group(tmp_path, "b", range(100 * i + 4, 100 * i + 8), 1.0, 0.1)
-        found = compute_group_diff(*([load_session(p) for p in side] for side in (before, after)))
-        wrong += found.steps["decode"].differs
+    for seed in range(10):
+        factors = 1 + np.random.default_rng(seed).uniform(-0.1, 0.1, len(sessions))
+        processes = list(map(of_a_process, sessions, factors))
+        wrong += compute_group_diff(processes[:4], processes[4:]).steps["decode"].differs
     assert wrong <= 2, "more than 2 of 10 has a probability of 0.012 at 5 %"
 
 

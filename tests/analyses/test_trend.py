@@ -4,7 +4,6 @@ speed changed."""
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +12,17 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from scipy import stats
 
 from converters.analyses.diff.groups import compute_group_diff
 from converters.analyses.diff.rows import Diff
 from converters.analyses.diff.trend import compute_trend, letters
 from llamacpp_instr import schema as s
-from llamacpp_instr.cli import main
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from tests.conftest import read_events
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
+from tests.kit.reports import instr, printed, refusal, rows, session_of, told
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 
@@ -32,18 +30,16 @@ PROCESS = 0.02
 """the deviation between processes that docs/accuracy.md names, for sides of one log"""
 
 
-def logs(directory: Path, factors: Sequence[float], noise: float = 0.0, seed: int = 0) -> Diff:
+def trend(directory: Path, logs: Sequence[list[s.Event]], by: str | None = None) -> Diff:
+    """The trend of these logs."""
+    sessions = [session_of(directory / f"v{i}.log", events) for i, events in enumerate(logs)]
+    return compute_trend([[session] for session in sessions], by=by)
+
+
+def slowed_logs(directory: Path, factors: Sequence[float], noise: float = 0.0) -> Diff:
     """The trend of one log for each factor on the time of its steps."""
-    paths = [
-        write(directory / f"v{i}.log", slowed(steady_log(seed + i, noise), factor))
-        for i, factor in enumerate(factors)
-    ]
-    return compute_trend([[load_session(path)] for path in paths], by="phase")
-
-
-def rows(found: Diff) -> list[dict]:
-    report = found.reports[1]
-    return [dict(zip([c.name for c in report.columns], row, strict=True)) for row in report.rows]
+    logs = [slowed(steady_log(i, noise), factor) for i, factor in enumerate(factors)]
+    return trend(directory, logs, by="phase")
 
 
 def median_ns(path: Path) -> float:
@@ -59,7 +55,7 @@ def test_every_ratio_and_interval_of_single_logs_by_hand(tmp_path):
     last bits of the errors differ)."""
     factors = (1.0, 1.0, 1.3, 1.2)
     reach = math.exp(stats.t.ppf(1 - 0.05 / 2 / 5, 20) * PROCESS * math.sqrt(2))
-    found = rows(logs(tmp_path, factors))
+    found = rows(slowed_logs(tmp_path, factors).reports[1])
     assert [row["side"] for row in found] == ["A", "B", "C", "D"]
     for i, row in enumerate(found):
         assert row["median step"] == median_ns(tmp_path / f"v{i}.log")
@@ -82,7 +78,7 @@ def test_every_ratio_and_interval_of_groups_by_hand(tmp_path):
     ]
     found = compute_trend([[load_session(path) for path in of] for of in paths], by="phase")
     a, b, c = ([math.log(median_ns(path)) for path in of] for of in paths)
-    table = rows(found)
+    table = rows(found.reports[1])
     for row, name, before, after in (
         (table[1], "first", a, b),
         (table[1], "previous", a, b),
@@ -101,7 +97,7 @@ def test_every_ratio_and_interval_of_groups_by_hand(tmp_path):
 
 
 def test_the_first_line_says_where_it_changed_and_how_much_in_all(tmp_path):
-    title = logs(tmp_path, (1, 1, 1.3, 1.3, 0.65), noise=0.01).reports[0].title
+    title = slowed_logs(tmp_path, (1, 1, 1.3, 1.3, 0.65), noise=0.01).reports[0].title
     where, _, whole = title.partition(". From A to E: ")
     (slower, faster) = where.split("; ")
     assert slower.startswith("C decodes 0.7")
@@ -112,7 +108,7 @@ def test_the_first_line_says_where_it_changed_and_how_much_in_all(tmp_path):
 
 
 def test_a_slow_drift_is_seen_from_the_first_to_the_last(tmp_path):
-    title = logs(tmp_path, [1.05**i for i in range(5)]).reports[0].title
+    title = slowed_logs(tmp_path, [1.05**i for i in range(5)]).reports[0].title
     assert title.startswith(
         "No change beyond the noise from one side to the next in decode."
         " From A to E: E decodes 0.823 times as fast ("
@@ -121,9 +117,10 @@ def test_a_slow_drift_is_seen_from_the_first_to_the_last(tmp_path):
 
 def test_equal_logs_rarely_change(tmp_path):
     """Whole runs are disturbed at once; 5 % of the tables may be wrong."""
+    sessions = [session_of(tmp_path / f"{i}.log", steady_log(i, 0.03)) for i in range(10)]
     wrong = 0
-    for seed in range(0, 24, 3):
-        found = rows(logs(tmp_path, (1, 1, 1), noise=0.03, seed=seed))
+    for three in zip(sessions, sessions[1:], sessions[2:], strict=False):
+        found = rows(compute_trend([[session] for session in three], by="phase").reports[1])
         words = {row[name] for row in found for name in ("than first", "than previous")}
         wrong += not words <= {None, "within noise"}
     assert wrong <= 2, "more than 2 of 8 has a probability of 0.006 at 5 %"
@@ -132,9 +129,7 @@ def test_equal_logs_rarely_change(tmp_path):
 def test_a_part_that_changed_is_named_with_the_side(tmp_path):
     log = steady_log(1, noise=0.01)
     later = scaled(log, "FLASH_ATTN_EXT", 1.3)
-    paths = [write(tmp_path / f"{i}.log", of) for i, of in enumerate((log, log, later, later))]
-    found = compute_trend([[load_session(path)] for path in paths], by="op")
-    (report,) = found.reports[2:]
+    (report,) = trend(tmp_path, (log, log, later, later), by="op").reports[2:]
     assert [column.name for column in report.columns[1:4]] == ["A", "D", "D / A"]
     for op, a, d, ratio, *_, than_first, changes in report.rows:
         changed = op == "FLASH_ATTN_EXT"
@@ -146,18 +141,15 @@ def test_a_part_that_changed_is_named_with_the_side(tmp_path):
 
 
 def test_the_settings_that_differ_stand_beside_the_logs(tmp_path):
-    paths = []
-    for i, threads in enumerate((1, 1, 7)):
-        events = steady_log(i)
-        for event in events:
-            if isinstance(event, s.Context):
-                event.n_threads = threads
-        paths.append(write(tmp_path / f"v{i}.log", events))
-    first = compute_trend([[load_session(path)] for path in paths]).reports[0]
+    logs = [steady_log(i) for i in range(3)]
+    for event in logs[2]:
+        if isinstance(event, s.Context):
+            event.n_threads = 7
+    first = trend(tmp_path, logs).reports[0]
     assert first.notes == ["Each log: the log was not closed."]
     assert [column.name for column in first.columns] == ["side", "log", "threads"]
     assert [[row[0], Path(str(row[1])).name, row[2]] for row in first.rows] == [
-        ["A", "v0.log", "1"], ["B", "v1.log", "1"], ["C", "v2.log", "7"],
+        ["A", "v0.log", "3"], ["B", "v1.log", "3"], ["C", "v2.log", "7"],
     ]  # fmt: skip
 
 
@@ -168,11 +160,9 @@ def test_logs_of_a_group_that_were_recorded_differently_are_named(tmp_path):
         for event in events[1]:
             if isinstance(event, s.Context):
                 event.n_threads += side == 1
-        paths = [write(tmp_path / f"{side}-{i}.log", of) for i, of in enumerate(events)]
-        sides.append([load_session(path) for path in paths])
-    told = "B: its logs were recorded differently: threads."
+        sides.append([session_of(tmp_path / f"{side}-{i}.log", of) for i, of in enumerate(events)])
     for found in (compute_trend(sides), compute_group_diff(sides[0], sides[1])):
-        assert told in found.reports[0].notes
+        assert "B: its logs were recorded differently: threads." in found.reports[0].notes
         assert not any("Recorded alike" in note for note in found.reports[0].notes)
 
 
@@ -183,12 +173,6 @@ def test_names_of_many_sides():
 
 
 # --- the command ---
-
-
-def run(*words: object) -> Result:
-    done = CliRunner().invoke(main, ["diff", *map(str, words)])
-    assert not isinstance(done.exception, Exception), done.exception
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -216,17 +200,17 @@ def groups(*numbers: int) -> list[str]:
 @pytest.mark.parametrize("several", [False, True])
 def test_three_versions_in_every_form(several: bool) -> None:
     versions = groups(0, 1, 2) if several else ["v0.log", "v1.log", "v2.log"]
-    text = run(*versions).stdout
+    text = printed("diff", *versions)
     assert text.startswith("B decodes 0.7")
     assert max(map(len, text.splitlines())) <= 80
-    told = json.loads(run(*versions, "--json").stdout)
-    assert " C decodes 0.9" in told[0]["title"]
-    factors = [row["/ first"] for row in told[1]["rows"]]
+    first, steps, *_ = told("diff", *versions)
+    assert " C decodes 0.9" in first["title"]
+    factors = [row["/ first"] for row in steps["rows"]]
     assert factors == [None, pytest.approx(1.3, rel=0.02), pytest.approx(1.1, rel=0.02)]
-    assert told[1]["units"]["median step"] == "ns"
-    (row, *_) = list(csv.DictReader(run(*versions, "--csv").stdout.splitlines()))[1:]
-    assert float(row["/ previous"]) == told[1]["rows"][1]["/ previous"]
-    page = run(*versions, "--html").stdout
+    assert steps["units"]["median step"] == "ns"
+    (row, *_) = list(csv.DictReader(printed("diff", *versions, "--csv").splitlines()))[1:]
+    assert float(row["/ previous"]) == steps["rows"][1]["/ previous"]
+    page = printed("diff", *versions, "--html")
     assert page.count('class="bars"') == 1
     assert "v0-0.log and 2 more" in page if several else "C: v2.log" in page
 
@@ -239,19 +223,19 @@ def test_fail_above_judges_the_last_version_against_the_first() -> None:
         (groups(0, 1, 2), 1),
         (groups(1, 2, 0), 0),
     ):
-        assert run(*versions, "--fail-above", "5%").exit_code == status, versions
+        assert instr("diff", *versions, "--fail-above", "5%").exit_code == status, versions
 
 
 def test_parts_of_a_session_are_one_log_unless_there_is_no_other(tmp_path: Path) -> None:
     rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
     paths = [tmp_path / f"server{part}.log" for part in ("", ".part2", ".part3")]
     for path, events in zip(paths, split_log(rotated, 3, Random(3)), strict=True):
-        path.write_bytes(encode(events))
+        write(path, events)
     other = write(tmp_path / "other.log", make_log(Random(3).randint, 1, "detailed"))
-    pair = json.loads(run(*paths, other, "--json").stdout)
+    pair = told("diff", *paths, other)
     assert pair[0]["rows"][0]["B"] == str(other)
     assert pair[1]["figures"]["decode steps of A"]["value"] == len(decodes(paths))
-    parts = json.loads(run(*paths, "--json").stdout)
+    parts = told("diff", *paths)
     assert [row["log"] for row in parts[0]["rows"]] == [str(path) for path in paths]
 
 
@@ -262,7 +246,7 @@ def decodes(paths: Sequence[Path]) -> list[dict]:
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "said"),
     [
         ([*groups(0, 1), "--after", "v2.log"], "all of at least two"),
         ([*groups(0, 1, 2), "--by", "tensor"], "a trend has block, op, layer"),
@@ -275,19 +259,12 @@ def decodes(paths: Sequence[Path]) -> list[dict]:
         (["v0.log", "v1.log", "none.log"], "none.log: no such file"),
     ],
 )
-def test_wrong_input_is_one_line(words: list[str], told: str) -> None:
-    done = run(*words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert told in line
+def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
+    assert said in refusal("diff", *words)
 
 
 def test_a_perturbed_log_is_refused(tmp_path: Path) -> None:
     events = steady_log(1)
     start = msgspec.structs.replace(events[0], perturbed=True)  # type: ignore[type-var]
-    sessions = [
-        load_session(write(tmp_path / f"{i}.log", of))
-        for i, of in enumerate((events, events, [start, *events[1:]]))
-    ]
     with pytest.raises(UsageError, match=r"2.log: .*--stats"):
-        compute_trend([[session] for session in sessions])
+        trend(tmp_path, (events, events, [start, *events[1:]]))
