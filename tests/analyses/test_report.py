@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import gguf
 import pytest
 
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.memory.breakdown import MemoryBreakdown
+from llamacpp_instr.memory.plan import plan_memory
+from llamacpp_instr.model.file import load_model_file
 from tests.conftest import ROOT, Instr, assert_refused
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
@@ -86,6 +90,18 @@ def test_an_encoder_has_no_cache_to_speak_of(models: Path) -> None:
 # --- formats ---
 
 
+@cache
+def plan_of_demo() -> MemoryBreakdown:
+    return plan_memory(load_model_file("demo"), ContextOptions())
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One dry run, which takes a process, is enough for all forms."""
+    monkeypatch.setattr("llamacpp_instr.memory.plan.plan_memory", lambda *_: plan_of_demo())
+
+
+@pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize(
     ("suffix", "begins"),
     [
@@ -105,14 +121,15 @@ def test_the_form_follows_from_the_suffix(suffix: str, begins: str, tmp_path: Pa
     assert all(name in text.replace("\\_", "_") for name in names), "files have every tensor"
 
 
-def test_csv_is_the_table_of_tensors(tmp_path: Path) -> None:
-    report("demo", "-o", tmp_path / "a.csv")
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
+@pytest.mark.usefixtures("planned")
+def test_csv_is_the_table_of_tensors() -> None:
+    rows = list(csv.DictReader(report("demo", "--csv").stdout.splitlines()))
     assert len(rows) == 39
     assert rows[0]["Tensor"] == "token_embd.weight"
     assert int(rows[0]["bytes"]) == 256 * 1024 * 2
 
 
+@pytest.mark.usefixtures("planned")
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "a.md"
     out.write_text("mine")
@@ -122,6 +139,7 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     assert out.read_text().startswith("## ")
 
 
+@pytest.mark.usefixtures("planned")
 def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
     path = write_sparse_llama(tmp_path / "deep.gguf", layers=222, width=256, feed_forward=512)
     text = report(path).stdout
@@ -129,8 +147,7 @@ def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "0-221" in text, "layers that are alike are one row"
     assert "1,981 smaller ones are left out" in text
-    report(path, "-o", tmp_path / "all.csv")
-    assert len((tmp_path / "all.csv").read_text().splitlines()) == 2002
+    assert len(report(path, "--csv").stdout.splitlines()) == 2002
 
 
 # --- missing parts, wrong input ---
