@@ -23,10 +23,11 @@ from converters.report.report import Report, shown
 from converters.report.tree import Node, Tree
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.requests import find_requests
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
 from tests.fuzz.guard import Finding, check_figures
 from tests.kit.made_log import encode, make_log
+from tests.kit.reports import by_title, session_of
 
 TESTS = Path(__file__).parent.parent
 RECORDED = TESTS / "fixtures" / "demo-verbose.log"
@@ -34,8 +35,18 @@ HOSTILE = TESTS / "fuzz" / "corpus" / "log" / "seed-hostile.log"
 MOST_BYTES = 3_000_000
 
 
-def page_of(log: Path) -> str:
-    return render_page(*compute_page([load_session(log)]))
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return load_session(RECORDED)
+
+
+@pytest.fixture(scope="module")
+def texts(session: Session) -> Texts:
+    return Texts(page_of(session))
+
+
+def page_of(session: Session) -> str:
+    return render_page(*compute_page([session]))
 
 
 class Texts(HTMLParser):
@@ -64,9 +75,7 @@ class Texts(HTMLParser):
         return [text for of, text in self.found if of == tag]
 
 
-def test_it_has_every_figure_of_the_summary() -> None:
-    session = load_session(RECORDED)
-    texts = Texts(page_of(RECORDED))
+def test_it_has_every_figure_of_the_summary(session: Session, texts: Texts) -> None:
     cells = set(texts.of("td")) | set(texts.of("span"))
     for section in compute_summary(session):
         for row in section.filled().rows:
@@ -80,8 +89,7 @@ def test_it_has_every_figure_of_the_summary() -> None:
     assert "".join(session.tokens["text"]).replace("\n", "\u21b5")[:200] in text
 
 
-def test_what_is_asked_first_is_at_the_top() -> None:
-    session = load_session(RECORDED)
+def test_what_is_asked_first_is_at_the_top(session: Session) -> None:
     _, sections = compute_page([session])
     titles = [section.title for section in sections]
     summary = [section.title for section in compute_summary(session)]
@@ -96,10 +104,9 @@ def test_what_is_asked_first_is_at_the_top() -> None:
     assert [title for title in titles if title in order] == order
 
 
-def test_the_picture_of_the_tree_needs_no_script() -> None:
+def test_the_picture_of_the_tree_needs_no_script(session: Session, texts: Texts) -> None:
     """Every box is inside its parent's, as wide as its amount."""
-    tree = build_tree(load_session(RECORDED))
-    boxes = Texts(page_of(RECORDED)).boxes
+    tree, boxes = build_tree(session), texts.boxes
     assert boxes[0] == ("session", 0, 100, 0)
     left = 0.0
     for phase in tree.root.children:
@@ -115,7 +122,7 @@ def test_the_picture_of_the_tree_needs_no_script() -> None:
 
 
 def test_what_came_from_outside_stays_text() -> None:
-    page = page_of(HOSTILE)
+    page = page_of(load_session(HOSTILE))
     check_figures(page)
     assert "<script>alert" not in page
     assert Texts(page).of("h1")[0].startswith("<script>alert(1)</script>\\x1b[31m")
@@ -133,9 +140,7 @@ def test_a_token_stays_text(tmp_path: Path) -> None:
         for event in make_log(Random(3).randint, 2, "detailed")
     ]
     assert any(isinstance(event, s.Token) for event in events)
-    log = tmp_path / "hostile.log"
-    log.write_bytes(encode(events))
-    page = page_of(log)
+    page = page_of(session_of(tmp_path / "hostile.log", events))
     check_figures(page)
     assert token.replace("\x00", "\\x00") in Texts(page).of("i")
 
@@ -169,9 +174,9 @@ def long_log(path: Path, n_steps: int) -> None:
 
 def test_a_long_session_has_a_small_page(tmp_path: Path) -> None:
     pages = []
-    for n_steps in (6_000, 12_000):
+    for n_steps in (3_500, 12_000):
         long_log(tmp_path / "long.log", n_steps)
-        pages.append(page_of(tmp_path / "long.log"))
+        pages.append(page_of(load_session(tmp_path / "long.log")))
     sizes = [len(page.encode()) for page in pages]
     assert sizes[1] < MOST_BYTES / 10
     assert sizes[1] < 1.02 * sizes[0], "it does not grow with the session"
@@ -230,18 +235,17 @@ def test_the_command(instr: Instr, tmp_path: Path) -> None:
     assert_refused(instr("page", "-"), "name the page with -o")
 
 
-def test_several_sessions_follow_a_table_of_their_figures(tmp_path: Path) -> None:
+def test_several_sessions_follow_a_table_of_their_figures(session: Session, tmp_path: Path) -> None:
     other = tmp_path / "other.log"
-    begin = load_session(RECORDED).start.id.encode()
+    begin = session.start.id.encode()
     other.write_bytes(RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1))
-    sessions = [load_session(RECORDED), load_session(other)]
+    sessions = [session, load_session(other)]
     title, (table, *sections) = compute_page(sessions)
     assert title == "2 sessions"
     assert isinstance(table, Report)
     assert [str(row[0]).rpartition(", ")[2] for row in table.rows] == [RECORDED.name, other.name]
     assert table.rows[0][1:] == table.rows[1][1:], "the same session but for its id"
-    summary = {report.title: report for report in compute_summary(sessions[0])}
-    figures = summary["Time by the clock"].figures
+    figures = by_title(compute_summary(session))["Time by the clock"].figures
     assert table.rows[0][1] == figures["tokens/s"][0]
     alone = [section.title for session in sessions for section in compute_page([session])[1]]
     headed = [section.title for section in sections]
@@ -251,11 +255,10 @@ def test_several_sessions_follow_a_table_of_their_figures(tmp_path: Path) -> Non
 
 def test_a_passage_for_each_request(tmp_path: Path) -> None:
     for seed in range(4):
-        log = tmp_path / f"{seed}.log"
-        log.write_bytes(encode(make_log(Random(seed).randint, 3, "minimal")))
-        session = load_session(log)
+        events = make_log(Random(seed).randint, 3, "minimal")
+        session = session_of(tmp_path / f"{seed}.log", events)
         requests = [of for of in find_requests(session)[1] if of.token_times]
-        page = page_of(log)
+        page = page_of(session)
         headings = [text for text in Texts(page).of("h3") if text.startswith("Context ")]
         assert len(headings) == len(requests)
         assert page.count(' data-t="') == sum(len(of.token_times) for of in requests)
