@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
 
 import gguf
 import matplotlib.image
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from llamacpp_instr import cli
 from llamacpp_instr.weights.layout import LAYOUTS
 from tests.conftest import Instr, assert_refused
+from tests.kit import reports
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
 from tests.kit.native_kit import unpatched_library
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.reports import Row
 
 NAME = "blk.0.ffn_down.weight"
 
 
 def blocks(*args: object) -> str:
-    """The output of the command, run in this process."""
-    result = CliRunner().invoke(cli.main, ["blocks", *map(str, args)])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return reports.printed("blocks", *args)
 
 
-def refusal(*args: object, code: int = 2) -> str:
-    result = CliRunner().invoke(cli.main, ["blocks", *map(str, args)])
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    return line
+def refusal(*args: object) -> str:
+    return reports.refusal("blocks", *args)
 
 
-def tables(*args: object) -> list[dict[str, Any]]:
-    reports: list[dict[str, Any]] = json.loads(
-        blocks(*args, "--json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
-    )
-    return reports
+def tables(*args: object) -> list[Row]:
+    return reports.told("blocks", *args)
 
 
 @pytest.fixture(scope="module")
@@ -223,12 +211,9 @@ def svg_text(path: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("$\\frac{1", "$\\frac{1"),
-        ("cost $x_1$ \\alpha", "cost $x_1$ \\alpha"),
-        ("<script>&amp;", "<script>&amp;"),
-        ("red \x1b[31m\x07\n\u202e", "red \\x1b[31m\\x07\\n\\u202e"),
-        ("\N{CJK UNIFIED IDEOGRAPH-6F22}", "\N{CJK UNIFIED IDEOGRAPH-6F22}"),
-        ("[bold]x[/bold]", "[bold]x[/bold]"),
+        ("<script>&amp; $\\frac{1", "<script>&amp; $\\frac{1"),
+        ("[bold]x[/bold] $x_1$ \\alpha", "[bold]x[/bold] $x_1$ \\alpha"),
+        ("\u6f22 red \x1b[31m\x07\n\u202e", "\u6f22 red \\x1b[31m\\x07\\n\\u202e"),
     ],
 )
 def test_a_name_is_only_a_name(tmp_path: Path, name: str, shown: str) -> None:
