@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from msgspec.structs import replace
 
@@ -23,29 +20,19 @@ from converters.analyses.stats_keys import (
 )
 from converters.exports.tables import load_tables
 from converters.report.arrange import arrange
-from converters.report.report import Report, render_text
+from converters.report.report import render_text
 from llamacpp_instr import schema as s
-from llamacpp_instr.cli.stats import stats
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
+from tests.kit.reports import column, printed, session_of, told
+from tests.kit.steady_log import write
 from tests.kit.strategies import logs, unclosed_logs
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = FIXTURES / "demo-verbose.log"
 OF_OPS = ("op", "layer", "block", "tensor", "type")
-
-
-def written(directory: Path, events: list[s.Event]) -> Path:
-    path = directory / "session.log"
-    path.write_bytes(encode(events))
-    return path
-
-
-def column(report: Report, name: str) -> list:
-    at = [c.name for c in report.columns].index(name)
-    return [row[at] for row in report.rows]
 
 
 # --- by hand: two kernels, a warm-up step and three that count, two threads ---
@@ -105,8 +92,12 @@ def by_hand() -> list[s.Event]:
     return events
 
 
-def test_by_op_by_hand(tmp_path):
-    session = load_session(written(tmp_path, by_hand()))
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return session_of(tmp_path / "session.log", by_hand())
+
+
+def test_by_op_by_hand(session):
     report, _ = compute_stats(session, "op")
     # both took 600 ns in three steps; MUL_MAT: 2 * 4 * 8 flops and 64 + 16 + 32 bytes each
     matmul, add = sorted(report.rows, reverse=True)
@@ -119,34 +110,27 @@ def test_by_op_by_hand(tmp_path):
     assert "1 steps of warm-up runs are left out." in report.notes
 
 
-def test_warm_up_is_counted_when_asked(tmp_path):
-    session = load_session(written(tmp_path, by_hand()))
+def test_warm_up_is_counted_when_asked(session):
     report, _ = compute_stats(session, "op", warm_up=True)
     assert column(report, "total") == [9600, 9600]
     assert not any("warm-up" in note for note in report.notes)
-
-
-def test_by_phase_a_step_is_as_long_as_its_caller_waited(tmp_path):
-    session = load_session(written(tmp_path, by_hand()))
-    report, _ = compute_stats(session, "phase")
-    assert [row[:3] for row in report.rows] == [["prefill", 1, 2000], ["decode", 2, 7000]]
 
 
 @pytest.mark.parametrize(
     ("by", "rows"),
     [
         ("layer", [[0, 3, 600], [1, 3, 600]]),
-        ("tensor", [["(no weight)", 3, 600], ["blk.0.attn_q.weight", 3, 600]]),
-        ("type", [["(no weight)", 3, 600], ["f16", 3, 600]]),
+        ("tensor", [["blk.0.attn_q.weight", 3, 600], ["(no weight)", 3, 600]]),
+        ("type", [["f16", 3, 600], ["(no weight)", 3, 600]]),
+        # a step is as long as its caller waited
+        ("phase", [["prefill", 1, 2000], ["decode", 2, 7000]]),
     ],
 )
-def test_other_keys_by_hand(tmp_path, by, rows):
-    session = load_session(written(tmp_path, by_hand()))
-    assert sorted(row[:3] for row in compute_stats(session, by)[0].rows) == rows
+def test_other_keys_by_hand(session, by, rows):
+    assert [row[:3] for row in compute_stats(session, by)[0].rows] == rows
 
 
-def test_threads_and_their_imbalance_by_hand(tmp_path):
-    session = load_session(written(tmp_path, by_hand()))
+def test_threads_and_their_imbalance_by_hand(session):
     (report,) = compute_stats(session, "thread")
     # 1,200 ns each; thread 0 waits 3 * 20 of them, thread 1 3 * 30
     assert report.rows == [
@@ -162,9 +146,9 @@ def test_threads_and_their_imbalance_by_hand(tmp_path):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_totals_are_those_of_the_ops_that_count(events, tmp_path_factory):
-    path = written(tmp_path_factory.mktemp("log"), events)
+    path = write(tmp_path_factory.mktemp("log") / "session.log", events)
     session, tables = load_session(path), load_tables(path)
     counted = tables.ops[tables.ops.step.isin(tables.steps.step) & (tables.ops.thread == 0)]
     for by in OF_OPS if session.start.level != "minimal" else ():
@@ -275,7 +259,7 @@ def test_imbalance_is_that_of_pandas():
 @pytest.mark.parametrize("by", BYS)
 @pytest.mark.parametrize("level", s.LEVELS)
 def test_a_level_answers_what_it_can(by, level, tmp_path):
-    session = load_session(written(tmp_path, make_log(Random(3).randint, 1, level)))
+    session = session_of(tmp_path / "session.log", make_log(Random(3).randint, 1, level))
     can = level == "verbose" or by in ("layer", *OF_STEP)
     can = can or (level != "minimal" and by != "thread")
     if can:
@@ -288,8 +272,7 @@ def test_a_level_answers_what_it_can(by, level, tmp_path):
 
 def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
     events = make_log(Random(3).randint, 2, "minimal")
-    session = load_session(written(tmp_path, events))
-    report = compute_stats(session)[0]
+    report = compute_stats(session_of(tmp_path / "session.log", events))[0]
     assert report.title == "Computes by layer, all phases"
     total = sum(sum(e.dur) for e in events if isinstance(e, s.Layers))
     assert sum(column(report, "total")) == total
@@ -297,9 +280,9 @@ def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_log_has_statistics_of_at_most_80_columns(events, tmp_path_factory):
-    session = load_session(written(tmp_path_factory.mktemp("log"), events))
+    session = session_of(tmp_path_factory.mktemp("log") / "session.log", events)
     for by in ("layer", "phase"):
         for line in render_text(compute_stats(session, by)).splitlines():
             assert len(line) <= 80
@@ -314,22 +297,19 @@ def test_old_dialects_have_statistics(name):
 
 
 def test_the_command_has_five_forms():
-    def printed(*arguments: str) -> str:
-        by = () if "--by" in arguments else ("--by", "block")
-        done = CliRunner().invoke(stats, [str(RECORDED), *by, *arguments])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
+    blocks = ("stats", RECORDED, "--by", "block")
     total = column(compute_stats(load_session(RECORDED), "block")[0], "total")
-    assert printed().startswith("Computes by block, all phases\n")
-    assert [row["total"] for row in json.loads(printed("--json"))[0]["rows"]] == total
-    lines = printed("--csv").splitlines()
+    assert printed(*blocks).startswith("Computes by block, all phases\n")
+    assert [row["total"] for row in told(*blocks)[0]["rows"]] == total
+    lines = printed(*blocks, "--csv").splitlines()
     assert lines[0].startswith("block,count,total (ns),share,mean (ns)")
     assert [int(line.split(",")[2]) for line in lines[1:]] == total
-    assert "| feed-forward | 24 |" in printed("--md")
-    assert printed("--html").startswith("<!doctype html>")
+    assert "| feed-forward | 24 |" in printed(*blocks, "--md")
+    assert printed(*blocks, "--html").startswith("<!doctype html>")
     chosen = ("--layer", "1-2", "--op", "MUL_MAT", "--where", "phase=decode", "--sort", "p99")
-    (head, *rows) = printed("--by", "layer,op", *chosen, "--top", "3", "--csv").splitlines()
+    (head, *rows) = printed(
+        "stats", RECORDED, "--by", "layer,op", *chosen, "--top", "3", "--csv"
+    ).splitlines()
     assert head.startswith("layer,op,count")
     assert {row.partition(" ")[0] for row in rows} == {"1,MUL_MAT", "2,MUL_MAT"}
 
@@ -353,9 +333,3 @@ def test_the_rows_that_are_wanted():
     assert rates[0] == max(rate for rate in rates if rate is not None)
     with pytest.raises(UsageError, match="--sort colour: the columns are tensor, count"):
         arrange(report, "colour")
-
-
-def test_a_percentile_lies_between_its_neighbours():
-    report = compute_stats(load_session(RECORDED), "op")[0]
-    figures = np.array([column(report, name) for name in ("p50", "p90", "p99")])
-    assert (np.diff(figures, axis=0) >= 0).all()
