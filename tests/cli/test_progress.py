@@ -41,21 +41,15 @@ def test_long_work_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "50%" in terminal.getvalue()
 
 
-def test_a_terminal_that_cannot_erase_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.mark.parametrize(("out", "kind"), [(Terminal(), "dumb"), (io.StringIO(), "xterm")])
+def test_a_file_and_a_terminal_that_cannot_erase_show_nothing(
+    out: io.StringIO, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
-    terminal = Terminal()
-    with progress_bar("Reading", terminal) as on_progress:
+    with progress_bar("Reading", out) as on_progress:
         on_progress(1, 2)
-    assert terminal.getvalue() == ""
-
-
-def test_a_file_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
-    file = io.StringIO()
-    with progress_bar("Reading", file) as on_progress:
-        on_progress(1, 2)
-    assert file.getvalue() == ""
+    assert out.getvalue() == ""
 
 
 def test_reading_a_log_tells_how_much_of_the_file_was_read(tmp_path: Path) -> None:
