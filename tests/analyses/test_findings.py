@@ -23,10 +23,11 @@ from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.probe.file import Bandwidth, Probe, read_probe
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.provoke import KINDS
+from tests.kit.reports import session_of
 
 OTHERS = {"disturbed-machine", "waiting-threads"}
 """what other tests on the same machine may really cause"""
@@ -117,9 +118,7 @@ def _made(tmp_path: Path, **machine: int) -> Session:
         events.append(event)
         if isinstance(event, s.StepEnd):
             events.append(s.Machine(t=event.t, dur=1000, nvcsw=0, nivcsw=3, load=9.5, **machine))
-    log = tmp_path / "made.log"
-    log.write_bytes(encode(events))
-    return load_session(log)
+    return session_of(tmp_path / "made.log", events)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +163,7 @@ def test_a_log_that_does_not_tell_has_no_disturbance(tmp_path: Path) -> None:
 def test_the_clock_counts_overlapping_steps_once(tmp_path: Path) -> None:
     """Against a clock that asks for every nanosecond whether something runs then."""
     events = make_log(Random(3).randint, n_contexts=3, level="minimal")
-    log = tmp_path / "made.log"
-    log.write_bytes(encode(events))
-    session = load_session(log)
+    session = session_of(tmp_path / "made.log", events)
     steps, _ = counted_steps(session)
     clock = compute_clock(session, steps)
     begin = int(steps["begin"].min())

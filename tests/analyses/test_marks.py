@@ -13,8 +13,9 @@ from converters.analyses.marks import compute_marks
 from converters.analyses.stats import compute_stats
 from converters.analyses.stats_keys import NO_MARK
 from llamacpp_instr import schema as s
-from llamacpp_instr.log.session import Session, load_session
-from tests.kit.made_log import encode, make_log
+from llamacpp_instr.log.session import Session
+from tests.kit.made_log import make_log
+from tests.kit.reports import session_of
 
 
 def marked(directory: Path, seed: int) -> Session:
@@ -31,9 +32,7 @@ def marked(directory: Path, seed: int) -> Session:
         events.append(mark if kind != "instant" else replace(mark, phase="instant"))
         if kind == "span":
             events.append(replace(mark, t=end, phase="end"))
-    path = directory / "session.log"
-    path.write_bytes(encode(events))
-    return load_session(path)
+    return session_of(directory / "session.log", events)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -72,6 +71,5 @@ def test_marks_by_looking_at_every_pair(tmp_path: Path, seed: int) -> None:
 
 
 def test_without_marks_there_are_no_rows(tmp_path: Path) -> None:
-    path = tmp_path / "session.log"
-    path.write_bytes(encode([e for e in make_log(Random(3).randint) if type(e) is not s.Mark]))
-    assert compute_marks(load_session(path)).rows == []
+    events = [e for e in make_log(Random(3).randint) if type(e) is not s.Mark]
+    assert compute_marks(session_of(tmp_path / "session.log", events)).rows == []

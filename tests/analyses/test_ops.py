@@ -11,7 +11,8 @@ from converters.analyses.ops import count_ops, ops_of_log, ops_report
 from converters.report.report import AtMost
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
+from tests.kit.reports import rows, session_of
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
@@ -33,15 +34,14 @@ def test_a_row_says_what_the_op_is_and_which_weights_it_reads(session: Session) 
     prefill, decode = ops_of_log(session)
     assert prefill.title == "Ops of a prefill, 5 tokens"
     assert decode.title == "Ops of a decode, 1 token"
-    rows = [dict(zip([c.name for c in decode.columns], row, strict=True)) for row in decode.rows]
-    up = next(row for row in rows if row["weights"] == "ffn_gate, ffn_up")
+    up = next(row for row in rows(decode) if row["weights"] == "ffn_gate, ffn_up")
     assert (up["op"], up["inputs"], up["output"]) == (
         "MUL_MAT", "f16[256×768], f32[256]", "f32[768]",
     )  # fmt: skip
     assert up["count"] == 8  # two in each of four layers
     assert up["FLOPs"] == 8 * 2 * 256 * 768
     assert up["ONNX, opset 23"] == "MatMul"
-    gate = next(row for row in rows if row["op"] == "GLU")
+    gate = next(row for row in rows(decode) if row["op"] == "GLU")
     assert gate["parameters"] == "kind=SWIGLU"
     assert gate["ONNX, opset 23"] == "Split + Sigmoid + Mul + Mul"
 
@@ -55,7 +55,6 @@ def test_work_that_the_mask_may_hide_is_a_bound(session: Session) -> None:
 
 
 def test_a_log_without_graphs_is_refused(tmp_path: Path) -> None:
-    log = tmp_path / "minimal.log"
-    log.write_bytes(encode(make_log(Random(3).randint, level="minimal")))
+    session = session_of(tmp_path / "a.log", make_log(Random(3).randint, level="minimal"))
     with pytest.raises(UsageError, match=r"no graphs; record with --level detailed"):
-        ops_of_log(load_session(log))
+        ops_of_log(session)

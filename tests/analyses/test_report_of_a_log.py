@@ -19,13 +19,12 @@ from converters.analyses.stored_weights import stored_in_log
 from llamacpp_instr import schema
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.log.session import load_session
 from llamacpp_instr.recording.session import record
 from tests.conftest import ROOT, Instr, assert_refused, read_events
-from tests.kit.made_log import encode
 from tests.kit.native_kit import random_models
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import edited, memory_of, report, reported, without_library
+from tests.kit.reports import column, session_of
 from tests.kit.strategies import logs
 
 pytestmark = pytest.mark.native
@@ -164,17 +163,14 @@ def test_an_old_log_of_another_machine() -> None:
 @settings(max_examples=30, deadline=None)
 @given(events=logs())
 def test_sums_of_any_log(events: list[schema.Event], tmp_path_factory: Any) -> None:
-    path = tmp_path_factory.mktemp("logs") / "session.log"
-    path.write_bytes(encode(events))
-    session = load_session(path)
+    session = session_of(tmp_path_factory.mktemp("logs") / "session.log", events)
     for model in session.models.values():
         stored = stored_in_log(session, model, None)
         helds = recorded_memory(session)[model.model]
         _, *held, types, roles, layers, tensors = compression_reports(stored, helds)
         assert len(held) == len(helds)
         for table in (types, roles, layers, tensors):
-            at = [column.name for column in table.columns].index("bytes")
-            assert sum(int(row[at] or 0) for row in table.rows) == stored.n_bytes
+            assert sum(n_bytes or 0 for n_bytes in column(table, "bytes")) == stored.n_bytes
 
 
 @pytest.mark.parametrize("source", ["demo", "log"])

@@ -16,8 +16,9 @@ from converters.analyses.requests import compute_requests, concurrency_over_time
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.reports import session_of
 
 CLIENTS, EACH = 8, 3
 
@@ -93,9 +94,8 @@ def test_the_parts_of_each_request_add_up(served: tuple[Path, list[dict[str, Any
 
 @pytest.mark.parametrize("seed", range(8))
 def test_requests_at_once_over_time(seed: int, tmp_path: Path) -> None:
-    log = tmp_path / "made.log"
-    log.write_bytes(encode(make_log(Random(seed).randint, level="minimal")))
-    session = load_session(log)
+    events = make_log(Random(seed).randint, level="minimal")
+    session = session_of(tmp_path / "made.log", events)
     _, requests = find_requests(session)
     found = [of for of in compute_requests(session) if of.title == "Requests at once, over time"]
     assert len(found) == (len(requests) > 1)
@@ -139,9 +139,7 @@ def _requests_of(turns: list[Turn], tmp_path: Path, **marks: int) -> list[Reques
         for name, end in marks.items():
             if end == i:
                 kept.append(s.Mark(t=t + 700, mark=end, name=name, phase="end", seq=3))
-    log = tmp_path / "made.log"
-    log.write_bytes(encode(kept))
-    return find_requests(load_session(log))[1]
+    return find_requests(session_of(tmp_path / "made.log", kept))[1]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import LEVELS, Measure, build_tree
-from converters.report.report import Report, render_text
+from converters.report.report import render_text
 from converters.report.tree import (
     Node,
     Tree,
@@ -24,10 +23,9 @@ from converters.report.tree import (
     render_folded,
     render_speedscope,
 )
-from llamacpp_instr import cli
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.made_log import encode
+from tests.kit.reports import Row, printed, rows, session_of
 from tests.kit.strategies import logs
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -39,12 +37,7 @@ HOSTILE = Tree(
 )
 
 
-def rows(report: Report) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = report.to_json()["rows"]
-    return found
-
-
-def summed(found: list[dict[str, Any]], key: Callable[[Any], Any], of: str) -> dict[Any, int]:
+def summed(found: list[Row], key: Callable[[Any], Any], of: str) -> dict[Any, int]:
     sums: dict[Any, int] = defaultdict(int)
     for row in found:
         sums[key(row)] += row[of]
@@ -80,9 +73,7 @@ def check_sums(session: Session) -> None:
 @given(logs())
 @settings(max_examples=15, deadline=None)
 def test_the_leaves_add_up_to_summary_and_stats(tmp_path_factory, events):
-    path = tmp_path_factory.getbasetemp() / "tree.log"
-    path.write_bytes(encode(events))
-    check_sums(load_session(path))
+    check_sums(session_of(tmp_path_factory.getbasetemp() / "tree.log", events))
 
 
 def test_a_recording_has_the_time_and_the_work_of_each_op():
@@ -90,7 +81,7 @@ def test_a_recording_has_the_time_and_the_work_of_each_op():
     check_sums(session)
     ops = {row["op"]: row for row in rows(compute_stats(session, "op")[0])}
 
-    def op_of(row: dict[str, Any]) -> str:
+    def op_of(row: Row) -> str:
         """As `stats` calls it: without the role of the weight."""
         return next(op for op in sorted(ops, reverse=True) if f"{row['op']} ".startswith(f"{op} "))
 
@@ -159,11 +150,10 @@ def test_the_end_of_the_name_chooses_the_form(tmp_path):
         ("a.txt", "Session by time\n"),
     ):
         out = tmp_path / name
-        done = CliRunner().invoke(cli.main, ["tree", str(RECORDED), "-o", str(out)])
-        assert done.exit_code == 0, done.output
+        printed("tree", RECORDED, "-o", out)
         assert out.read_text().startswith(begin)
-    printed = CliRunner().invoke(cli.main, ["tree", str(RECORDED), "--folded", "--by", "flops"])
-    assert printed.stdout == render_folded(build_tree(session, "flops"))
+    folded = printed("tree", RECORDED, "--folded", "--by", "flops")
+    assert folded == render_folded(build_tree(session, "flops"))
 
 
 def test_a_log_without_ops_has_times_only(instr: Instr, tmp_path: Path) -> None:

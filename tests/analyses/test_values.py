@@ -19,8 +19,9 @@ from converters.report import charts
 from converters.report.charts import Chart
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log.session import Session, load_session
-from tests.kit.made_log import encode, make_log
+from llamacpp_instr.log.session import Session
+from tests.kit.made_log import make_log
+from tests.kit.reports import rows, session_of
 
 ELEMENTS = st.lists(
     st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0]), max_size=12
@@ -83,8 +84,7 @@ def with_values(path: Path, scale: float, name: str = "Qcur", change: int = -1) 
                     random.normal(1.0, scale * (layer + 1), 64), event.compute, event.graph, node
                 )
                 events.append(replace(told, name=f"{name}-{layer}", layer=layer))
-    path.write_bytes(encode(events))
-    return load_session(path)
+    return session_of(path, events)
 
 
 def test_a_row_for_each_tensor_op_and_layer(tmp_path: Path) -> None:
@@ -106,12 +106,11 @@ def test_a_row_for_each_tensor_op_and_layer(tmp_path: Path) -> None:
 def test_two_sessions_side_by_side(tmp_path: Path) -> None:
     a, b = with_values(tmp_path / "a.log", 2.0), with_values(tmp_path / "b.log", 6.0)
     report, _ = compare_values(a, b)
-    rows = [dict(zip((c.name for c in report.columns), row, strict=True)) for row in report.rows]
-    for row in rows:
+    for row in rows(report):
         # the same random numbers, three times as far from 1
         assert row["std B / A"] == pytest.approx(3)
         assert row["shift"] == pytest.approx((row["mean B"] - row["mean A"]) / row["std A"])
-    most = max(rows, key=lambda row: abs(row["shift"]))
+    most = max(rows(report), key=lambda row: abs(row["shift"]))
     assert report.title.endswith(f"in Qcur of layer {most['layer']}")
     same, _ = compare_values(a, a)
     assert all(row[7] == 0 and row[8] == 1 for row in same.rows)
@@ -171,20 +170,18 @@ def test_computes_are_paired_until_a_token_differs(
     events = make_log(Random(seed).randint, n_contexts)
     tokens = [event for event in events if isinstance(event, s.Token)]
     computes = [event for event in events if isinstance(event, s.Compute)]
-    path = tmp_path / "a.log"
-    path.write_bytes(encode(events))
-    a = load_session(path)
+    a = session_of(tmp_path / "a.log", events)
     changed = tokens[change] if change < len(tokens) else None
     if changed is not None:
         changed.id += 1
-    path.write_bytes(encode(events))
+    b = session_of(tmp_path / "b.log", events)
     # the step of the token is still alike, those after it computed another one
     wanted = [
         event.compute
         for event in computes
         if changed is None or event.ctx != changed.ctx or event.step <= changed.step
     ]
-    assert same_tokens(a, load_session(path)).pairs == dict(zip(wanted, wanted, strict=True))
+    assert same_tokens(a, b).pairs == dict(zip(wanted, wanted, strict=True))
 
 
 def cells_of(chart: Chart) -> tuple[np.ndarray, list[str]]:

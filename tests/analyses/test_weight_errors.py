@@ -7,17 +7,17 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from converters.analyses.weight_errors import weight_error_reports
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import Report, render_text
+from converters.report.report import render_text
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.weights.compare import compute_weight_errors
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.reports import by_title, rows
 
 NAN = math.nan
 
@@ -40,17 +40,8 @@ ERRORS = [
 ]
 
 
-def rows(report: Report) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = report.to_json()["rows"]
-    return found
-
-
-def reports(errors: list[WeightError]) -> dict[str, Report]:
-    return {report.title: report for report in weight_error_reports(errors, "A", "B")}
-
-
 def test_what_is_rolled_up_is_pooled_from_squares() -> None:
-    found = reports(ERRORS)
+    found = by_title(weight_error_reports(ERRORS, "A", "B"))
     (model,) = rows(found["Error of the weights of B against A"])
     assert model["SQNR"] == pytest.approx(10 * math.log10(4200 / 50))
     assert model["RMSE"] == pytest.approx(math.sqrt(50 / 1024))
@@ -126,10 +117,3 @@ def test_it_fits_a_terminal(demo_model: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for weight in candidate.weights:
         assert weight.name[:20] in text
-
-
-def test_a_mean_of_means_would_be_seen() -> None:
-    # checks the test itself: pooling differs from averaging in these rows
-    by_tensor = [error.sqnr_db for error in ERRORS[:3]]
-    pooled = sum((error.sums for error in ERRORS[:3]), start=Sums()).sqnr_db
-    assert abs(float(np.mean(by_tensor)) - pooled) > 1

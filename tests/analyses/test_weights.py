@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from llamacpp_instr.cli import main
 from llamacpp_instr.model.file import load_model_file
+from tests.kit import reports
 from tests.kit.block_models import write_blocks
+from tests.kit.reports import Row, printed
 
 RANDOM = np.random.default_rng(11)
 HOSTILE = "blk.0.<img src=x onerror=alert(1)>\x1b[31m"
 
 
-def told(*words: object) -> dict[str, dict[str, Any]]:
-    done = CliRunner().invoke(main, ["weights", *map(str, words), "--json"])
-    assert done.exit_code == 0, done.output
-    return {report["title"]: report for report in json.loads(done.stdout)}
+def told(*words: object) -> dict[str, Row]:
+    return {report["title"]: report for report in reports.told("weights", *words)}
 
 
 @pytest.fixture
@@ -92,16 +88,14 @@ def test_against_the_original_also_the_errors(model: Path, tmp_path: Path) -> No
     }
     changed["blk.0.ffn_up.weight"][1][3, 4] += 1
     other = write_blocks(tmp_path / "changed.gguf", changed)
-    reports = told(other, "*ffn_up*", "--against", model)
     title = "Error of the weights of changed.gguf against model.gguf"
-    (row,) = reports[title]["rows"]
+    (row,) = told(other, "*ffn_up*", "--against", model)[title]["rows"]
     assert row["largest"] == pytest.approx(1, abs=1e-5)
     assert row["RMSE"] == pytest.approx((1 / 4096) ** 0.5, rel=1e-4)
 
 
 def test_csv_is_the_table_of_tensors(model: Path) -> None:
-    done = CliRunner().invoke(main, ["weights", str(model), "--csv"])
-    head, *rows = csv.reader(done.stdout.splitlines())
+    head, *rows = csv.reader(printed("weights", model, "--csv").splitlines())
     assert head[:4] == ["Tensor", "type", "shape", "bytes"]
     assert len(rows) == 6
 
@@ -113,13 +107,12 @@ def test_a_page_has_maps_of_layers_and_roles_and_names_stay_text(tmp_path: Path)
     }
     out = tmp_path / "out.html"
     model = write_blocks(tmp_path / "m.gguf", tensors)
-    done = CliRunner().invoke(main, ["weights", str(model), "-o", str(out)])
-    assert done.exit_code == 0, done.output
+    printed("weights", model, "-o", out)
     page = out.read_text()
     for title in ("Root mean square", "Largest weight, in standard deviations", "Outlier channels"):
         assert f'aria-label="{title}' in page
     assert "<img" not in page
     assert "\x1b" not in page
-    printed = CliRunner().invoke(main, ["weights", str(model)])
-    assert "\\x1b[31m" in printed.stdout
-    assert "\x1b" not in printed.stdout
+    text = printed("weights", model)
+    assert "\\x1b[31m" in text
+    assert "\x1b" not in text
