@@ -177,16 +177,6 @@ def test_random_bytes_of_every_type_are_shown_and_are_json(tmp_path: Path) -> No
 
 
 @pytest.mark.native
-def test_other_forms(q4_k: Path, tmp_path: Path) -> None:
-    assert "## Quants" in blocks(q4_k, NAME, "--md")
-    page = tmp_path / "blocks.html"
-    assert blocks(q4_k, NAME, "--html", "-o", page) == ""
-    assert "<h2>Quants</h2>" in page.read_text()
-    assert "exists" in refusal(q4_k, NAME, "-o", page)
-    assert blocks(q4_k, NAME, "--html", "-o", page, "--force") == ""
-
-
-@pytest.mark.native
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_tensor_is_the_same_picture(q4_k: Path, tmp_path: Path, form: str) -> None:
     pictures = [tmp_path / f"{name}.{form}" for name in "abc"]

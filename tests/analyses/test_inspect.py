@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -19,6 +17,7 @@ from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
 from tests.kit.gguf_files import save
+from tests.kit.reports import by_title, printed, rows, told
 
 SOME_MODELS = (
     "llama-dense", "llama-moe", "falcon-dense", "mamba-dense", "qwen3next-moe", "gemma3-dense",
@@ -28,12 +27,7 @@ SOME_MODELS = (
 
 
 def reports(model: ModelFile) -> dict[str, Report]:
-    return {report.title: report for report in compute_inspection(model)}
-
-
-def rows(report: Report) -> list[dict[str, Cell]]:
-    found: list[dict[str, Cell]] = report.to_json()["rows"]
-    return found
+    return by_title(compute_inspection(model))
 
 
 def facts(report: Report) -> dict[Cell, Cell]:
@@ -62,9 +56,9 @@ def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
     total = sum(n_bytes.values())
     for title in ("Types", "Roles", "Layers"):
         parts = rows(shown[title])
-        assert sum(int(row["bytes"] or 0) for row in parts) == total
-        assert sum(int(row["tensors"] or 0) for row in parts) == len(tensors)
-        assert sum(float(row["share"] or 0) for row in parts) == pytest.approx(1)
+        assert sum(row["bytes"] for row in parts) == total
+        assert sum(row["tensors"] for row in parts) == len(tensors)
+        assert sum(row["share"] for row in parts) == pytest.approx(1)
     said = facts(shown["Model"])
     elements = sum(int(tensor.n_elements) for tensor in tensors)
     assert (said["parameters"], said["tensors"]) == (elements, len(tensors))
@@ -72,12 +66,9 @@ def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
     assert said["bytes of the weights"] == total
     assert said["bytes of headers"] == sum(reader.data_offset for reader in theirs)
     assert said["bytes in all"] == sum(reader.data.size for reader in theirs)
-    assert (
-        int(str(said["bytes of the weights"]))
-        + int(str(said["bytes of headers"]))
-        + int(str(said["bytes of padding"]))
-    ) == said["bytes in all"]
-    assert int(str(said["bytes of padding"])) >= 0
+    parts = [int(str(said[f"bytes of {of}"])) for of in ("the weights", "headers", "padding")]
+    assert sum(parts) == said["bytes in all"]
+    assert parts[-1] >= 0
     fields = theirs[0].fields
     for row in rows(shown.get("Hyper-parameters", Report("", [], []))):
         value = fields[f"{model.architecture}.{row['key']}"].contents()
@@ -107,9 +98,7 @@ def test_models_of_many_architectures(name: str) -> None:
 
 @pytest.mark.native
 def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
-    native(
-        "llama-gguf-split", "--split-max-tensors", "15", demo_model, tmp_path / "demo"
-    )  # fmt: skip
+    native("llama-gguf-split", "--split-max-tensors", "15", demo_model, tmp_path / "demo")
     parts = sorted(tmp_path.glob("demo-*.gguf"))
     model = load_model_file(parts[0])
     assert_true(model, [gguf.GGUFReader(part) for part in parts])
@@ -185,7 +174,7 @@ def test_a_token_that_is_not_in_the_vocabulary(tmp_path: Path) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["a", "b"])
     writer.add_eos_token_id(7)
-    finish(writer)
+    save(writer)
     report = reports(load_model_file(tmp_path / "model.gguf"))["Tokenizer"]
     assert ["eos token", 7, "not in the vocabulary"] in report.rows
 
@@ -194,47 +183,32 @@ def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> Non
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 22 * 12), np.uint8),
                       raw_dtype=gguf.GGMLQuantizationType.Q5_0)  # fmt: skip
-    finish(writer)
+    save(writer)
     shown = reports(load_model_file(tmp_path / "model.gguf"))
     assert facts(shown["Model"])["file type"] == "not said"
     (note,) = shown["Types"].notes
     assert "cannot be detected" in note
 
 
-def finish(writer: gguf.GGUFWriter) -> None:
-    save(writer)
-
-
 # --- the command ---
 
 
-def test_every_form(instr: Instr, demo_model: Path) -> None:
-    text = instr("inspect", "demo").stdout
+def test_every_form(demo_model: Path) -> None:
+    text = printed("inspect", "demo")
     assert "Roles" in text
     assert "blk.0.attn_q.weight" not in text
-    listed = instr("inspect", demo_model, "--tensors").stdout
-    assert listed.count("blk.0.attn_q.weight") == 1
-    found: list[dict[str, Any]] = json.loads(instr("inspect", "demo", "--json").stdout)
+    assert printed("inspect", demo_model, "--tensors").count("blk.0.attn_q.weight") == 1
+    found = told("inspect", "demo")
     assert [report["title"] for report in found] == [
         "Model", "Hyper-parameters", "Tokenizer", "Types", "Roles", "Layers", "Tensors",
     ]  # fmt: skip
     assert found[-1]["units"]["bytes"] == "bytes"
-    csv = instr("inspect", "demo", "--csv").stdout.splitlines()
+    csv = printed("inspect", "demo", "--csv").splitlines()
     assert csv[0].startswith("Tensor,type,shape,elements,bytes,bits/weight,layer,role")
     assert csv[1].startswith("token_embd.weight,F16,256 x 1024,262144,524288,16.0,-1,token_embd")
     assert len(csv) == 1 + 39
-    assert "| F16 | 30 |" in instr("inspect", "demo", "--md").stdout
-    assert "<td>blk.0.attn_q.weight</td>" in instr("inspect", "demo", "--html").stdout
-
-
-def test_a_file_is_written_whole_and_never_over_another(instr: Instr, tmp_path: Path) -> None:
-    assert instr("inspect", "demo", "-o", "model.txt").returncode == 0
-    first = (tmp_path / "model.txt").read_text()
-    assert first.startswith("Model\n")
-    assert_refused(instr("inspect", "demo", "--json", "-o", "model.txt"), "exists", "--force")
-    assert (tmp_path / "model.txt").read_text() == first
-    assert instr("inspect", "demo", "--json", "-o", "model.txt", "--force").returncode == 0
-    assert json.loads((tmp_path / "model.txt").read_text())
+    assert "| F16 | 30 |" in printed("inspect", "demo", "--md")
+    assert "<td>blk.0.attn_q.weight</td>" in printed("inspect", "demo", "--html")
 
 
 def test_what_is_no_model(instr: Instr, tmp_path: Path, demo_model: Path) -> None:
