@@ -136,13 +136,3 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
         assert said.count("\n") == 1, name
         assert said.startswith(f"Error: {output} cannot be written: "), name
         assert said.endswith("No space left on device\n"), name
-
-
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("parquet", "csv")])
-def test_a_reader_that_has_gone_is_no_error(name: str, nursery: Nursery, tmp_path: Path) -> None:
-    words = COMMANDS[name].split()
-    words[words.index("-o") + 1] = "-"
-    done = nursery.run(words, tmp_path, reader=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,9 @@ REPORTS = {
 FORMS = {"json": "[", "csv": "", "md": "## ", "html": "<!doctype html>"}
 PRINTING = [
     *REPORTS.values(), f"cat {LOG}", f"cat {LOG} --expand", f"check {LOG}", f"check {LOG} --json",
-    f"to-perfetto {LOG} -o -", "--help", "stats --help", "--version",
+    f"to-perfetto {LOG} -o -", f"to-perfetto {LOG} --gzip -o -",
+    f"to-perfetto {LOG} --format json -o -", f"to-perfetto {LOG} --format json --gzip -o -",
+    f"cat {LOG} --expand -o -", f"stats {LOG} --html -o -", "--help", "stats --help", "--version",
 ]  # fmt: skip
 
 
@@ -123,6 +125,7 @@ def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
 def test_a_reader_that_leaves_is_no_error(line: str, nursery: Nursery, tmp_path: Path) -> None:
     done = nursery.run(line.split(), tmp_path, reader=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_verdict_does_not_depend_on_the_reader(nursery: Nursery, tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from random import Random
 import click
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import COMMANDS, main
 from llamacpp_instr.schema import SessionStart
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import make_log
+from tests.kit.reports import instr, printed, told
 from tests.kit.split_log import split_log
+from tests.kit.steady_log import write
 from tests.kit.trace_processor import check, needs_node
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -26,61 +27,39 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 @pytest.fixture
 def logs(tmp_path: Path) -> list[str]:
-    """Two parts of a session, the second first, and the log of another process."""
+    """Two parts of a session, the second first, and the log of another process. Their CPU has no
+    name, so that any probe is of it."""
     rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
     other = make_log(Random(3).randint, n_contexts=1, level="detailed")
     paths = [tmp_path / name for name in ("a.log", "a.part2.log", "b.log")]
     for path, events in zip(paths, [*split_log(rotated, 2, Random(5)), other], strict=True):
-        path.write_bytes(encode(events))
+        assert isinstance(events[0], SessionStart)
+        events[0].host.cpu = ""
+        write(path, events)
     return [str(paths[1]), str(paths[2]), str(paths[0])]
-
-
-def instr(*arguments: str) -> Result:
-    done = CliRunner().invoke(main, list(arguments))
-    assert not isinstance(done.exception, Exception), done.exception
-    return done
 
 
 def test_reports_are_headed_by_their_logs(logs: list[str]) -> None:
     second, other, first = logs
     name = f"{first} and 1 more part"
-    for command in ("summary", "stats", "memory"):
-        told = json.loads(instr(command, *logs, "--json").stdout)
-        alone = json.loads(instr(command, other, "--json").stdout)
-        joined = json.loads(instr(command, first, second, "--json").stdout)
-        named = [f"{name}: {of['title']}" for of in joined]
-        assert [of["title"] for of in told] == [
-            *named,
+    roofline = ["roofline", "--probe", FIXTURES / "probe.json"]
+    for command in (["summary"], ["stats"], ["memory"], roofline):
+        all_of_them, alone = told(*command, *logs), told(*command, other)
+        joined = told(*command, first, second)
+        assert [of["title"] for of in all_of_them] == [
+            *(f"{name}: {of['title']}" for of in joined),
             *(f"{other}: {of['title']}" for of in alone),
         ]
-        assert [of["rows"] for of in told] == [of["rows"] for of in (*joined, *alone)]
-    (head, *rows) = csv.reader(instr("stats", *logs, "--csv").stdout.splitlines())
+        assert [of["rows"] for of in all_of_them] == [of["rows"] for of in (*joined, *alone)]
+    (head, *rows) = csv.reader(printed("stats", *logs, "--csv").splitlines())
     assert head[:2] == ["log", "op"]
     assert {row[0] for row in rows} == {name, other}
-
-
-def test_a_roofline_of_each_session(tmp_path: Path) -> None:
-    logs = []
-    for number in range(2):
-        events = make_log(Random(number).randint, level="detailed")
-        assert isinstance(events[0], SessionStart)
-        events[0].host.cpu = ""
-        logs.append(str(tmp_path / f"{number}.log"))
-        Path(logs[-1]).write_bytes(encode(events))
-    words = ("--probe", str(FIXTURES / "probe.json"), "--json")
-    alone = [json.loads(instr("roofline", log, *words).stdout) for log in logs]
-    told = json.loads(instr("roofline", *logs, *words).stdout)
-    titles = [
-        f"{log}: {of['title']}" for log, found in zip(logs, alone, strict=True) for of in found
-    ]
-    assert [of["title"] for of in told] == titles
-    assert [of["rows"] for of in told] == [of["rows"] for found in alone for of in found]
 
 
 def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path) -> None:
     def slices(*chosen: str) -> tuple[dict[int, str], int]:
         out = tmp_path / "out.pftrace"
-        instr("to-perfetto", *chosen, "--flows", "--force", "-o", str(out))
+        printed("to-perfetto", *chosen, "--flows", "--force", "-o", out)
         trace = pb.Trace()
         trace.ParseFromString(out.read_bytes())
         described = [p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")]
@@ -104,11 +83,11 @@ def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_pa
     second, other, first = logs
     traces = {"all": logs, "joined": [first, second], "other": [other]}
     for name, chosen in traces.items():
-        instr("to-perfetto", *chosen, "--flows", "-o", str(tmp_path / name))
-    told = dict(zip(traces, check(*(tmp_path / name for name in traces)), strict=True))
-    assert all(of["problems"] == [] for of in told.values())
+        printed("to-perfetto", *chosen, "--flows", "-o", tmp_path / name)
+    found = dict(zip(traces, check(*(tmp_path / name for name in traces)), strict=True))
+    assert all(of["problems"] == [] for of in found.values())
     for what in ("slices", "flows", "counter_samples", "tracks"):
-        assert told["all"][what] == told["joined"][what] + told["other"][what], what
+        assert found["all"][what] == found["joined"][what] + found["other"][what], what
 
 
 def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_path: Path) -> None:
@@ -121,7 +100,7 @@ def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_
     def records(*chosen: str, ms: int = 0) -> dict[str, Counter[str]]:
         """What the processes have, by name; times are made later by `ms`."""
         out = tmp_path / "out.json"
-        instr("to-perfetto", *chosen, "--format", "json", "--force", "-o", str(out))
+        printed("to-perfetto", *chosen, "--format", "json", "--force", "-o", out)
         events = json.loads(out.read_bytes())["traceEvents"]
         named = [event for event in events if event["name"] == "process_name"]
         names = {event["pid"]: event["args"]["name"] for event in named}
@@ -169,13 +148,10 @@ def test_tables_say_of_which_log_each_row_is(form: str, logs: list[str], tmp_pat
 def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
     second, _, first = logs
     joined = tmp_path / "joined.log"
-    instr("cat", second, first, "-o", str(joined))
-    told = json.loads(instr("summary", str(joined), "--json").stdout)
-    asked = json.loads(instr("summary", first, second, "--json").stdout)
-    assert [of["rows"] for of in told][1:] == [of["rows"] for of in asked][1:]
-    assert (
-        instr("cat", str(joined), "--expand").stdout == instr("cat", *logs[::2], "--expand").stdout
-    )
+    printed("cat", second, first, "-o", joined)
+    asked = told("summary", first, second)
+    assert [of["rows"] for of in told("summary", joined)][1:] == [of["rows"] for of in asked][1:]
+    assert printed("cat", joined, "--expand") == printed("cat", *logs[::2], "--expand")
 
 
 LENIENT = [

@@ -10,21 +10,16 @@ from pathlib import Path
 import netron
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
-from llamacpp_instr.cli import main
 from llamacpp_instr.llama.engine import Context, ContextOptions
 from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.reports import Row, instr, printed, refusal, told
 
 pytestmark = pytest.mark.native
 
 VERBOSE = ROOT / "tests" / "fixtures" / "demo-verbose.log"
-
-
-def instr(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
@@ -32,8 +27,7 @@ def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
 ) -> None:
     """With the program of the documentation."""
     monkeypatch.chdir(tmp_path)
-    done = instr("to-onnx", "demo", "-o", "decode.onnx")
-    assert done.exit_code == 0, done.output
+    printed("to-onnx", "demo", "-o", "decode.onnx")
     page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, object] = {}
@@ -72,7 +66,7 @@ def test_a_graph_is_whole_and_says_what_each_operator_is(tmp_path: Path) -> None
 def test_netron_shows_the_graph(tmp_path: Path) -> None:
     ui_kit.need_ui()
     out = tmp_path / "graph.onnx"
-    assert instr("to-onnx", "demo", "-o", out, "--no-weights").exit_code == 0
+    printed("to-onnx", "demo", "-o", out, "--no-weights")
     graph = onnx.load(out).graph
     address = "http://{}:{}".format(*netron.start(str(out), ("127.0.0.1", 0), browse=False))
     try:
@@ -90,11 +84,9 @@ def test_netron_shows_the_graph(tmp_path: Path) -> None:
 def test_without_weights_the_graph_of_a_log_needs_no_model(tmp_path: Path) -> None:
     log = tmp_path / "moved.log"
     log.write_bytes(VERBOSE.read_bytes().replace(b"demo.gguf", b"none.gguf"))
-    refused = instr("to-onnx", log, "-o", tmp_path / "a.onnx")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "--no-weights needs no model file" in refused.stderr
-    done = instr("to-onnx", log, "-o", tmp_path / "a.onnx", "--no-weights", "--step", 1)
-    assert done.exit_code == 0, done.output
+    words = ("to-onnx", log, "-o", tmp_path / "a.onnx")
+    assert "--no-weights needs no model file" in refusal(*words)
+    printed(*words, "--no-weights", "--step", 1)
     assert [path.name for path in tmp_path.iterdir() if "onnx" in path.name] == ["a.onnx"]
     graph = onnx.load(tmp_path / "a.onnx").graph
     assert {"token_embd.weight", "inp_tokens"} <= {of.name for of in graph.input}
@@ -112,11 +104,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
-    words, told = WRONG[case]
+    words, said = WRONG[case]
     out = tmp_path / "out.onnx"
-    done = instr("to-onnx", *[str(out) if word == "OUT" else word for word in words])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-    assert told in done.stderr
+    assert said in refusal("to-onnx", *[out if word == "OUT" else word for word in words])
     assert not list(tmp_path.iterdir())
 
 
@@ -128,18 +118,16 @@ def test_a_log_without_strides_is_refused(tmp_path: Path) -> None:
         if event["event"] == "graph":
             del event["nodes"]["nb"]
     log.write_text("".join(json.dumps(event) + "\n" for event in events))
-    done = instr("to-onnx", log, "-o", tmp_path / "out.onnx", "--no-weights")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-    assert "--level verbose" in done.stderr
+    line = refusal("to-onnx", log, "-o", tmp_path / "out.onnx", "--no-weights")
+    assert "--level verbose" in line
 
 
 def test_the_ops_of_a_model_are_those_of_its_recording() -> None:
     """Of a decode; the window of the cache is as large in both."""
-    (_, model) = json.loads(instr("ops", "demo", "--json").stdout)
-    (_, log) = json.loads(instr("ops", VERBOSE, "--json").stdout)
+    (_, model), (_, log) = told("ops", "demo"), told("ops", VERBOSE)
     assert model["title"] == log["title"] == "Ops of a decode, 1 token"
 
-    def told(report: dict) -> Counter[tuple[object, ...]]:
+    def counted(report: Row) -> Counter[tuple[object, ...]]:
         # the log's cache has 512 cells, that of the dry run as many as the window
         return Counter(
             (row["op"], row["output"].replace("512", "256"), row["count"], row["weights"])
@@ -147,4 +135,4 @@ def test_the_ops_of_a_model_are_those_of_its_recording() -> None:
             if row["op"] != "VIEW"
         )
 
-    assert told(model) == told(log)
+    assert counted(model) == counted(log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,37 +12,29 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
 import llamacpp_instr
 from converters.report.report import shown
 from llamacpp_instr import schema as s
-from llamacpp_instr.cli import main
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.probe.file import probe_json
 from tests.exports.test_late_tables import check_requests
-from tests.kit.made_log import encode, make_log
+from tests.kit import reports
+from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of
+from tests.kit.reports import Row
 from tests.kit.split_log import split_log
+from tests.kit.steady_log import write
 
 mpl.use("agg")
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
-def printed(command: str, log: Path) -> dict[str, dict]:
-    done = CliRunner().invoke(main, [command, str(log), "--json"])
-    assert done.exit_code == 0, done.output
-    return {report["title"]: report for report in json.loads(done.stdout)}
-
-
-def printed_page(log: Path, directory: Path) -> str:
-    path = directory / "command.html"
-    done = CliRunner().invoke(main, ["page", str(log), "-o", str(path), "--force"])
-    assert done.exit_code == 0, done.output
-    return path.read_text()
+def printed(command: str, log: Path) -> dict[str, Row]:
+    return {report["title"]: report for report in reports.told(command, log)}
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +55,15 @@ def test_it_shows_the_summary():
             for name, cell in row.items():
                 if isinstance(cell, int | float) and report["units"].get(name) == "ns":
                     assert f'data-value="{cell!r}">{shown(cell, "ns")}</td>' in markup
-    findings = summary.get("Findings", {"rows": []})["rows"]
-    assert [(of.of, of.share) for of in log.findings] == [
-        (r["Costs"], r["share"]) for r in findings
-    ]
+    assert "Findings" not in summary
+    assert log.findings == []
     check_requests(RECORDED, log.requests)
     pd.testing.assert_frame_equal(log.requests, log.tables.requests)
     assert repr(log) == f"<{RECORDED}: {len(log.tables.steps)} steps, 1 request>"
 
 
 def test_the_findings_are_those_of_the_summary(tmp_path):
-    path = tmp_path / "session.log"
-    path.write_bytes(encode(make_log(Random(0).randint, 2)))
+    path = write(tmp_path / "session.log", make_log(Random(0).randint, 2))
     (finding,) = llamacpp_instr.load(path).findings
     (row,) = printed("summary", path)["Findings"]["rows"]
     assert (finding.of, finding.share) == (row["Costs"], row["share"])
@@ -90,7 +78,7 @@ def test_a_probe_of_this_machine_counts_as_in_the_commands(cache, tmp_path):
     assert [of.of for of in log.findings] == [row["Costs"] for row in rows] != []
     assert f"{html.escape(rows[0]['Costs'])}</td>" in log._repr_html_()
     log.page(tmp_path / "session.html")
-    assert (tmp_path / "session.html").read_text() == printed_page(RECORDED, tmp_path)
+    assert (tmp_path / "session.html").read_text() == reports.printed("page", RECORDED, "-o", "-")
 
 
 def test_a_plot_has_the_numbers_of_the_commands():
@@ -118,7 +106,7 @@ def test_the_page_is_that_of_the_command(tmp_path):
     path = tmp_path / "session.html"
     log = llamacpp_instr.load(RECORDED)
     log.page(path)
-    assert path.read_text() == printed_page(RECORDED, tmp_path)
+    assert path.read_text() == reports.printed("page", RECORDED, "-o", "-")
     with pytest.raises(InstrError, match=r"session\.html exists; pass force=True"):
         log.page(path)
     log.page(path, force=True)
@@ -129,9 +117,7 @@ def test_the_page_is_that_of_the_command(tmp_path):
 def test_hostile_names_stay_text(tmp_path):
     made = make_log(Random(3).randint, 1, "minimal")
     hostile = [replace(e, name=HOSTILE) if isinstance(e, s.Mark | s.Model) else e for e in made]
-    path = tmp_path / "\x1b[31m<b>.log"
-    path.write_bytes(encode(hostile))
-    log = llamacpp_instr.load(path)
+    log = llamacpp_instr.load(write(tmp_path / "\x1b[31m<b>.log", hostile))
     assert (log.tables.marks.name == HOSTILE).any()
     markup = log._repr_html_()
     assert "&lt;script&gt;alert(1)" in markup
@@ -143,10 +129,8 @@ def test_hostile_names_stay_text(tmp_path):
 def test_parts_are_one_session(tmp_path):
     random = Random(7)
     events = make_log(random.randint, 2)
-    parts = []
-    for i, of in enumerate(split_log(events, 3, random)):
-        parts.append(tmp_path / f"{i}.log")
-        parts[-1].write_bytes(encode(of))
+    split = split_log(events, 3, random)
+    parts = [write(tmp_path / f"{i}.log", of) for i, of in enumerate(split)]
     assert len(parts) == 3
     steps = llamacpp_instr.load(*parts[::-1]).tables.steps
     assert sorted(steps.step) == sorted(e.step for e in events if isinstance(e, s.StepEnd))
@@ -163,9 +147,7 @@ def test_wrong_input_is_one_clear_error(tmp_path):
     assert len(llamacpp_instr.load(damaged, lenient=True).tables.steps) == 24
     with pytest.raises(InstrError, match="no such file"):
         llamacpp_instr.load(tmp_path / "none.log")
-    empty = tmp_path / "empty.log"
-    empty.write_bytes(encode(make_log(Random(3).randint, 1)[:1]))
-    log = llamacpp_instr.load(empty)
+    log = llamacpp_instr.load(write(tmp_path / "empty.log", make_log(Random(3).randint, 1)[:1]))
     assert "<table" in log._repr_html_()
     for plot in (log.plot_speed, log.plot_requests, log.plot_blocks):
         with pytest.raises(InstrError, match="nothing to plot: the log has no "):
