@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +21,6 @@ from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.overwrite_kit import (
     ALL,
     CASES,
-    MODELS,
     NO_FILE,
     NO_INPUT,
     PARTS,
@@ -36,6 +36,8 @@ from tests.kit.overwrite_kit import (
 )
 
 pytestmark = pytest.mark.native
+
+TO_TABLES = ("to-parquet", "--csv", "--force")
 
 
 def test_no_option_that_names_a_file_is_forgotten() -> None:
@@ -71,6 +73,18 @@ def place(stock: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def refused(place: Path, instr: Instr) -> Callable[..., None]:
+    """Checks that a command says why it is refused, and that it changes no file."""
+
+    def check(words: Sequence[str], *said: str) -> None:
+        before = files(place)
+        assert_refused(instr(*words), *said)
+        assert changed(before, files(place)) == set()
+
+    return check
+
+
 def said(done: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in done.stderr, done.stderr
     return done.stderr
@@ -100,10 +114,9 @@ def inputs(option: tuple[str, str], case: Case) -> set[str]:
     """Files that the output of a command must not replace."""
     if option == ("blocks", "--heat-map"):
         return {"part.svg"}  # other suffixes are refused anyway
-    of_line = {name for name in MODELS if name in case.line} | set(case.reads)
     if option[0] == "quantize":
         return {SPLIT, PARTS[1]}  # a model may replace any other model
-    return of_line | {"linked.gguf", "named.gguf", PARTS[1]}
+    return case.reads | {"linked.gguf", "named.gguf", PARTS[1]}
 
 
 INPUTS = [
@@ -116,14 +129,12 @@ INPUTS = [
 
 @pytest.mark.parametrize(("option", "case", "name"), INPUTS, ids=ids)
 def test_no_input_is_written_over(
-    option: tuple[str, str], case: Case, name: str, place: Path, instr: Instr
+    option: tuple[str, str], case: Case, name: str, refused: Callable[..., None]
 ) -> None:
     """Neither another part of an input, nor a model that an input names."""
-    before = files(place)
     command, *words = case.line.format(name).split()
-    done = instr(command, "--force", *words)
-    assert_refused(done, name, *(["name another"] if option[1] != "--log" else []))
-    assert changed(before, files(place)) == set()
+    why = ["name another"] if option[1] != "--log" else []
+    refused([command, "--force", *words], name, *why)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +145,12 @@ def test_no_input_is_written_over(
         "compare --types Q8_0 model.gguf --reference kept/model-Q8_0.gguf --keep kept",
     ],
 )
-def test_no_input_is_written_over_by_a_model(line: str, place: Path, instr: Instr) -> None:
+def test_no_input_is_written_over_by_a_model(
+    line: str, place: Path, refused: Callable[..., None]
+) -> None:
     shutil.copyfile(place / "quantized.gguf", place / "kept" / "model-Q8_0.gguf")
-    before = files(place)
-    done = instr(*line.format(place.name).split(), "--force")
-    assert_refused(done, "would overwrite the input", "name another")
-    assert changed(before, files(place)) == set()
+    words = [*line.format(place.name).split(), "--force"]
+    refused(words, "would overwrite the input", "name another")
 
 
 @pytest.mark.parametrize(
@@ -162,23 +173,19 @@ def test_no_input_that_was_redirected_is_written_over(
     "name", ["mine.csv", "archive.csv/a", "ops.csv/a", "session.csv", ".hidden", "ops.csv.bak"]
 )
 def test_a_directory_of_tables_that_holds_anything_else_is_left_alone(
-    name: str, place: Path, instr: Instr
+    name: str, place: Path, refused: Callable[..., None]
 ) -> None:
     (place / "data" / "ops.csv").unlink()
     (place / "data" / name).parent.mkdir(exist_ok=True)
     shutil.copyfile(place / "session.log", place / "data" / name)
-    before = files(place)
     for log in ("session.log", f"data/{name}"):
-        done = instr("to-parquet", "--csv", log, "-o", "data", "--force")
-        assert_refused(
-            done, f"data contains another file ({name.partition('/')[0]})", "name another"
-        )
-        assert changed(before, files(place)) == set()
+        why = f"data contains another file ({name.partition('/')[0]})"
+        refused([*TO_TABLES, log, "-o", "data"], why, "name another")
 
 
 @pytest.mark.parametrize("link", [False, True])
 def test_a_table_that_is_no_regular_file_is_left_alone(
-    link: bool, place: Path, instr: Instr
+    link: bool, place: Path, refused: Callable[..., None]
 ) -> None:
     table = place / "data" / "ops.csv"
     table.unlink()
@@ -186,18 +193,16 @@ def test_a_table_that_is_no_regular_file_is_left_alone(
         table.symlink_to("../mine.csv")
     else:
         os.mkfifo(table)
-    before = files(place)
-    done = instr("to-parquet", "--csv", "session.log", "-o", "data", "--force")
-    assert_refused(done, "data contains another file (ops.csv)", "name another")
-    assert changed(before, files(place)) == set()
+    why = "data contains another file (ops.csv)"
+    refused([*TO_TABLES, "session.log", "-o", "data"], why, "name another")
 
 
-def test_a_log_with_the_name_of_a_table_is_left_alone(place: Path, instr: Instr) -> None:
+def test_a_log_with_the_name_of_a_table_is_left_alone(
+    place: Path, refused: Callable[..., None]
+) -> None:
     shutil.copyfile(place / "session.log", place / "data" / "ops.csv")
-    before = files(place)
-    done = instr("to-parquet", "--csv", "data/ops.csv", "-o", "data", "--force")
-    assert_refused(done, "data/ops.csv would overwrite the input data/ops.csv", "name another")
-    assert changed(before, files(place)) == set()
+    why = "data/ops.csv would overwrite the input data/ops.csv"
+    refused([*TO_TABLES, "data/ops.csv", "-o", "data"], why, "name another")
 
 
 def test_the_directory_of_tables_keeps_its_mode_and_the_link_to_it(
@@ -206,7 +211,7 @@ def test_the_directory_of_tables_keeps_its_mode_and_the_link_to_it(
     (place / "data").chmod(0o700)
     (place / "to data").symlink_to("data")
     before = files(place)
-    done = instr("to-parquet", "--csv", "session.log", "-o", "to data", "--force")
+    done = instr(*TO_TABLES, "session.log", "-o", "to data")
     assert done.returncode == 0, said(done)
     assert changed(before, files(place)) == set(TABLES)
 
@@ -239,11 +244,11 @@ def test_a_command_that_records_nothing_leaves_the_log_of_another(
         f"exec --rotate 1MB -- {sys.executable} program.py",
     ],
 )
-def test_only_a_log_is_replaced_by_a_log(line: str, name: str, place: Path, instr: Instr) -> None:
-    before = files(place)
+def test_only_a_log_is_replaced_by_a_log(
+    line: str, name: str, refused: Callable[..., None]
+) -> None:
     command, *words = line.removesuffix(" --log").split()
-    assert_refused(instr(command, "--force", "--log", name, *words), name)
-    assert changed(before, files(place)) == set()
+    refused([command, "--force", "--log", name, *words], name)
 
 
 def test_a_log_and_its_trace_are_two_files(place: Path, instr: Instr) -> None:

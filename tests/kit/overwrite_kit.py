@@ -24,6 +24,10 @@ PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 SPLIT = PARTS[0]
 MODELS = ["model.gguf", "named.gguf", "linked.gguf", *PARTS]
 """only a log, `named.log`, names the second; the third is a symbolic link to the first"""
+OTHER_INPUTS = [
+    "session.log", "named.log", "values.log", "probe.json", "engines.toml", "graph.toml",
+    "machine.json", "text.txt", "program.py",
+]  # fmt: skip
 TENSOR = "blk.0.attn_q.weight"
 RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
 
@@ -35,10 +39,13 @@ class Case:
     line: str
     output: str = "out"
     """replaces `{}` if nothing is wrong"""
-    reads: tuple[str, ...] = ()
-    """inputs beside models"""
     creates: tuple[str, ...] = ()
     """the files that it should write; by default the output"""
+
+    @property
+    def reads(self) -> set[str]:
+        """The inputs in the line."""
+        return set(self.line.split()) & {*MODELS, *OTHER_INPUTS}
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -53,67 +60,51 @@ RUN = "-n 1"
 
 # by the option that names the output
 CASES: dict[tuple[str, str], list[Case]] = {
-    ("cat", "--output"): [Case("cat session.log -o {}", reads=("session.log",))],
-    ("summary", "--output"): [Case("summary session.log -o {}", reads=("session.log",))],
-    ("stats", "--output"): [Case("stats session.log -o {}", reads=("session.log",))],
-    ("requests", "--output"): [Case("requests session.log -o {}", reads=("session.log",))],
-    ("values", "--output"): [Case("values values.log -o {}", reads=("values.log",))],
-    ("tree", "--output"): [Case("tree session.log -o {}", reads=("session.log",))],
-    ("page", "--output"): [Case("page session.log -o {}", reads=("session.log",))],
-    ("roofline", "--output"): [
-        Case("roofline session.log --probe probe.json -o {}", reads=("session.log", "probe.json"))
-    ],
+    **{
+        (command, "--output"): [Case(f"{command} session.log -o {{}}")]
+        for command in (
+            "cat", "summary", "stats", "requests", "tree", "page", "to-perfetto", "ops",
+        )
+    },
+    ("values", "--output"): [Case("values values.log -o {}")],
+    ("roofline", "--output"): [Case("roofline session.log --probe probe.json -o {}")],
     ("schedule", "--output"): [
-        Case("schedule session.log --engines engines.toml -o {}",
-             reads=("session.log", "engines.toml")),
-        Case("schedule graph.toml -o {}", reads=("graph.toml",)),
-        Case("schedule model.gguf --machine machine.json -o {}", reads=("machine.json",)),
+        Case("schedule session.log --engines engines.toml -o {}"),
+        Case("schedule graph.toml -o {}"),
+        Case("schedule model.gguf --machine machine.json -o {}"),
     ],
     ("schedule", "--perfetto"): [
-        Case("schedule session.log --engines engines.toml --perfetto {}",
-             reads=("session.log", "engines.toml")),
+        Case("schedule session.log --engines engines.toml --perfetto {}"),
     ],
     ("predict", "--output"): [
-        Case(f"predict {name} --machine machine.json --batch 4 --ctx 4 -o {{}}",
-             reads=("machine.json",))
+        Case(f"predict {name} --machine machine.json --batch 4 --ctx 4 -o {{}}")
         for name in ("model.gguf", SPLIT)
     ],
-    ("diff", "--output"): [
-        Case("diff session.log named.log -o {}", reads=("session.log", "named.log"))
-    ],
-    ("to-perfetto", "--output"): [Case("to-perfetto session.log -o {}", reads=("session.log",))],
-    ("to-parquet", "--output"): [
-        Case("to-parquet --csv session.log -o {}", "data", ("session.log",), TABLES)
-    ],
-    ("to-torch", "--output"): [
-        Case("to-torch session.log -o {}", "profile", ("session.log",), PROFILE)
-    ],
+    ("diff", "--output"): [Case("diff session.log named.log -o {}")],
+    ("to-parquet", "--output"): [Case("to-parquet --csv session.log -o {}", "data", TABLES)],
+    ("to-torch", "--output"): [Case("to-torch session.log -o {}", "profile", PROFILE)],
     ("to-onnx", "--output"): [
-        Case("to-onnx model.gguf -o {}", "out.onnx", creates=("out.onnx", "out.data"))
+        Case("to-onnx model.gguf -o {}", "out.onnx", ("out.onnx", "out.data"))
     ],
     ("sql", "--output"): [Case("sql fleet logs -o {}")],
     ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
     ("diverge", "--output"): [
-        Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}",
-             reads=("text.txt",)),
+        Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}"),
     ],
-    ("ops", "--output"): [Case("ops session.log -o {}", reads=("session.log",))],
     ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
     ("memory", "--output"): [
-        *[Case(f"memory {name} -o {{}}") for name in ("model.gguf", SPLIT)],
-        *[Case(f"memory {name} -o {{}}", reads=(name,)) for name in ("session.log", "named.log")],
+        Case(f"memory {name} -o {{}}")
+        for name in ("model.gguf", SPLIT, "session.log", "named.log")
     ],
     ("compare", "--output"): [
-        Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}", reads=("named.log",)),
-        Case("compare model.gguf named.gguf --log session.log --log named.log -o {}",
-             reads=("session.log", "named.log")),
+        Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}"),
+        Case("compare model.gguf named.gguf --log session.log --log named.log -o {}"),
     ],
     ("compare", "--keep"): [
-        Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", creates=KEPT)
+        Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", KEPT)
     ],
     ("quality", "--output"): [
-        Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}",
-             reads=("text.txt",)),
+        Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
     ],
     ("blocks", "--output"): [Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}")],
     ("blocks", "--heat-map"): [
@@ -126,27 +117,25 @@ CASES: dict[tuple[str, str], list[Case]] = {
     ],
     ("quantize", "--output"): [
         Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
-             creates=("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
+             ("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
         Case(f"quantize {SPLIT} --types Q8_0 --imatrix imatrix.gguf -o {{}}", "out.gguf"),
     ],
-    ("run", "--log"): [
-        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log {{}}", "old.log", ("text.txt",)),
-    ],
+    ("run", "--log"): [Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log {{}}", "old.log")],
     ("run", "--perfetto"): [
         Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --perfetto {{}}",
-             reads=("text.txt",), creates=("out", "new.log")),
+             creates=("out", "new.log")),
     ],
     ("run", "--output"): [
         Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --capture l_out-* -o {{}}",
-             "captured", ("text.txt",), ("captured", "captured/*", "new.log")),
+             "captured", ("captured", "captured/*", "new.log")),
     ],
     ("debug", "--log"): [Case(f"debug {SPLIT} -p hello {RUN} --log {{}}", "old.log")],
     ("exec", "--log"): [
         Case(f"exec --log {{}} {rotate} -- {sys.executable} program.py", "old.log",
-             ("program.py",), ("old.log", "old.part2.log"))
+             ("old.log", "old.part2.log"))
         for rotate in ("", "--rotate 1MB")
     ],
-    ("build", "--wheel-dir"): [Case("build --wheel-dir {}", "wheels", creates=("wheels/*.whl",))],
+    ("build", "--wheel-dir"): [Case("build --wheel-dir {}", "wheels", ("wheels/*.whl",))],
 }  # fmt: skip
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
