@@ -27,9 +27,10 @@ from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
-from tests.kit.made_log import encode
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.reports import printed, told
 from tests.kit.split_log import split_log
+from tests.kit.steady_log import write
 
 pytestmark = pytest.mark.native
 
@@ -39,16 +40,10 @@ RUN = ("-p", "Once upon a time", "-n", "12", "--repeat", "3", "--threads", "1")
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A session of the demo model in two file types."""
-    from llamacpp_instr.cli import main
-
     directory = tmp_path_factory.mktemp("compare")
-    found = {}
-    for file_type in ("Q8_0", "Q4_K_M"):
-        log = directory / f"{file_type}.log"
-        with pytest.raises(SystemExit) as left:
-            main(["run", str(quantized_demo(file_type)), *RUN, "--log", str(log)])
-        assert left.value.code == 0
-        found[file_type] = log
+    found = {name: directory / f"{name}.log" for name in ("Q8_0", "Q4_K_M")}
+    for file_type, log in found.items():
+        printed("run", quantized_demo(file_type), *RUN, "--log", log)
     return found
 
 
@@ -268,55 +263,49 @@ def test_models_that_share_nothing(models: Path) -> None:
 # --- the command ---
 
 
-def test_two_models_and_their_logs(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+def test_two_models_and_their_logs(logs: dict[str, Path]) -> None:
     models = [quantized_demo("Q8_0"), quantized_demo("Q4_K_M")]
     given = [arg for log in logs.values() for arg in ("--log", log)]
-    done = instr("compare", *models, *given, "--reference", "demo")
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "SQNR is relative to demo.gguf." in done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if " blk.2.ffn_up " in line]
+    lines = printed("compare", *models, *given, "--reference", "demo").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "SQNR is relative to demo.gguf." in " ".join(lines)
+    (line,) = [line for line in lines if " blk.2.ffn_up " in line]
     assert "Q8_0 → Q4_K" in line
     assert "47 % fewer" in line
     assert "45.4 → 23.0" in line
 
-    done = instr("compare", *models, *given, "--reference", "demo", "-o", "c.json")
-    assert done.returncode == 0, done.stderr
-    reports = json.loads((tmp_path / "c.json").read_text())
+    reports = told("compare", *models, *given, "--reference", "demo")
     (row,) = [row for row in reports[-1]["rows"] if row["tensor"] == "blk.2.ffn_up"]
     assert row["B bytes"] == 110592
     assert row["decode A"] > 0
     assert row["decode FLOP/s B"] == pytest.approx(2 * 256 * 768 / row["decode B"] * 1e9, rel=0.5)
 
 
-def test_several_logs_of_a_model(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+def test_several_logs_of_a_model(logs: dict[str, Path], tmp_path: Path) -> None:
     """Runs count together: with a log and its copy of another process, the medians are the same.
     The parts of a log are one log. The models may come last."""
     models = [quantized_demo("Q8_0"), quantized_demo("Q4_K_M")]
     q8, q4 = logs.values()
-    (tmp_path / "again.log").write_text(another_process(q8))
-    alone = instr("compare", *models, "--log", q8, "--log", q4, "--json")
-    several = instr("compare", "--log", q8, "again.log", "--log", q4, *models, "--json")
-    assert (alone.returncode, several.returncode) == (0, 0), several.stderr
-    one, two = (json.loads(done.stdout) for done in (alone, several))
+    again = tmp_path / "again.log"
+    again.write_text(another_process(q8))
+    one = told("compare", *models, "--log", q8, "--log", q4)
+    two = told("compare", "--log", q8, again, "--log", q4, *models)
     for row, same in zip(one[-1]["rows"], two[-1]["rows"], strict=True):
         assert row["tensor"] == same["tensor"]
         assert row["decode A"] == same["decode A"]
     assert one[0]["rows"] == two[0]["rows"]
-    assert "recorded differently" not in several.stdout
+    assert "recorded differently" not in str(two)
 
     parts = [tmp_path / "q4.log", tmp_path / "q4.part2.log"]
     split = split_log([event for _, event in typed_events(q4)], 2, Random(1))
     for path, events in zip(parts, split, strict=True):
-        path.write_bytes(encode(events))
-    done = instr("compare", *models, "--log", q8, "--log", *reversed(parts), "--json")
-    assert done.returncode == 0, done.stderr
-    assert [of["rows"] for of in json.loads(done.stdout)] == [of["rows"] for of in one]
+        write(path, events)
+    of_parts = told("compare", *models, "--log", q8, "--log", *reversed(parts))
+    assert [of["rows"] for of in of_parts] == [of["rows"] for of in one]
 
-    threads = another_process(q8).replace('"n_threads":1,', '"n_threads":2,')
-    (tmp_path / "again.log").write_text(threads)
-    done = instr("compare", *models, "--log", q8, "again.log", "--log", q4, "--json")
-    assert "Q8_0: its logs were recorded differently: threads." in done.stdout
+    again.write_text(another_process(q8).replace('"n_threads":1,', '"n_threads":2,'))
+    of_threads = told("compare", *models, "--log", q8, again, "--log", q4)
+    assert "Q8_0: its logs were recorded differently: threads." in str(of_threads)
 
 
 def another_process(log: Path) -> str:
@@ -325,22 +314,20 @@ def another_process(log: Path) -> str:
     return f"{json.dumps(start)}\n{others}"
 
 
-def test_two_logs_alone(instr: Instr, logs: dict[str, Path]) -> None:
-    done = instr("compare", *logs.values())
-    assert done.returncode == 0, done.stderr
+def test_two_logs_alone(logs: dict[str, Path]) -> None:
+    text = printed("compare", *logs.values())
     # the files still exist, so errors are computed, against the first
-    assert "SQNR 23." in " ".join(done.stdout.split())
-    assert "decode" in done.stdout
+    assert "SQNR 23." in " ".join(text.split())
+    assert "decode" in text
 
 
-def test_logs_whose_models_are_gone(instr: Instr, logs: dict[str, Path], tmp_path: Path) -> None:
+def test_logs_whose_models_are_gone(logs: dict[str, Path], tmp_path: Path) -> None:
     for log in logs.values():
         text = log.read_text().replace(str(quantized_demo("Q8_0").parent), "/gone")
         (tmp_path / log.name).write_text(text)
-    done = instr("compare", "Q8_0.log", "Q4_K_M.log")
-    assert done.returncode == 0, done.stderr
-    assert "SQNR" not in done.stdout
-    assert "42 % fewer bytes" in done.stdout
+    text = printed("compare", *(tmp_path / log.name for log in logs.values()))
+    assert "SQNR" not in text
+    assert "42 % fewer bytes" in text
 
 
 def test_quantize_run_and_compare_in_one_go(instr: Instr, tmp_path: Path) -> None:

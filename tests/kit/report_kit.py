@@ -8,26 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
-
-from llamacpp_instr import cli
 from tests.conftest import read_events
-
-Json = list[dict[str, Any]]
-
-
-def report(*args: object) -> Result:
-    return CliRunner().invoke(cli.main, ["memory", *map(str, args)])
+from tests.kit.reports import Row, printed, told
 
 
-def reported(*args: object) -> Json:
-    done = report(*args, "--json")
-    assert done.exit_code == 0, done.output
-    found: Json = json.loads(done.stdout)
-    return found
+def report(*args: object) -> str:
+    return printed("memory", *args)
 
 
-def memory_of(reports: Json) -> dict[str, Any]:
+def reported(*args: object) -> list[Row]:
+    return told("memory", *args)
+
+
+def memory_of(reports: list[Row]) -> Row:
     """The only section about memory."""
     (found,) = (r for r in reports if r["title"].startswith("Memory"))
     return found
