@@ -226,8 +226,6 @@ def test_what_is_not_finite_is_red_in_the_picture(tmp_path: Path) -> None:
     assert red.sum() > 10_000
     assert xs.min() > 300
     assert ys.max() < 400
-    blocks(path, "t", "--heat-map", tmp_path / "p.svg")
-    assert "red: not finite" in svg_text(tmp_path / "p.svg")
 
 
 def test_a_tensor_without_one_finite_scale_has_a_picture(tmp_path: Path) -> None:
@@ -235,9 +233,9 @@ def test_a_tensor_without_one_finite_scale_has_a_picture(tmp_path: Path) -> None
     path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = blocks(path, "t", "--heat-map", tmp_path / "p.png")
+        text = blocks(path, "t", "--heat-map", tmp_path / "p.svg")
     assert "nan" in text
-    assert (tmp_path / "p.png").stat().st_size > 1000
+    assert "red: not finite" in svg_text(tmp_path / "p.svg")
 
 
 def test_a_picture_says_what_it_joined(tmp_path: Path) -> None:

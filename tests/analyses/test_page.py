@@ -160,15 +160,18 @@ def long_log(path: Path, n_steps: int) -> None:
             own = [
                 s.StepBegin(t=t, step=step + i, ctx=0, kind="decode", phase="decode", n_tokens=1,
                             n_outputs=1, n_seqs=1, pos=i),
-                s.Kv(t=t, ctx=0, step=step + i, op="apply", used=i % 512, size=512),
                 s.Compute(t=t, compute=compute + i, graph=graph, ctx=0, step=step + i,
                           source="decode", reused=True, n_tokens=1, n_threads=1, dur=dur),
                 s.StepEnd(t=t + dur, step=step + i, status=0, n_ubatch=1, n_reused=1, prepare=0,
                           readback=0),
                 s.Token(t=t + dur, ctx=0, step=step + i, index=i + 9, id=1, text=f" word{i}",
                         dur=100),
-                s.Memory(t=t + dur, ctx=0, rss=i, buffers=[s.BufferUse(buffer="CPU", model=i)]),
             ]  # fmt: skip
+            if i % 4 == 0:
+                own += [
+                    s.Kv(t=t + dur, ctx=0, step=step + i, op="apply", used=i % 512, size=512),
+                    s.Memory(t=t + dur, ctx=0, rss=i, buffers=[s.BufferUse(buffer="CPU", model=i)]),
+                ]
             file.write(encode(own))
 
 

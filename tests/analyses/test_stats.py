@@ -18,7 +18,7 @@ from converters.analyses.stats_keys import (
     parse_by,
     where_filter,
 )
-from converters.exports.tables import load_tables
+from converters.exports.tables import Tables, load_tables
 from converters.report.arrange import arrange
 from converters.report.report import render_text
 from llamacpp_instr import schema as s
@@ -85,6 +85,16 @@ def by_hand() -> list[s.Event]:
     return events
 
 
+@pytest.fixture(scope="module")
+def recorded() -> Session:
+    return load_session(RECORDED)
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    return load_tables(RECORDED)
+
+
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     return session_of(tmp_path / "session.log", by_hand())
@@ -139,7 +149,7 @@ def test_threads_and_their_imbalance_by_hand(session):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_totals_are_those_of_the_ops_that_count(events, tmp_path_factory):
     path = write(tmp_path_factory.mktemp("log") / "session.log", events)
     session, tables = load_session(path), load_tables(path)
@@ -154,13 +164,12 @@ def test_the_totals_are_those_of_the_ops_that_count(events, tmp_path_factory):
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_every_figure_is_that_of_pandas(phase):
-    ops = load_tables(RECORDED).ops
+def test_every_figure_is_that_of_pandas(recorded, tables, phase):
+    ops = tables.ops
     ops = ops[(ops.thread == 0) & (ops.phase == phase)]
-    session = load_session(RECORDED)
     keys = {"op": ops.label, "tensor": ops.weight, "type": ops.weight_type}
     for by, key in keys.items():
-        report = compute_stats(session, by, phase)[0]
+        report = compute_stats(recorded, by, phase)[0]
         assert sum(column(report, "count")) == len(ops)
         for name, count, total, share, mean, *figures in report.rows:
             of = ops[key.isna() if name == "(no weight)" else key == name]
@@ -176,7 +185,7 @@ def test_every_figure_is_that_of_pandas(phase):
             ]
             assert figures[3:] == [*map(pytest.approx, rates), of.wait.sum()]
     for by in ("layer", "block"):
-        report = compute_stats(session, by, phase)[0]
+        report = compute_stats(recorded, by, phase)[0]
         per_compute = ops.groupby(["compute", by], observed=True).dur.sum().reset_index()
         for name, count, total, _, _, median, *_ in report.rows:
             of = per_compute[per_compute[by] == name].dur
@@ -190,13 +199,12 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("by", PAIRS)
-def test_two_keys_are_those_of_pandas(by):
-    ops = load_tables(RECORDED).ops
-    ops = ops[ops.thread == 0].copy()
+def test_two_keys_are_those_of_pandas(recorded, tables, by):
+    ops = tables.ops[tables.ops.thread == 0].copy()
     ops["role"] = ops.weight.astype("string").str.replace(r"^blk\.\d+\.|\.weight$", "", regex=True)
     wanted = ops.groupby(PAIRS[by], observed=True).dur.agg(["count", "sum"])
     n = by.count(",") + 1
-    report = compute_stats(load_session(RECORDED), by)[0]
+    report = compute_stats(recorded, by)[0]
     rows = {tuple(row[:n]): row[n : n + 2] for row in report.rows}
     for name, figures in zip(wanted.index, wanted.to_numpy().tolist(), strict=True):
         assert rows.pop(name if n > 1 else (name,)) == figures
@@ -206,9 +214,8 @@ def test_two_keys_are_those_of_pandas(by):
     assert all("(no weight)" in key or "role" in by for key in rows)
 
 
-def test_filters_keep_what_pandas_keeps():
-    session, ops = load_session(RECORDED), load_tables(RECORDED).ops
-    ops = ops[ops.thread == 0]
+def test_filters_keep_what_pandas_keeps(recorded, tables):
+    ops, steps = tables.ops[tables.ops.thread == 0], tables.steps
     down = ops.weight.astype("string").str.contains("ffn_down").fillna(False)
     cases = [
         ([layer_filter(1, 2)], ops.layer.between(1, 2)),
@@ -220,14 +227,13 @@ def test_filters_keep_what_pandas_keeps():
     for filters, kept in cases:
         assert kept.any()
         for by in ("op", "layer", "context,layer", "phase"):
-            (report,) = compute_stats(session, by, filters=filters)
+            (report,) = compute_stats(recorded, by, filters=filters)
             assert sum(column(report, "total")) == ops[kept].dur.sum()
             assert sum(column(report, "share")) == pytest.approx(1)
-    (report,) = compute_stats(session, "context", filters=[where_filter("phase=prefill")])
-    steps = load_tables(RECORDED).steps
+    (report,) = compute_stats(recorded, "context", filters=[where_filter("phase=prefill")])
     assert column(report, "total") == [steps[steps.phase == "prefill"].dur.sum()]
     with pytest.raises(UsageError, match="the filters leave nothing"):
-        compute_stats(session, "op", filters=[where_filter("op=NONE")])
+        compute_stats(recorded, "op", filters=[where_filter("op=NONE")])
     for wrong in ("colour=red", "op", "thread=0"):
         with pytest.raises(UsageError, match="give COLUMN=PATTERN"):
             where_filter(wrong)
@@ -236,11 +242,10 @@ def test_filters_keep_what_pandas_keeps():
             parse_by(wrong)
 
 
-def test_imbalance_is_that_of_pandas():
-    ops = load_tables(RECORDED).ops
-    ops["busy"] = ops.dur - ops.wait
+def test_imbalance_is_that_of_pandas(recorded, tables):
+    ops = tables.ops.assign(busy=tables.ops.dur - tables.ops.wait)
     busy = ops.groupby(["compute", "thread"]).busy.sum().unstack()
-    (report,) = compute_stats(load_session(RECORDED), "thread")
+    (report,) = compute_stats(recorded, "thread")
     assert column(report, "busy") == busy.sum().tolist()
     expected = busy.max(axis=1).sum() / busy.mean(axis=1).sum()
     assert any(f"Imbalance {expected:.3f}" in note for note in report.notes)
@@ -273,7 +278,7 @@ def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_any_log_has_statistics_of_at_most_80_columns(events, tmp_path_factory):
     session = session_of(tmp_path_factory.mktemp("log") / "session.log", events)
     for by in ("layer", "phase"):
@@ -289,9 +294,9 @@ def test_old_dialects_have_statistics(name):
     assert "Converted from an earlier fork's log: it measured times differently." in report.notes
 
 
-def test_the_command_has_five_forms():
+def test_the_command_has_five_forms(recorded):
     blocks = ("stats", RECORDED, "--by", "block")
-    total = column(compute_stats(load_session(RECORDED), "block")[0], "total")
+    total = column(compute_stats(recorded, "block")[0], "total")
     assert printed(*blocks).startswith("Computes by block, all phases\n")
     assert [row["total"] for row in told(*blocks)[0]["rows"]] == total
     lines = printed(*blocks, "--csv").splitlines()
@@ -314,8 +319,8 @@ def test_wrong_input_is_one_line(instr: Instr):
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
 
 
-def test_the_rows_that_are_wanted():
-    report = compute_stats(load_session(RECORDED), "tensor")[0]
+def test_the_rows_that_are_wanted(recorded):
+    report = compute_stats(recorded, "tensor")[0]
     first = arrange(report, "p99", 3)
     assert column(first, "p99") == sorted(column(report, "p99"), reverse=True)[:3]
     assert f"{len(report.rows) - 3} more rows are not shown (--top 3)." in first.notes

@@ -44,7 +44,7 @@ def durations(events: list[s.Event], phase: str) -> list[int]:
 
 
 @given(events=logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_time_adds_up_to_the_steps(events, tmp_path_factory):
     found = sections(tmp_path_factory.mktemp("log"), events)
     for phase in ("prefill", "decode"):
@@ -135,7 +135,7 @@ def test_a_cold_start_shows(tmp_path):
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_log_has_a_summary_of_at_most_80_columns(events, tmp_path_factory):
     found = sections(tmp_path_factory.mktemp("log"), events)
     assert found["Session"].rows

@@ -37,6 +37,11 @@ HOSTILE = Tree(
 )
 
 
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return load_session(RECORDED)
+
+
 def summed(found: list[Row], key: Callable[[Any], Any], of: str) -> dict[Any, int]:
     sums: dict[Any, int] = defaultdict(int)
     for row in found:
@@ -76,8 +81,7 @@ def test_the_leaves_add_up_to_summary_and_stats(tmp_path_factory, events):
     check_sums(session_of(tmp_path_factory.getbasetemp() / "tree.log", events))
 
 
-def test_a_recording_has_the_time_and_the_work_of_each_op():
-    session = load_session(RECORDED)
+def test_a_recording_has_the_time_and_the_work_of_each_op(session):
     check_sums(session)
     ops = {row["op"]: row for row in rows(compute_stats(session, "op")[0])}
 
@@ -94,9 +98,9 @@ def test_a_recording_has_the_time_and_the_work_of_each_op():
 
 
 @pytest.mark.parametrize("by", ["time", "bytes", "flops"])
-def test_the_outline_shows_all_amounts(by: Measure) -> None:
+def test_the_outline_shows_all_amounts(session: Session, by: Measure) -> None:
     """The rows without further rows below them add up to the whole."""
-    tree = build_tree(load_session(RECORDED), by)
+    tree = build_tree(session, by)
     report = outline(tree)
     depths = [len(row[0]) - len(row[0].lstrip("│├└─ ")) for row in report.rows]
     below = [*depths[1:], 0]
@@ -110,8 +114,8 @@ def test_the_outline_shows_all_amounts(by: Measure) -> None:
     assert "ffn_down" in text
 
 
-def test_folded_stacks_hold_every_leaf():
-    tree = build_tree(load_session(RECORDED))
+def test_folded_stacks_hold_every_leaf(session):
+    tree = build_tree(session)
     lines = [line.rpartition(" ") for line in render_folded(tree).splitlines()]
     assert [(stack.split(";"), int(n)) for stack, _, n in lines] == [
         (names, amount) for names, amount in tree.stacks() if amount
@@ -120,9 +124,9 @@ def test_folded_stacks_hold_every_leaf():
 
 
 @pytest.mark.parametrize("by", ["time", "bytes", "flops"])
-def test_a_speedscope_file_follows_the_schema(by: Measure) -> None:
+def test_a_speedscope_file_follows_the_schema(session: Session, by: Measure) -> None:
     """The rules of speedscope's file-format-spec.ts."""
-    tree = build_tree(load_session(RECORDED), by)
+    tree = build_tree(session, by)
     for shown in (tree, HOSTILE):
         file = json.loads(render_speedscope(shown, "session.log"))
         assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
@@ -140,8 +144,7 @@ def test_a_speedscope_file_follows_the_schema(by: Measure) -> None:
         assert sum(profile["weights"]) == shown.root.amount
 
 
-def test_the_end_of_the_name_chooses_the_form(tmp_path):
-    session = load_session(RECORDED)
+def test_the_end_of_the_name_chooses_the_form(session, tmp_path):
     for name, begin in (
         ("a.folded", "session;prefill;layer 0;"),
         ("a.speedscope.json", '{"$schema"'),
@@ -171,9 +174,9 @@ def test_a_log_without_ops_has_times_only(instr: Instr, tmp_path: Path) -> None:
 
 
 def test_several_logs_follow_each_other_and_an_export_takes_one(
-    instr: Instr, tmp_path: Path
+    session: Session, instr: Instr, tmp_path: Path
 ) -> None:
-    begin = load_session(RECORDED).start.id.encode()
+    begin = session.start.id.encode()
     other = RECORDED.read_bytes().replace(begin, b"0123456789abcdef", 1)
     (tmp_path / "one.log").write_bytes(RECORDED.read_bytes())
     (tmp_path / "other.log").write_bytes(other)
