@@ -83,23 +83,18 @@ def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
             assert shares == pytest.approx([ns / total for ns in spent])
 
 
-def test_sampled_tokens_are_those_of_the_steps_that_count(tmp_path):
-    sampled = [e for e in EVENTS if isinstance(e, s.Token)]
-    assert f"{len(sampled)} tokens were sampled" in notes(sections(tmp_path, EVENTS))
-    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
-    n_left_out = sum(e.step == begin.step for e in sampled)
-    said = notes(sections(tmp_path, [*EVENTS, *warm_up_at(begin.t)]))
-    assert f"{len(sampled) - n_left_out} tokens were sampled" in said
-
-
 def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
-    first = next(e for e in EVENTS if isinstance(e, s.StepEnd))
-    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == first.step)
+    sampled = [e for e in EVENTS if isinstance(e, s.Token)]
+    begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
+    whole = sections(tmp_path, EVENTS)
+    assert f"{len(sampled)} tokens were sampled" in notes(whole)
     found = sections(tmp_path, [*EVENTS, *warm_up_at(begin.t)])
-    before = sum(column(sections(tmp_path, EVENTS)["Speed"], "steps"))
-    n_warm = before - sum(column(found["Speed"], "steps"))
+    n_left_out = sum(e.step == begin.step for e in sampled)
+    assert f"{len(sampled) - n_left_out} tokens were sampled" in notes(found)
+    n_warm = sum(column(whole["Speed"], "steps")) - sum(column(found["Speed"], "steps"))
     assert n_warm >= 1
     assert f"{n_warm} steps of warm-up runs are left out." in notes(found)
+    first = next(e for e in EVENTS if isinstance(e, s.StepEnd))
     failed = [msgspec.structs.replace(e, status=1) if e is first else e for e in EVENTS]
     assert "1 failed steps are left out." in notes(sections(tmp_path, failed))
 
