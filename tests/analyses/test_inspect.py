@@ -17,6 +17,7 @@ from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
 from tests.kit.gguf_files import save
+from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, printed, rows, told
 
 SOME_MODELS = (
@@ -98,7 +99,11 @@ def test_models_of_many_architectures(name: str) -> None:
 
 @pytest.mark.native
 def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
-    native("llama-gguf-split", "--split-max-tensors", "15", demo_model, tmp_path / "demo")
+    subprocess.run(
+        [native_kit.unpatched_library() / "llama-gguf-split", "--split-max-tensors", "15",
+         demo_model, tmp_path / "demo"],
+        check=True, capture_output=True,
+    )  # fmt: skip
     parts = sorted(tmp_path.glob("demo-*.gguf"))
     model = load_model_file(parts[0])
     assert_true(model, [gguf.GGUFReader(part) for part in parts])
@@ -109,28 +114,12 @@ def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
     assert {row["part"] for row in rows(compute_tensors(model))} == {part.name for part in parts}
 
 
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model, whose rows are multiples of 256, by file type."""
-    folder = tmp_path_factory.mktemp("quantized")
-    for name in ("Q4_K_M", "IQ4_XS", "Q8_0"):
-        native("llama-quantize", native_kit.DEMO, folder / f"{name}.gguf", name, "2")
-    return {path.stem: path for path in folder.glob("*.gguf")}
-
-
-def native(program: str, *arguments: object) -> str:
-    """Run a program of the unpatched build; returns its output."""
-    command = [native_kit.unpatched_library() / program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("name", ["Q4_K_M", "IQ4_XS", "Q8_0"])
-def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
-    model = load_model_file(quantized[name])
-    assert_true(model, [gguf.GGUFReader(quantized[name])])
+def test_files_of_llama_quantize(name: str) -> None:
+    """Of the demo model, whose rows are multiples of 256."""
+    model = load_model_file(quantized_demo(name))
+    assert_true(model, [gguf.GGUFReader(quantized_demo(name))])
     shown = reports(model)
     assert facts(shown["Model"])["file type"] == name
     assert "Types that fell back because of the row length" not in shown
@@ -138,10 +127,9 @@ def test_files_of_llama_quantize(quantized: dict[str, Path], name: str) -> None:
 
 
 @pytest.mark.native
-def test_bits_per_weight_by_hand(quantized: dict[str, Path]) -> None:
-    tensors = {
-        row["Tensor"]: row for row in rows(compute_tensors(load_model_file(quantized["Q4_K_M"])))
-    }
+def test_bits_per_weight_by_hand() -> None:
+    report = compute_tensors(load_model_file(quantized_demo("Q4_K_M")))
+    tensors = {row["Tensor"]: row for row in rows(report)}
     up = tensors["blk.0.ffn_up.weight"]
     assert (up["type"], up["bits/weight"], up["bytes"]) == ("Q4_K", 4.5, 256 * 768 // 256 * 144)
     assert tensors["output.weight"]["bits/weight"] == 6.5625
