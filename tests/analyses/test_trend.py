@@ -203,14 +203,15 @@ def test_three_versions_in_every_form(several: bool) -> None:
     text = printed("diff", *versions)
     assert text.startswith("B decodes 0.7")
     assert max(map(len, text.splitlines())) <= 80
-    first, steps, *_ = told("diff", *versions)
+    steps_alone = ("diff", *versions, "--by", "phase")
+    first, steps = told(*steps_alone)
     assert " C decodes 0.9" in first["title"]
     factors = [row["/ first"] for row in steps["rows"]]
     assert factors == [None, pytest.approx(1.3, rel=0.02), pytest.approx(1.1, rel=0.02)]
     assert steps["units"]["median step"] == "ns"
-    (row, *_) = list(csv.DictReader(printed("diff", *versions, "--csv").splitlines()))[1:]
+    (row, *_) = list(csv.DictReader(printed(*steps_alone, "--csv").splitlines()))[1:]
     assert float(row["/ previous"]) == steps["rows"][1]["/ previous"]
-    page = printed("diff", *versions, "--html")
+    page = printed(*steps_alone, "--html")
     assert page.count('class="bars"') == 1
     assert "v0-0.log and 2 more" in page if several else "C: v2.log" in page
 
@@ -223,7 +224,8 @@ def test_fail_above_judges_the_last_version_against_the_first() -> None:
         (groups(0, 1, 2), 1),
         (groups(1, 2, 0), 0),
     ):
-        assert instr("diff", *versions, "--fail-above", "5%").exit_code == status, versions
+        done = instr("diff", *versions, "--by", "phase", "--fail-above", "5%")
+        assert done.exit_code == status, versions
 
 
 def test_parts_of_a_session_are_one_log_unless_there_is_no_other(tmp_path: Path) -> None:
