@@ -103,7 +103,7 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
 
 
 @given(events=logs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_log_gives_its_own_numbers(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -115,7 +115,7 @@ def test_any_log_gives_its_own_numbers(
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_log_that_ended_unclosed_converts(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_log_that_ended_unclosed_converts(
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_log_that_lacks_an_event_is_one_line_or_leaves_events_out(
     seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -84,7 +84,7 @@ def test_ops_are_those_of_the_log_row_by_row(events, tmp_path_factory):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     path = written(tmp_path_factory.mktemp("log"), events)
     whole = load_tables(path)
