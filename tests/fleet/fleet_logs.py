@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from tests.kit.native_kit import ROOT
 
@@ -24,7 +25,7 @@ def write_log(
 ) -> Path:
     """The recorded session with another id. `slower` stretches steps and kernels, `repeat` appends
     its decodes again."""
-    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    events = [orjson.loads(line) for line in RECORDED.read_bytes().splitlines()]
     start = events[0]
     start["id"] = f"{number:016x}"
     if build:
@@ -41,11 +42,17 @@ def write_log(
             for column in ("dur", "gap", "wait"):
                 if column in event:
                     event[column] = [round(ns * slower) for ns in event[column]]
-    path.write_text("".join(_line(event) for event in [*events[:-1], *_again(events, repeat - 1)]))
-    if repeat == 1:
-        with path.open("a") as file:
-            file.write(_line(events[-1]))
+    told = events if repeat == 1 else [*events[:-1], *_again(events, repeat - 1)]
+    path.write_bytes(b"".join(orjson.dumps(event) + b"\n" for event in told))
     return path
+
+
+def write_logs(folder: Path, n: int) -> Path:
+    """A new folder with `n` logs: 0.log, 1.log and so on."""
+    folder.mkdir()
+    for i in range(n):
+        write_log(folder / f"{i}.log", i)
+    return folder
 
 
 def _again(events: list[dict[str, Any]], times: int) -> list[dict[str, Any]]:
@@ -63,7 +70,3 @@ def _again(events: list[dict[str, Any]], times: int) -> list[dict[str, Any]]:
                     moved[name] += i * n
             found.append(moved)
     return found
-
-
-def _line(event: dict[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":")) + "\n"

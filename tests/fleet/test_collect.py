@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from converters.analyses.stats import compute_stats
 from converters.fleet.buckets import RELATIVE_ERROR, bucket_of
 from converters.fleet.database import ask, open_database
 from converters.fleet.dataset import known_logs
-from llamacpp_instr import cli
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
-from tests.fleet.fleet_logs import RECORDED, write_log
+from tests.conftest import assert_refused
+from tests.fleet.fleet_logs import RECORDED, write_log, write_logs
+from tests.kit.in_process import instr, tables_of
 from tests.kit.native_kit import ROOT
 
 
-def collect(*words: object) -> Result:
-    return CliRunner().invoke(cli.main, ["collect", *map(str, words)])
+def collect(*words: object) -> subprocess.CompletedProcess[str]:
+    return instr("collect", *words)
 
 
 def rows(dataset: Path, sql: str) -> list[Any]:
@@ -51,7 +51,7 @@ def test_the_middle_of_a_bucket_is_within_the_error_of_all_in_it(tmp_path: Path)
 @pytest.mark.parametrize("log", sorted((ROOT / "tests" / "fixtures").glob("*.log")), ids=str)
 def test_the_figures_are_those_of_the_log(log: Path, tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
-    assert collect(log, "-o", dataset).exit_code == 0
+    assert collect(log, "-o", dataset).returncode == 0
     session = load_session(log)
     steps = session.steps
     of_steps = rows(dataset, "select step, phase, ns, tokens from steps order by step")
@@ -91,11 +91,9 @@ def of_decodes(log: Path) -> dict[str, list[int]]:
 
 
 def test_what_is_known_is_skipped_and_what_has_grown_is_taken_again(tmp_path: Path) -> None:
-    dataset, folder = tmp_path / "fleet", tmp_path / "logs"
-    (folder / "deep").mkdir(parents=True)
-    for i in range(3):
-        write_log(folder / f"{i}.log", i)
+    dataset, folder = tmp_path / "fleet", write_logs(tmp_path / "logs", 3)
     packed = folder / "deep" / "packed.log.gz"
+    packed.parent.mkdir()
     packed.write_bytes(gzip.compress(write_log(tmp_path / "3.log", 3).read_bytes()))
     (folder / "notes.txt").write_text("no log")
     assert "logs: 4 new" in collect(folder, "-o", dataset).stderr
@@ -118,12 +116,11 @@ def test_what_is_known_is_skipped_and_what_has_grown_is_taken_again(tmp_path: Pa
 def test_patterns_and_urls_name_logs_too(tmp_path: Path) -> None:
     import fsspec
 
-    for i in range(3):
-        write_log(tmp_path / f"a{i}.log", i)
-    assert "2 new" in collect(f"{tmp_path}/a[01].log", "-o", tmp_path / "fleet").stderr
+    folder = write_logs(tmp_path / "logs", 3)
+    assert "2 new" in collect(f"{folder}/[01].log", "-o", tmp_path / "fleet").stderr
     store = fsspec.filesystem("memory")
-    for i in range(3):
-        store.pipe(f"/bucket/day/{i}.log", (tmp_path / f"a{i}.log").read_bytes())
+    for log in folder.iterdir():
+        store.pipe(f"/bucket/day/{log.name}", log.read_bytes())
     dataset = tmp_path / "other"
     assert "3 new" in collect("memory://bucket", "-o", dataset).stderr
     assert "3 unchanged" in collect("memory://bucket/*/*.log", "-o", dataset).stderr
@@ -137,7 +134,7 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
     broken.write_text("".join([*lines[:50], "nonsense\n", *lines[50:]]))
     (tmp_path / "empty.log").write_text("")
     done = collect(tmp_path, "-o", tmp_path / "fleet")
-    assert done.exit_code == 1
+    assert done.returncode == 1
     assert "logs: 1 new, 2 damaged" in done.stderr
     assert f"left out: {broken}:51: " in done.stderr
     assert str(tmp_path / "empty.log") in done.stderr
@@ -164,10 +161,7 @@ def test_a_wrong_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.txt").write_text("mine")
-    done = collect(*(RECORDED if word == "LOG" else word for word in words))
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert_refused(collect(*(RECORDED if word == "LOG" else word for word in words)), said)
     assert (tmp_path / "occupied" / "thesis.txt").read_text() == "mine"
 
 
@@ -190,7 +184,7 @@ def test_no_log_chooses_where_its_rows_are_written(start: dict[str, Any], tmp_pa
     host = event["host"] | start.get("host", {})
     log.write_text(json.dumps(event | start | {"host": host}) + "\n" + "".join(others))
     done = collect(log, "-o", tmp_path / "fleet")
-    assert done.exit_code == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"a.log", "fleet"}
     tables = {"_format", "_lock", "logs", "steps", "ops", "requests"}
     assert {path.name for path in (tmp_path / "fleet").iterdir()} <= tables
@@ -200,19 +194,16 @@ def test_no_log_chooses_where_its_rows_are_written(start: dict[str, Any], tmp_pa
 
 def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> None:
     log, dataset = write_log(tmp_path / "a.log", 1), tmp_path / "fleet"
-    limited = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500));"
-        "from llamacpp_instr.__main__ import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", limited, "collect", log, "-o", dataset],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        done = collect(log, "-o", dataset)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.returncode == 1
     assert done.stderr == f"Error: {dataset}: File too large\n"
     assert {path.name for path in dataset.iterdir()} == {"_format", "_lock"}
-    assert collect(log, "-o", dataset).exit_code == 0
+    assert collect(log, "-o", dataset).returncode == 0
 
 
 @pytest.mark.native
@@ -224,7 +215,7 @@ def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "llamacpp_instr", "collect", str(folder), "-o", str(dataset)]
     seen = set()
     for moment in (0, 2, 5, 9, 14):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=dict(os.environ))
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         while process.poll() is None and (
             not dataset.is_dir() or len(list(dataset.glob("logs/*/*/*"))) < moment
         ):
@@ -237,7 +228,7 @@ def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> Non
         seen.add(len(known_logs(dataset)))
     assert len(seen) > 2, "it was killed in the middle"
     done = collect(folder, "-o", dataset)
-    assert done.exit_code == 0
+    assert done.returncode == 0
     check(dataset)
     assert len(known_logs(dataset)) == 24
     assert list(dataset.glob(".*")) == []
@@ -257,9 +248,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     open_dataset(dataset)
     with only_writer(dataset):
-        done = collect(RECORDED, "-o", dataset)
-    assert done.exit_code == 2
-    assert "another instr collect" in done.stderr
+        assert_refused(collect(RECORDED, "-o", dataset), "another instr collect")
 
 
 def test_other_engines_read_the_files(tmp_path: Path) -> None:
@@ -281,10 +270,7 @@ def test_other_engines_read_the_files(tmp_path: Path) -> None:
 def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> None:
     from distributed import LocalCluster
 
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    for i in range(4):
-        write_log(folder / f"{i}.log", i)
+    folder = write_logs(tmp_path / "logs", 4)
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         done = collect(folder, "-o", tmp_path / "far", "--dask", address)
@@ -296,7 +282,6 @@ def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> N
 
 def test_json_has_raw_numbers(tmp_path: Path) -> None:
     collect(RECORDED, "-o", tmp_path / "fleet")
-    words = ["sql", str(tmp_path / "fleet"), "select ns, time from steps limit 1", "--json"]
-    (table,) = json.loads(CliRunner().invoke(cli.main, words).stdout)
+    (table,) = tables_of("sql", tmp_path / "fleet", "select ns, time from steps limit 1")
     assert table["units"] == {"ns": "ns", "time": "text"}
     assert isinstance(table["rows"][0]["ns"], int)

@@ -1,0 +1,25 @@
+"""Commands in this process, for tests of what a command does and not of how a process starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from click.testing import CliRunner
+
+from llamacpp_instr import cli
+
+
+def instr(*words: object) -> subprocess.CompletedProcess[str]:
+    """Like the fixture `instr`; an exception that the command does not handle is raised."""
+    arguments = [*map(str, words)]
+    done = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+def tables_of(*words: object) -> list[dict[str, Any]]:
+    """The tables that a command prints with --json."""
+    done = instr(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
