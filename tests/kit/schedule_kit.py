@@ -45,6 +45,26 @@ def make_tasks(rows: list[tuple[str, int, list[int]]], **columns: list[int]) -> 
     )
 
 
+def sources_of(tasks: Tasks, task: int) -> list[int]:
+    """The tasks that a task waits for."""
+    found: list[int] = tasks.sources[tasks.first[task] : tasks.first[task + 1]].tolist()
+    return found
+
+
+def edges(tasks: Tasks) -> set[tuple[int, int]]:
+    """Each task with each that waits for it."""
+    return {(source, i) for i in range(len(tasks)) for source in sources_of(tasks, i)}
+
+
+def fed_core(runs: frozenset[str] | None = frozenset({"matrix"}), dmas: int = 1) -> Engines:
+    """A core with room for two loads of 100 bytes, which come at one byte per ns."""
+    kinds = (
+        EngineKind("core", 1, runs, {}, None, 200),
+        EngineKind("dma", dmas, frozenset({"memory"}), {}, 1e9),
+    )
+    return Engines(kinds, transfers=True)
+
+
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 30, longest: int = 50) -> Tasks:
     """Tasks with up to three sources among those before; every engine of `machines` can use the
@@ -107,7 +127,7 @@ def assert_valid(made: Schedule) -> None:
             moved -= load
         takes = _takes(int(tasks.ns[i]), _speed(kind, label), moved, kind.bandwidth)
         busy.setdefault(int(made.engine[i]), []).append((begin, end))
-        sources = [int(s) for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]]
+        sources = sources_of(tasks, i)
         for source in sources:
             apart = made.engine[source] != made.engine[i]
             assert begin >= made.end[source] + (engines.handover_ns if apart else 0)
@@ -165,9 +185,7 @@ def shortest_makespan(tasks: Tasks, engines: Engines) -> int:
     """
     kind_of = [kind for kind in engines.kinds for _ in range(kind.count)]
     n = len(tasks)
-    sources = [
-        [int(s) for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]] for i in range(n)
-    ]
+    sources = [sources_of(tasks, i) for i in range(n)]
     labels = [tasks.labels[tasks.label[i]] for i in range(n)]
     takes: list[dict[int, int]] = [
         {

@@ -12,7 +12,7 @@ from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.policies import schedule_list, schedule_program
 from converters.scheduling.schedule import Schedule
 from converters.scheduling.shift import shifted_left
-from tests.kit.schedule_kit import graphs, machines, make_tasks
+from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
 
 
 def assert_whole(made: Schedule) -> None:
@@ -85,13 +85,7 @@ def test_in_program_order_it_says_that_none_may_overtake() -> None:
 
 
 def test_transfers_are_on_the_path_if_they_bind() -> None:
-    engines = Engines(
-        (
-            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
-            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
-        ),
-        transfers=True,
-    )
+    engines = fed_core()
     tasks = make_tasks([("MUL_MAT", 10, [])] * 4, load=[20] * 4)
     parts = critical_path(schedule_list(tasks, engines))
     assert [part.what for part in parts] == ["transfer"] * 4 + ["task"]

@@ -13,13 +13,13 @@ from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
 from converters.scheduling.in_flight import beside, several_sequences, several_tokens
 from converters.scheduling.split import Divided, divide
-from converters.scheduling.tasks import Tasks
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from tests.kit.made_log import encode
+from tests.kit.schedule_kit import edges
 from tests.kit.steady_log import steady_log, write
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -28,11 +28,6 @@ DEMO = FIXTURES / "demo-verbose.log"
 
 def whole(session: Session, layers: tuple[int, int] | None = None) -> Divided:
     return divide(recorded_graph(session, layers=layers).timed, "none", equal_engines(1))
-
-
-def edges(tasks: Tasks) -> set[tuple[int, int]]:
-    readers = np.repeat(np.arange(len(tasks)), np.diff(tasks.first))
-    return set(zip(tasks.sources.tolist(), readers.tolist(), strict=True))
 
 
 def test_the_times_are_the_medians_of_the_counted_decodes(tmp_path: Path) -> None:
@@ -161,8 +156,8 @@ def test_logs_without_true_times_are_refused(tmp_path: Path) -> None:
     log.write_bytes(with_start(events, perturbed=True))
     with pytest.raises(UsageError, match=r"a\.log: .*--stats or by the debugger"):
         recorded_graph(load_session(log))
-    log.write_bytes(with_start([e for e in events if not isinstance(e, s.Ops | s.Plan)],
-                               level="minimal"))  # fmt: skip
+    without = [event for event in events if not isinstance(event, s.Ops | s.Plan)]
+    log.write_bytes(with_start(without, level="minimal"))
     with pytest.raises(UsageError, match=r"a\.log: no ops at the level minimal"):
         recorded_graph(load_session(log))
     with pytest.raises(

@@ -14,7 +14,14 @@ from converters.scheduling.optimum import MOST_TASKS, schedule_optimal
 from converters.scheduling.policies import schedule_list
 from converters.scheduling.shift import shifted_left
 from llamacpp_instr.errors import UsageError
-from tests.kit.schedule_kit import assert_valid, graphs, machines, make_tasks, shortest_makespan
+from tests.kit.schedule_kit import (
+    assert_valid,
+    fed_core,
+    graphs,
+    machines,
+    make_tasks,
+    shortest_makespan,
+)
 
 pytest.importorskip("ortools")
 
@@ -69,45 +76,24 @@ def test_it_beats_list_scheduling_where_that_is_not_optimal() -> None:
 
 
 def test_transfers_are_ordered_so_that_no_engine_waits() -> None:
-    engines = Engines(
-        (
-            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
-            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
-        ),
-        transfers=True,
-    )
     # the short load first, while whose task runs the long one comes (Johnson's rule)
     tasks = make_tasks([("MUL_MAT", 10, []), ("MUL_MAT", 60, [])], load=[60, 10])
-    made = schedule_optimal(tasks, engines, 20)
+    made = schedule_optimal(tasks, fed_core(), 20)
     assert_valid(made)
     assert made.makespan == made.proven == 80
 
 
 def test_two_buffers_are_all_that_an_engine_has() -> None:
-    engines = Engines(
-        (
-            EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
-            EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
-        ),
-        transfers=True,
-    )
     # while the first runs, the load of the second can come, but not that of the third
     rows = [("MUL_MAT", ns, [i - 1] if i else []) for i, ns in enumerate((100, 1, 1, 1))]
-    made = schedule_optimal(make_tasks(rows, load=[10] * 4), engines, 20)
+    made = schedule_optimal(make_tasks(rows, load=[10] * 4), fed_core(), 20)
     assert_valid(made)
     assert made.makespan == made.proven == 131
 
 
 def test_cached_keys_are_loaded_after_they_have_been_written() -> None:
-    engines = Engines(
-        (
-            EngineKind("core", 1, None, {}, None, 200),
-            EngineKind("dma", 2, frozenset({"memory"}), {}, 1e9),
-        ),
-        transfers=True,
-    )
     tasks = make_tasks([("CPY", 10, []), ("MUL_MAT", 10, [0])], load=[0, 20])
-    made = schedule_optimal(tasks, engines, 20)
+    made = schedule_optimal(tasks, fed_core(runs=None, dmas=2), 20)
     assert_valid(made)
     assert made.makespan == made.proven == 40
 
@@ -133,8 +119,7 @@ def test_without_or_tools_one_line_says_how_to_get_it() -> None:
         "import sys; sys.modules['ortools'] = None\n"
         "from converters.scheduling.engines import equal_engines\n"
         "from converters.scheduling.optimum import schedule_optimal\n"
-        "from tests.kit.schedule_kit import make_tasks\n"
-        "schedule_optimal(make_tasks([('ADD', 1, [])]), equal_engines(1), 1)\n"
+        "schedule_optimal([], equal_engines(1), 1)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (

@@ -29,6 +29,7 @@ from llamacpp_instr.probe.shapes import (
     ScaledNormShape,
 )
 from tests.kit.native_kit import ROOT, random_models
+from tests.kit.schedule_kit import edges, sources_of
 
 KINDS = (
     "llama-dense", "llama-moe", "gemma2-dense", "olmo2-dense", "granite-dense", "gpt2-dense",
@@ -42,10 +43,7 @@ def demo(phase: str = "decode") -> TimedGraph:
 
 
 def kernel_edges(divided: Divided) -> set[tuple[int, int]]:
-    tasks = divided.tasks
-    readers = np.repeat(np.arange(len(tasks)), np.diff(tasks.first))
-    pairs = zip(tasks.sources.tolist(), readers.tolist(), strict=True)
-    return {(divided.kernel[a], divided.kernel[b]) for a, b in pairs}
+    return {(divided.kernel[a], divided.kernel[b]) for a, b in edges(divided.tasks)}
 
 
 def check(timed: TimedGraph, split: Split, engines: int) -> None:
@@ -57,12 +55,10 @@ def check(timed: TimedGraph, split: Split, engines: int) -> None:
         assert (amounts >= getattr(timed, column)).all()
         if split in ("none", "heads"):
             assert amounts.tolist() == getattr(timed, column).tolist()
-    assert (tasks.sources < np.repeat(np.arange(len(tasks)), np.diff(tasks.first))).all()
+    assert all(source < task for source, task in edges(tasks))
     assert len({label.name for label in tasks.labels}) == len(tasks.labels)
     assert kernel_edges(divided) == kernel_edges(whole)
-    for i in range(len(tasks)):
-        sources = tasks.sources[tasks.first[i] : tasks.first[i + 1]]
-        assert len(set(sources.tolist())) == len(sources)
+    assert len(edges(tasks)) == len(tasks.sources), "none waits twice for another"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -107,8 +103,7 @@ def wiring(timed: TimedGraph, divided: Divided) -> int:
         mine = [i for i, of in enumerate(divided.kernel) if of == kernel]
         assert len(mine) == heads
         for head, task in enumerate(mine):
-            sources = tasks.sources[tasks.first[task] : tasks.first[task + 1]].tolist()
-            for source in sources:
+            for source in sources_of(tasks, task):
                 of = divided.kernel[source]
                 n = divided.kernel.count(of)
                 if timed.nodes.op[timed.inside[of][0]] == "SET_ROWS" and n > 1:
@@ -169,7 +164,7 @@ def test_measured_parts_take_the_place_of_attention() -> None:
             chain = mine[5 * head : 5 * head + 5]
             assert [tasks.labels[i].op for i in chain] == list(ATTENTION_PARTS)
             assert tasks.ns[chain].tolist() == [1000] * 5
-            before = [set(tasks.sources[tasks.first[i] : tasks.first[i + 1]]) for i in chain]
+            before = [sources_of(tasks, i) for i in chain]
             assert all(chain[i] in before[i + 1] for i in range(4))
             # keys and the query before the dot product, values before the weighted sum alone
             of = [{tasks.labels[i].title for i in sources} for sources in before]
@@ -191,7 +186,7 @@ def test_a_fused_norm_becomes_its_two_ops() -> None:
         assert [tasks.labels[i].op for i in (norm, product)] == list(SCALED_NORM_PARTS)
         assert [tasks.labels[i].kind for i in (norm, product)] == ["vector", "vector"]
         assert tasks.ns[[norm, product]].tolist() == [700, 200]
-        assert tasks.sources[tasks.first[product] : tasks.first[product + 1]].tolist() == [norm]
+        assert sources_of(tasks, product) == [norm]
         assert tasks.load[[norm, product]].tolist() == [0, 4 * 256], "the weight"
         assert tasks.bytes[[norm, product]].sum() == timed.bytes[kernel]
 
