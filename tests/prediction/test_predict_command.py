@@ -3,13 +3,10 @@ input is one line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from llamacpp_instr import cli
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
 from llamacpp_instr.memory.plan import plan_memory
@@ -21,6 +18,8 @@ from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.probe.file import probe_json
 from llamacpp_instr.quantize.plan import QuantizeOptions
 from llamacpp_instr.quantize.runner import Quantizer
+from tests.conftest import assert_refused
+from tests.kit.in_process import instr, tables_of
 from tests.kit.made_machine import made_machine
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
@@ -28,10 +27,6 @@ from tests.kit.quantized_kit import quantized_demo
 pytestmark = pytest.mark.native
 
 MACHINE = Path(__file__).parent.parent / "fixtures" / "machine.json"
-
-
-def predict(*words: object) -> Result:
-    return CliRunner().invoke(cli.main, ["predict", *map(str, words)])
 
 
 @pytest.mark.parametrize("file_type", ["Q8_0", "Q4_K_M", "Q4_0"])
@@ -50,11 +45,8 @@ def test_a_type_that_nobody_made_has_the_graph_and_the_memory_of_a_made_one(
 
 
 def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
-    done = predict(
-        "demo", "--machine", MACHINE, "--types", "F16,Q8_0", "--batch", 8, "--ctx", 40, "--json"
-    )
-    assert done.exit_code == 0, done.output
-    tables = json.loads(done.stdout)
+    words = ("--machine", MACHINE, "--types", "F16,Q8_0", "--batch", 8, "--ctx", 40)
+    tables = tables_of("predict", "demo", *words)
     overview = tables[0]["rows"]
     assert [(row["type"], row["threads"]) for row in overview] == [
         ("F16", 1), ("F16", 2), ("Q8_0", 1), ("Q8_0", 2),
@@ -69,14 +61,14 @@ def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
 def test_energy_is_shown_if_it_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_bytes(probe_json(made_machine((1,), watts=50.0)))
-    done = predict("demo", "--machine", path, "--batch", 8, "--ctx", 40, "--json")
-    (row,) = json.loads(done.stdout)[0]["rows"]
+    tables = tables_of("predict", "demo", "--machine", path, "--batch", 8, "--ctx", 40)
+    (row,) = tables[0]["rows"]
     assert row["joules per token"] == pytest.approx(50 * row["decode"] / 1e9)
-    assert "RAPL" not in done.stdout
+    assert "RAPL" not in str(tables)
 
 
 def test_without_energy_a_note_says_why() -> None:
-    done = predict("demo", "--machine", MACHINE, "--batch", 8, "--ctx", 40)
+    done = instr("predict", "demo", "--machine", MACHINE, "--batch", 8, "--ctx", 40)
     assert "does not report it" in " ".join(done.stdout.split())
     assert "joules" not in done.stdout
 
@@ -92,10 +84,7 @@ def test_without_energy_a_note_says_why() -> None:
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
-    done = predict("demo", "--machine", MACHINE, *words)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert_refused(instr("predict", "demo", "--machine", MACHINE, *words), said)
 
 
 def test_a_machine_of_another_architecture_and_an_old_file(tmp_path: Path) -> None:
@@ -104,10 +93,10 @@ def test_a_machine_of_another_architecture_and_an_old_file(tmp_path: Path) -> No
     machine.kernel_model.architecture = "pdp11"
     path = tmp_path / "machine.json"
     path.write_bytes(probe_json(machine))
-    assert "architecture pdp11" in predict("demo", "--machine", path).stderr
+    assert_refused(instr("predict", "demo", "--machine", path), "architecture pdp11")
     machine.kernel_model = None
     path.write_bytes(probe_json(machine))
-    assert "measure the machine again" in predict("demo", "--machine", path).stderr
+    assert_refused(instr("predict", "demo", "--machine", path), "measure the machine again")
 
 
 def test_costs_are_measured_for_what_a_subject_has(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from converters.scheduling.engines import (
 from converters.scheduling.hand_made import read_hand_made
 from converters.scheduling.policies import schedule_list
 from llamacpp_instr.errors import UsageError
-from tests.kit.schedule_kit import assert_valid, graphs
+from tests.kit.schedule_kit import assert_valid, graphs, sources_of
 
 GRAPH = """
 [[task]]
@@ -78,26 +78,24 @@ def test_a_graph_is_read_in_any_order(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(graphs(), st.randoms(use_true_random=False))
 def test_a_graph_written_in_any_order_has_the_same_dependencies(tmp_path_factory, tasks, random):
-    blocks = []
-    for i, label in enumerate(tasks.labels):
-        after = [f"t{s}" for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]]
-        blocks.append(f'[[task]]\nname = "{label.name}"\nns = {tasks.ns[i]}\nafter = {after}\n')
+    expected = {
+        label.name: (int(tasks.ns[i]), {f"t{source}" for source in sources_of(tasks, i)})
+        for i, label in enumerate(tasks.labels)
+    }
+    blocks = [
+        f'[[task]]\nname = "{name}"\nns = {ns}\nafter = {sorted(after)}\n'
+        for name, (ns, after) in expected.items()
+    ]
     random.shuffle(blocks)
     path = tmp_path_factory.mktemp("graph") / "graph.toml"
     path.write_text("".join(blocks))
     read = read_hand_made(path)
     found = {}
     for i, label in enumerate(read.labels):
-        sources = read.sources[read.first[i] : read.first[i + 1]].tolist()
+        sources = sources_of(read, i)
         assert all(source < i for source in sources)
         found[label.name] = (int(read.ns[i]), {read.labels[s].name for s in sources})
-    assert found == {
-        f"t{i}": (
-            int(tasks.ns[i]),
-            {f"t{s}" for s in tasks.sources[tasks.first[i] : tasks.first[i + 1]]},
-        )
-        for i in range(len(tasks))
-    }
+    assert found == expected
 
 
 TASK = '[[task]]\nname = "a"\nns = 1\n'
@@ -150,15 +148,13 @@ def test_a_long_cycle_is_shortened_and_too_many_tasks_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "graph.toml"
-    path.write_text(
-        "".join(
-            f'[[task]]\nname = "t{i}"\nns = 1\nafter = ["t{(i + 1) % 50}"]\n' for i in range(50)
-        )
-    )
+    tasks = [f'[[task]]\nname = "t{i}"\nns = 1\n' for i in range(101)]
+    cycle = [f'{task}after = ["t{(i + 1) % 50}"]\n' for i, task in enumerate(tasks[:50])]
+    path.write_text("".join(cycle))
     with pytest.raises(UsageError, match=r" before … 43 more … before t\d+$"):
         read_hand_made(path)
     monkeypatch.setattr(hand_made, "MOST_TASKS", 100)
-    path.write_text("".join(f'[[task]]\nname = "t{i}"\nns = 1\n' for i in range(101)))
+    path.write_text("".join(tasks))
     with pytest.raises(UsageError, match="101 tasks; at most 100 are possible"):
         read_hand_made(path)
 
@@ -183,6 +179,7 @@ def test_engines_are_a_number_or_a_file(tmp_path: Path) -> None:
 
 
 A = '[[engine]]\nname = "a"\n'
+DMA = f'transfers = true\n{A}local_memory = 64\n[[engine]]\nname = "dma"\nruns = ["memory"]\n'
 
 
 @pytest.mark.parametrize(
@@ -205,6 +202,11 @@ A = '[[engine]]\nname = "a"\n'
         ("handover_ns = -1\n" + A, "handover_ns must be 0 to 1000000000000, got -1"),
         ("transfers = true\n" + A, "transfers = true, but no engine has local_memory"),
         ("transfers = true\n" + A + "local_memory = 64", 'no engine has runs = ."memory".'),
+        (DMA, "engine dma brings loads, so it needs a bandwidth"),
+        (
+            DMA + "bandwidth = 1e9\nlocal_memory = 64",
+            "engine dma brings loads; it has no local_memory",
+        ),
     ],
 )
 def test_wrong_engines_are_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
@@ -213,18 +215,6 @@ def test_wrong_engines_are_one_clear_line(text: str, said: str, tmp_path: Path) 
         read_engines(tmp_path / "engines.toml")
     assert str(caught.value).startswith(f"{tmp_path / 'engines.toml'}: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_dma_engine_needs_a_bandwidth_and_no_memory(tmp_path: Path) -> None:
-    text = 'transfers = true\n[[engine]]\nname = "a"\nlocal_memory = 64\n' + (
-        '[[engine]]\nname = "dma"\nruns = ["memory"]\n'
-    )
-    (tmp_path / "engines.toml").write_text(text)
-    with pytest.raises(UsageError, match="engine dma brings loads, so it needs a bandwidth"):
-        read_engines(tmp_path / "engines.toml")
-    (tmp_path / "engines.toml").write_text(text + "bandwidth = 1e9\nlocal_memory = 64\n")
-    with pytest.raises(UsageError, match="engine dma brings loads; it has no local_memory"):
-        read_engines(tmp_path / "engines.toml")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from llamacpp_instr.cli import main
+from tests.conftest import assert_refused
+from tests.kit.in_process import instr, tables_of
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native
@@ -17,15 +16,9 @@ MACHINE = ROOT / "tests" / "fixtures" / "machine.json"
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
-def instr(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 def scheduled(*words: object) -> tuple[dict[str, float], str]:
     """Times of the first table by name, ns, and all notes."""
-    done = instr("schedule", "demo", "--machine", MACHINE, "--json", *words)
-    assert done.exit_code == 0, done.output
-    tables = json.loads(done.stdout)
+    tables = tables_of("schedule", "demo", "--machine", MACHINE, *words)
     notes = " ".join(note for table in tables for note in table["notes"])
     first = tables[0]
     return {next(iter(row.values())): row["time"] for row in first["rows"]}, notes
@@ -33,8 +26,7 @@ def scheduled(*words: object) -> tuple[dict[str, float], str]:
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_one_engine_takes_as_long_as_the_predicted_kernels(phase: str) -> None:
-    words = ("predict", "demo", "--machine", MACHINE, "--threads", 1, "--json")
-    predicted = json.loads(instr(*words).stdout)
+    predicted = tables_of("predict", "demo", "--machine", MACHINE, "--threads", 1)
     ops = next(table for table in predicted if "op" in table["title"] and phase in table["title"])
     kernels = sum(row["time"] for row in ops["rows"] if row["op"] != "outside the ops")
     times, notes = scheduled("--engines", 1, "--phase", phase)
@@ -64,7 +56,5 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
     words, told = WRONG[case]
-    done = instr("schedule", *words, "-o", tmp_path / "out.json")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-    assert told in done.stderr
+    assert_refused(instr("schedule", *words, "-o", tmp_path / "out.json"), told)
     assert not list(tmp_path.iterdir())

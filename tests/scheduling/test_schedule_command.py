@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
 from converters.scheduling.in_flight import several_sequences
 from converters.scheduling.policies import schedule_list
 from converters.scheduling.split import divide
-from llamacpp_instr import cli
 from llamacpp_instr.log.session import load_session
-from tests.conftest import Instr
+from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import blocks_of
+from tests.kit.in_process import instr, tables_of
 from tests.kit.native_kit import DEMO, ROOT
 
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -36,14 +34,9 @@ after = ["a", "b"]
 """
 
 
-def instr(*words: object) -> Result:
-    return CliRunner().invoke(cli.main, [*map(str, words)])
-
-
 def figures(*words: object) -> dict[str, Any]:
-    done = instr("schedule", *words, "--json")
-    assert done.exit_code == 0, done.output
-    return {name: of["value"] for name, of in json.loads(done.stdout)[0]["figures"].items()}
+    whole, *_ = tables_of("schedule", *words)
+    return {name: of["value"] for name, of in whole["figures"].items()}
 
 
 @pytest.fixture
@@ -95,8 +88,7 @@ def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_the_schedules_one_by_one() -> None:
-    done = instr("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5", "--json")
-    (table,) = json.loads(done.stdout)
+    (table,) = tables_of("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5")
     assert [row["engines"] for row in table["rows"]] == [1, 2, 3, 4, 5]
     for row in table["rows"]:
         words = ("--layers", 0, "--split", "rows", "--engines", row["engines"])
@@ -106,13 +98,11 @@ def test_a_sweep_is_the_schedules_one_by_one() -> None:
 def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
     trace, page = tmp_path / "a.pftrace", tmp_path / "a.html"
     words = ("--layers", 0, "--perfetto", trace, "-o", page)
-    assert instr("schedule", LOG, *words).exit_code == 0
+    assert instr("schedule", LOG, *words).returncode == 0
     assert trace.stat().st_size > 1000
     assert "<svg" in page.read_text()
-    refused = instr("schedule", LOG, *words)
-    assert refused.exit_code == 2
-    assert "exists" in refused.output
-    assert instr("schedule", LOG, *words, "--force").exit_code == 0
+    assert_refused(instr("schedule", LOG, *words), "exists")
+    assert instr("schedule", LOG, *words, "--force").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -135,11 +125,7 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_input_is_one_line(words: tuple[object, ...], said: str, graph: Path) -> None:
-    done = instr("schedule", *(graph if word == "GRAPH" else word for word in words))
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert_refused(instr("schedule", *(graph if word == "GRAPH" else word for word in words)), said)
 
 
 def test_parts_of_flash_attention_are_timed_where_it_ran(tmp_path: Path) -> None:
@@ -148,10 +134,7 @@ def test_parts_of_flash_attention_are_timed_where_it_ran(tmp_path: Path) -> None
     recorded = re.sub(rb'"cpu":"[^"]*"', b'"cpu":"Sirius 9"', LOG.read_bytes(), count=1)
     elsewhere.write_bytes(recorded)
     done = instr("schedule", elsewhere, "--split", "heads")
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert "recorded on Sirius 9, but this machine is " in done.stderr
-    assert "--flash-attn off" in done.stderr
+    assert_refused(done, "recorded on Sirius 9, but this machine is ", "--flash-attn off")
 
 
 @pytest.mark.native
@@ -160,9 +143,6 @@ def test_heads_of_a_recording_of_this_machine(instr: Instr, tmp_path: Path) -> N
         log = tmp_path / f"{flash}.log"
         words = ("-p", "Once upon a time", "-n", 4, "--threads", 1, "--flash-attn", flash)
         assert instr("run", DEMO, *words, "--log", log).returncode == 0
-        done = instr("schedule", log, "--layers", 1, "--split", "heads", "--json")
-        assert done.returncode == 0, done.stderr
-        tables = {table["title"]: table for table in json.loads(done.stdout)}
-        whole, *_ = tables.values()
+        whole, *_ = tables_of("schedule", log, "--layers", 1, "--split", "heads")
         assert whole["figures"]["tasks"]["value"] == {"on": 49, "off": 53}[flash]
         assert any("were timed on this machine" in note for note in whole["notes"])
