@@ -22,7 +22,7 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.graph.timeline import Lanes, Selection
 from llamacpp_instr.log.reader import read_events as read_log
-from tests.conftest import Instr, assert_refused, read_events
+from tests.conftest import Instr, read_events
 from tests.kit.made_log import encode, make_log
 from tests.kit.perfetto_queries import NAME
 from tests.kit.perfetto_truth import Truth, truth
@@ -230,10 +230,6 @@ def test_selections_choose_steps_layers_and_ops(made: Path) -> None:
     assert all("ROPE" in event["args"]["op"].split("+") for event in of_ops)
     with pytest.raises(UsageError, match="nothing of the log was selected"):
         slices(layers=(900, 901))
-
-
-def test_flows_are_for_the_other_format(made: Path, instr: Instr) -> None:
-    assert_refused(instr("to-perfetto", made, "--format", "json", "--flows"), "--flows")
 
 
 def test_marks_told_late_have_a_lane_of_their_own() -> None:

@@ -31,13 +31,13 @@ def written(directory: Path, events: list[s.Event]) -> Path:
     return path
 
 
-def naive_ops(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Every kernel of every thread, worked out line by line from the JSON alone."""
+def naive_ops(told: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    """Every kernel of every thread, worked out line by line."""
     graphs: dict[int, Any] = {}
     plans: dict[int, Any] = {}
     phase: dict[int, str] = {-1: ""}
     step: dict[int, int] = {}
-    for event in map(json.loads, path.read_text().splitlines()):
+    for event in told:
         kind = event["event"]
         if kind == "graph":
             graphs[event["graph"]] = event
@@ -71,16 +71,25 @@ def rows(ops: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 @given(events=logs() | unclosed_logs())
 @settings(max_examples=15, deadline=None)
-def test_ops_are_those_of_the_log_row_by_row(events, tmp_path_factory):
+def test_rows_are_those_of_the_log(events, tmp_path_factory):
     path = written(tmp_path_factory.mktemp("log"), events)
     tables = load_tables(path)
-    assert rows(tables.ops) == list(naive_ops(path))
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows(tables.ops) == list(naive_ops(told))
     assert tables.ops.dur.sum() == sum(sum(e.dur) for e in events if isinstance(e, s.Ops))
     assert tables.layers.dur.sum() == sum(sum(e.dur) for e in events if isinstance(e, s.Layers))
     ended = [e for e in events if isinstance(e, s.StepEnd)]
     begun = {e.step: e.t for e in events if isinstance(e, s.StepBegin)}
     assert tables.steps.dur.tolist() == [e.t - begun[e.step] for e in ended]
     assert tables.tokens.text.tolist() == [e.text for e in events if isinstance(e, s.Token)]
+    of_log = [event for event in told if event["event"] == "compute"]
+    for name in ("compute", "graph", "ctx", "step", "source", "reused", "n_threads", "t", "dur"):
+        assert tables.computes[name].tolist() == [event[name] for event in of_log], name
+    assert tables.computes.begin.tolist() == [e["t"] + e.get("start", 0) for e in of_log]
+    ctx_of = {event["compute"]: event["ctx"] for event in of_log}
+    assert tables.ops.ctx.tolist() == [ctx_of[compute] for compute in tables.ops.compute]
+    phases = tables.computes.merge(tables.steps, on="step", suffixes=("", "_of_step"))
+    assert (phases.phase.astype(str) == phases.phase_of_step.astype(str)).all()
 
 
 @given(events=logs() | unclosed_logs())
@@ -136,22 +145,6 @@ def test_an_op_says_what_it_is_and_what_it_reached():
         "blk.0.attn_norm.weight",
         "attn_norm-0",
     )
-
-
-@given(events=logs() | unclosed_logs())
-@settings(max_examples=15, deadline=None)
-def test_computes_are_those_of_the_log(events, tmp_path_factory):
-    path = written(tmp_path_factory.mktemp("log"), events)
-    tables = load_tables(path)
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    of_log = [event for event in told if event["event"] == "compute"]
-    for name in ("compute", "graph", "ctx", "step", "source", "reused", "n_threads", "t", "dur"):
-        assert tables.computes[name].tolist() == [event[name] for event in of_log], name
-    assert tables.computes.begin.tolist() == [e["t"] + e.get("start", 0) for e in of_log]
-    ctx_of = {event["compute"]: event["ctx"] for event in of_log}
-    assert tables.ops.ctx.tolist() == [ctx_of[compute] for compute in tables.ops.compute]
-    phases = tables.computes.merge(tables.steps, on="step", suffixes=("", "_of_step"))
-    assert (phases.phase.astype(str) == phases.phase_of_step.astype(str)).all()
 
 
 def test_messages_notes_and_values_are_those_of_the_log(tmp_path):

@@ -84,9 +84,13 @@ def test_wrong_input_is_one_line_and_no_file(
         (("--ops", "NO_OP"), ("nothing was selected", "MUL_MAT")),
         (("--steps", "x"), ("--steps x", "7:9")),
         (("--layers", "1-y"), ("--layers 1-y", "7-9")),
+        (("--format", "json", "--flows"), ("--flows needs --format protobuf",)),
+        (("-o", "nowhere/a.pftrace"), ("there is no directory nowhere",)),
+        (("-o", "."), ("is a directory",)),
+        (("-o", "session.log/a.pftrace"), ("there is no directory session.log",)),
     ],
 )
-def test_a_selection_of_nothing_is_one_line_and_no_file(
+def test_what_cannot_be_done_is_one_line_and_no_file(
     instr: Instr, log: Path, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     assert_refused(instr("to-perfetto", log, *options), *words)
@@ -114,21 +118,6 @@ def test_what_depends_on_a_damaged_line_is_counted(instr: Instr, log: Path) -> N
     done = instr("to-perfetto", log, "--lenient")
     assert done.returncode == 0
     assert "left out" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("nowhere/a.pftrace", ("there is no directory nowhere",)),
-        (".", ("is a directory",)),
-        ("session.log/a.pftrace", ("there is no directory session.log",)),
-    ],
-)
-def test_a_place_that_cannot_be_is_one_line_and_no_file(
-    instr: Instr, log: Path, tmp_path: Path, place: str, words: tuple[str, ...]
-) -> None:
-    assert_refused(instr("to-perfetto", log, "-o", place), *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
 
 
 def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:

@@ -18,7 +18,7 @@ from converters.flashinfer.dataset import OUTPUT
 from converters.flashinfer.definition import Catalog, Definition
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.validate.node import error_of
-from tests.conftest import Instr
+from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import random_models
 from tests.kit.told import Row
 
@@ -143,21 +143,18 @@ def test_coverage_by_a_data_set(dataset: Path, instr: Instr) -> None:
 
 
 def test_what_cannot_be_done_is_one_line(dataset: Path, instr: Instr, tmp_path: Path) -> None:
-    refused = instr("to-flashinfer", LOG, "-o", dataset)
-    assert refused.returncode == 2
-    assert "name another directory" in refused.stderr
+    assert_refused(instr("to-flashinfer", LOG, "-o", dataset), "name another directory")
     (tmp_path / "empty").mkdir()
     refused = instr("to-flashinfer", LOG, "-o", "new", "--dataset", "empty")
-    assert refused.returncode == 2
-    assert "empty is not a data set of flashinfer-bench" in refused.stderr
+    assert_refused(refused, "empty is not a data set of flashinfer-bench")
     (dataset / "definitions" / "gemm" / "gemm_n768_k256.json").write_text("{}")
     refused = instr("to-flashinfer", LOG, "-o", "new", "--dataset", dataset)
-    assert "gemm_n768_k256.json is not a definition" in refused.stderr
+    assert_refused(refused, "gemm_n768_k256.json is not a definition")
     minimal = tmp_path / "minimal.log"
     lines = LOG.read_text().splitlines(keepends=True)
     minimal.write_text("".join(line for line in lines if '"event":"ops"' not in line))
     refused = instr("to-flashinfer", minimal, "-o", "new")
-    assert "no kernels; record with --level detailed" in refused.stderr
+    assert_refused(refused, "no kernels; record with --level detailed")
     assert not (tmp_path / "new").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import os
 import re
 import signal
@@ -13,44 +12,29 @@ import sys
 import threading
 import time
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from click.testing import CliRunner
 
-from llamacpp_instr.cli import main
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Message, SessionStart
 from tests.conftest import Instr, assert_refused
 from tests.kit import ui_kit
 from tests.kit.commands_kit import Line, one_line
-from tests.kit.made_log import encode, make_log
+from tests.kit.in_process import instr as run_here
 from tests.kit.native_kit import DEMO, ROOT
+from tests.live.followed_logs import HOSTILE, open_log
 
 pytestmark = pytest.mark.native
 
 RECORDED = ROOT / "tests" / "fixtures" / "every-event.log"
-HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 RUNS = [
     one_line("README.md", "instr live server.log"),
     one_line("docs/cli.md", "instr live session.log"),
     one_line("docs/cli.md", "instr live server.log --port 8123 --no-browser"),
 ]
-
-
-def open_log(directory: Path, name: str = "it.log", seed: int = 5) -> tuple[Path, bytes]:
-    """A log that this process is writing, and what it still lacks."""
-    events = make_log(Random(seed).randint)
-    assert isinstance(events[0], SessionStart)
-    events[0].process.pid = os.getpid()
-    events.insert(1, Message(t=events[0].t, level="warn", text=HOSTILE))
-    lines = encode(events).splitlines(keepends=True)
-    (directory / name).write_bytes(b"".join(lines[:10]))
-    return directory / name, b"".join(lines[10:])
 
 
 def look(
@@ -218,10 +202,6 @@ def test_a_port_in_use_is_refused(instr: Instr, tmp_path: Path) -> None:
 
 
 def test_a_missing_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name)
-    )
-    done = CliRunner().invoke(main, ["live", str(open_log(tmp_path)[0])])
-    assert done.exit_code == 2
-    assert 'uvicorn is not installed: pip install "llamacpp-instr[live]"' in done.output
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused = run_here("live", open_log(tmp_path)[0])
+    assert_refused(refused, 'uvicorn is not installed: pip install "llamacpp-instr[live]"')

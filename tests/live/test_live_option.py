@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.check import check_log
+from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import DEMO, ROOT
 
 pytestmark = pytest.mark.native
@@ -48,22 +48,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "BROWSER": str(browser), "PYTHONPATH": str(ROOT)}
 
 
-def instr(
-    directory: Path, environment: dict[str, str], *args: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *args],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("log", ["it.log", "it-%p.log"])
-def test_a_program_is_shown_while_it_runs(
-    log: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_program_is_shown_while_it_runs(log: str, tmp_path: Path, started_instr: Instr) -> None:
     (tmp_path / "app.py").write_text(APPLICATION)
     command = [sys.executable, "app.py", str(DEMO)]
-    done = instr(tmp_path, environment, "exec", "--live", "--log", log, "--", *command)
+    done = started_instr("exec", "--live", "--log", log, "--", *command)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "the application's own output\n"
     address, page = (tmp_path / "fetched").read_text().split("\n", 1)
@@ -76,17 +65,16 @@ def test_a_program_is_shown_while_it_runs(
     assert list(check_log(written)) == []
 
 
-def test_a_run_is_as_without_it(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_run_is_as_without_it(tmp_path: Path, started_instr: Instr) -> None:
     """It may be over before the page is there, which is not an error."""
     words = ("run", "demo", "-p", "Once upon a time", "-n", "4", "--threads", "1")
-    plain = instr(tmp_path, environment, *words)
-    shown = instr(tmp_path, environment, *words, "--live")
+    plain = started_instr(*words)
+    shown = started_instr(*words, "--live")
     assert (shown.returncode, shown.stdout) == (0, plain.stdout)
     assert "Error" not in shown.stderr
     assert list(check_log(tmp_path / "session-2.log")) == []
 
 
-def test_a_log_that_is_no_file_has_no_page(tmp_path: Path, environment: dict[str, str]) -> None:
-    refused = instr(tmp_path, environment, "run", "demo", "-p", "x", "--live", "--log", "-")
-    assert refused.returncode == 2
-    assert "--live needs a log that is a file" in refused.stderr
+def test_a_log_that_is_no_file_has_no_page(started_instr: Instr) -> None:
+    refused = started_instr("run", "demo", "-p", "x", "--live", "--log", "-")
+    assert_refused(refused, "--live needs a log that is a file")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import threading
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -15,14 +13,14 @@ from random import Random
 
 import pytest
 
-from converters.live.hub import Hub
 from llamacpp_instr.cli.live_range import OPEN, RangeOpener
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.follow import FollowedLog, part_path
-from llamacpp_instr.schema import SessionStart, StepBegin
+from llamacpp_instr.schema import StepBegin
 from tests.conftest import Instr
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import encode
 from tests.kit.split_log import split_log
+from tests.live.followed_logs import events_of_this_process, followed
 
 pytestmark = pytest.mark.native
 
@@ -30,29 +28,20 @@ pytestmark = pytest.mark.native
 @contextmanager
 def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:
     """Follows what there is of a log."""
-    stop = threading.Event()
-    log = FollowedLog(first, stop)
-    hub = Hub(log)
-    hub.start()
-    end = time.monotonic() + 30
-    while hub.is_late:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    with RangeOpener(hub, log) as ranges:
-        yield ranges, log
-    stop.set()
-    hub.join()
+    with followed(first) as (hub, log):
+        end = time.monotonic() + 30
+        while hub.is_late:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with RangeOpener(hub, log) as ranges:
+            yield ranges, log
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     """A log in parts that nobody has closed."""
-    random = Random(6)
-    events = make_log(random.randint)
-    assert isinstance(events[0], SessionStart)
-    events[0].process.pid = os.getpid()
     paths = []
-    several = split_log(events, 3, random)
+    several = split_log(events_of_this_process(6), 3, Random(6))
     for number, part in enumerate(several, 1):
         if number > 1:
             part[0].t = next(event.t for event in part if isinstance(event, StepBegin))
@@ -81,10 +70,7 @@ def test_its_trace_is_that_of_the_log(parts: list[Path], instr: Instr, tmp_path:
 
 
 def test_without_the_ui_it_is_a_file(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "viztracer" else find(name)
-    )
+    monkeypatch.setitem(sys.modules, "viztracer", None)
     with opened(parts[0]) as (ranges, _):
         traces = [ranges.open(0, 10**6) for _ in range(OPEN + 1)]
         assert all(isinstance(trace, Path) for trace in traces)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -21,8 +19,8 @@ from converters.live.hub import Hub
 from converters.live.server import PAGE, LiveServer
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.follow import FollowedLog
-from llamacpp_instr.schema import SessionStart
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import encode
+from tests.live.followed_logs import events_of_this_process, followed
 
 pytestmark = pytest.mark.native
 
@@ -72,22 +70,16 @@ KEPT = 5
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(hub_module, "KEPT", KEPT)
-    events = make_log(Random(3).randint)
-    assert isinstance(events[0], SessionStart)
-    events[0].process.pid = os.getpid()
-    lines = encode(events).splitlines(keepends=True)
+    lines = encode(events_of_this_process(3)).splitlines(keepends=True)
     log = tmp_path / "it.log"
     log.write_bytes(lines.pop(0))
-    stop, started = threading.Event(), threading.Event()
-    hub = Hub(FollowedLog(log, stop))
-    server = LiveServer(hub, a_range)
-    hub.start()
-    thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
-    thread.start()
-    assert started.wait(10)
-    yield Served(log, lines, server)
-    stop.set()
-    hub.join()
+    started = threading.Event()
+    with followed(log) as (hub, _):
+        server = LiveServer(hub, a_range)
+        thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
+        thread.start()
+        assert started.wait(10)
+        yield Served(log, lines, server)
     server.stop()
     thread.join()
 

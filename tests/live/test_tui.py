@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from click.testing import CliRunner
 from textual.pilot import Pilot
 
 from converters.live.frames import glance
@@ -24,16 +21,15 @@ from converters.live.hub import Hub
 from converters.live.screen import draw
 from converters.live.state import LiveState
 from converters.live.tui import Help, LiveApp
-from llamacpp_instr.cli import main
-from llamacpp_instr.log.follow import FollowedLog
-from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import Message
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
+from tests.kit.in_process import instr as run_here
 from tests.kit.made_log import encode, make_log
-from tests.kit.native_kit import ROOT
 from tests.kit.pseudo_terminal import PseudoTerminal
-from tests.live.test_live_command import open_log
+from tests.live.followed_logs import followed, open_log
+from tests.live.test_state import state_of
+from tests.live.test_viewers import line, program, say
 
 pytestmark = pytest.mark.native
 
@@ -41,14 +37,6 @@ STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e[red]\x7f\x0b"
 RUNS = [one_line("docs/cli.md", "instr live server.log --tui")]
 SIZES = [(80, 24), (160, 48), (40, 12), (20, 5), (300, 90), (1, 1)]
-
-
-def state_of(log: Path) -> LiveState:
-    state = LiveState()
-    for _, event in state.refs.follow(read_events(log)):
-        if take := state.takers.get(type(event)):
-            take(event)
-    return state
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -61,7 +49,7 @@ def test_the_screen_is_full_and_no_line_is_too_long(
     for n in (1, -2):
         events.insert(n, Message(t=events[n].t, level="error", text=EVIL))
     (tmp_path / "it.log").write_bytes(encode(events))
-    state = state_of(tmp_path / "it.log")
+    state, _ = state_of(tmp_path / "it.log")
     for model in state.models.values():
         model.name = model.ftype = EVIL
     frame = {**glance(state, False, height, width), "over": "closed"}
@@ -84,22 +72,12 @@ def test_a_step_that_takes_long_is_named(tmp_path: Path) -> None:
     begin = rest.index(b'"event":"step_begin"')
     with log.open("ab") as file:
         file.write(rest[: rest.index(b"\n", begin) + 1])
-    state = state_of(log)
+    state, _ = state_of(log)
     (step,) = state.under_way
     for seconds, told in ((0.5, False), (5, True)):
         state.idle = round(seconds * 1e9)
         first = draw({**glance(state, False, 24, 160), "over": None}, 160, 24, None, False)[0]
         assert (f"{step.name} of {step.n_tokens} for 5.00 s" in first.plain) == told
-
-
-@contextmanager
-def followed(log: Path) -> Iterator[Hub]:
-    stop = threading.Event()
-    hub = Hub(FollowedLog(log, stop))
-    hub.start()
-    yield hub
-    stop.set()
-    hub.join()
 
 
 async def until(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
@@ -118,10 +96,6 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
         def told() -> tuple[int, int]:
             assert app.frame is not None
             return app.frame["n_steps"], app.frame["n_tokens"]
-
-        async def until_it_ends() -> None:
-            while hub.over is None:
-                await pilot.pause(0.01)
 
         async with app.run_test(size=size) as pilot:
             with log.open("ab") as file:
@@ -147,7 +121,7 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
             await pilot.press("q")
         assert app.return_code == 0
 
-    with followed(log) as hub:
+    with followed(log) as (hub, _):
         asyncio.run(use(LiveApp(hub), hub))
 
 
@@ -172,24 +146,16 @@ def test_each_phase_is_shown_in_turn(tmp_path: Path) -> None:
                 told.append(next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app)))
         assert told == ["decode", "prefill", "decode"]
 
-    with followed(log) as hub:
+    with followed(log) as (hub, _):
         asyncio.run(use(LiveApp(hub)))
 
 
 @contextmanager
 def recorded(log: Path) -> Iterator[subprocess.Popen[str]]:
     """A real program, which begins to generate once it gets a line."""
-    words = ("-m", "tests.kit.watched", str(log), "--requests", "400")
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    ) as program:  # fmt: skip
-        assert program.stdout is not None
-        assert program.stdout.readline() == "recording\n"
-        try:
-            yield program
-        finally:
-            program.kill()
+    with program("-m", "tests.kit.watched", log, "--requests", 400) as process:
+        assert line(process) == "recording"
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -203,13 +169,11 @@ def test_a_terminal_is_drawn_on_and_left_clean(
     command = [sys.executable, "-m", "llamacpp_instr", *RUNS[0].text.split()[1:]]
     size = columns, columns // 3
     with (
-        recorded(tmp_path / "server.log") as program,
+        recorded(tmp_path / "server.log") as watched,
         PseudoTerminal(command, tmp_path, *size) as terminal,
     ):
         terminal.wait_for("recording", "Pause")
-        assert program.stdin is not None
-        program.stdin.write("\n")
-        program.stdin.flush()
+        say(watched)
         lines = terminal.wait_for("▸", "layer 0", "✓ story")
         assert max(map(len, lines)) <= columns
         assert "llamacpp-instr demo" in lines[0]
@@ -226,7 +190,7 @@ def test_a_terminal_is_drawn_on_and_left_clean(
         assert end, "and leaves it"
         assert b"\x1b[?25h" in end, "with a cursor"
         assert not re.search(rb"[A-Za-z]{4,}", end), "and nothing else"
-        assert program.poll() is None, "the recorded program goes on"
+        assert watched.poll() is None, "the recorded program goes on"
 
 
 def test_it_needs_a_terminal_and_serves_nothing(instr: Instr, tmp_path: Path) -> None:
@@ -240,10 +204,6 @@ def test_it_needs_a_terminal_and_serves_nothing(instr: Instr, tmp_path: Path) ->
 def test_without_textual_there_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "textual" else find(name)
-    )
-    done = CliRunner().invoke(main, ["live", str(open_log(tmp_path)[0]), "--tui"])
-    assert done.exit_code == 2
-    assert 'textual is not installed: pip install "llamacpp-instr[tui]"' in done.output
+    monkeypatch.setitem(sys.modules, "textual", None)
+    refused = run_here("live", open_log(tmp_path)[0], "--tui")
+    assert_refused(refused, 'textual is not installed: pip install "llamacpp-instr[tui]"')
