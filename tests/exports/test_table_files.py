@@ -21,6 +21,8 @@ from llamacpp_instr.cli.to_parquet import to_parquet
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.output import open_output_directory
 from tests.conftest import Instr, assert_refused
+from tests.kit.in_process import full_disk
+from tests.kit.in_process import instr as run_here
 from tests.kit.made_log import encode
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -153,14 +155,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, environment: dict[str, str], form
 
 @pytest.mark.parametrize("form", ["--force", "--csv"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(
-    tmp_path: Path, environment: dict[str, str], form: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ):
-    limited = f"ulimit -f 4; exec {sys.executable} -m llamacpp_instr to-parquet {RECORDED}"
-    done = subprocess.run(
-        ["bash", "-c", f"{limited} -o tables {form}"],
-        cwd=tmp_path, env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with full_disk(room=4096):
+        done = run_here("to-parquet", RECORDED, "-o", "tables", form)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("Error: tables cannot be written:"), done.stderr
     assert len(done.stderr.splitlines()) == 1

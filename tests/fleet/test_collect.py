@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import RECORDED, write_log, write_logs
-from tests.kit.in_process import instr, tables_of
+from tests.kit.in_process import full_disk, instr, tables_of
 from tests.kit.native_kit import ROOT
 
 
@@ -194,12 +193,8 @@ def test_no_log_chooses_where_its_rows_are_written(start: dict[str, Any], tmp_pa
 
 def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> None:
     log, dataset = write_log(tmp_path / "a.log", 1), tmp_path / "fleet"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
-    try:
+    with full_disk(room=500):
         done = collect(log, "-o", dataset)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.returncode == 1
     assert done.stderr == f"Error: {dataset}: File too large\n"
     assert {path.name for path in dataset.iterdir()} == {"_format", "_lock"}

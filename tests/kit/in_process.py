@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from click.testing import CliRunner
@@ -23,3 +26,14 @@ def tables_of(*words: object) -> list[dict[str, Any]]:
     done = instr(*words, "--json")
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file can become larger than `room` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -50,6 +50,12 @@ def total(probe: Probe, threads: int = 1, **shape: int) -> float:
     return float(predict_kernels(graph, cpu_plan(graph), probe, threads).ns.sum())
 
 
+def made_model(threads: tuple[int, ...] = (1, 2)) -> KernelModel:
+    model = made_machine(threads).kernel_model
+    assert model is not None
+    return model
+
+
 def with_streams(probe: Probe, factor: float) -> Probe:
     model = probe.kernel_model
     assert model is not None
@@ -120,17 +126,13 @@ def test_a_machine_measured_with_one_thread_computes_faster_with_more_but_reads_
 
 def test_steps_of_models_that_deviate_as_a_whole_have_a_spread_of_their_own() -> None:
     """Every kernel of a model is slower or faster by the same factor, by 15 % on average."""
-    machine = made_machine(threads=(1,))
-    assert machine.kernel_model is not None
+    of = made_samples(made_model(threads=(1,)))
     random = np.random.default_rng(2)
-    models = []
-    for _ in range(9):
-        of = made_samples(machine.kernel_model)
-        factor = float(np.exp(random.normal(0, 0.15)))
-        models.append([replace_times(sample, factor) for sample in of])
+    factors = [float(np.exp(random.normal(0, 0.15))) for _ in range(9)]
+    models = [[replace_times(sample, factor) for sample in of] for factor in factors]
     (overhead,) = fit(models, {}).overheads
     assert 0.05 < overhead.spread < 0.3
-    (exact,) = fit([made_samples(machine.kernel_model)] * 3, {}).overheads
+    (exact,) = fit([of] * 3, {}).overheads
     assert exact.spread < 0.02
 
 
@@ -181,9 +183,7 @@ def made_samples(model: KernelModel) -> list[Sample]:
 
 
 def test_a_fit_recovers_the_machine_that_made_the_times() -> None:
-    machine = made_machine()
-    assert machine.kernel_model is not None
-    measured = made_samples(machine.kernel_model)
+    measured = made_samples(made_model())
     fitted = fit([measured], {2: 65.0})
     assert [of.watts for of in fitted.overheads] == [None, 65.0]
     for sample in measured:
@@ -195,10 +195,8 @@ def test_a_fit_recovers_the_machine_that_made_the_times() -> None:
 
 def test_the_spread_contains_what_the_fit_had_not_seen() -> None:
     """Times with a known disturbance of 10 % have a spread of about that."""
-    machine = made_machine(threads=(1,))
-    assert machine.kernel_model is not None
     random = np.random.default_rng(1)
-    measured = made_samples(machine.kernel_model)
+    measured = made_samples(made_model(threads=(1,)))
     for sample in measured:
         sample.ns[:] *= np.exp(random.normal(0, 0.1, len(sample.ns)))
     fitted = fit([measured], {})

@@ -87,18 +87,6 @@ def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
     assert_refused(instr("predict", "demo", "--machine", MACHINE, *words), said)
 
 
-def test_a_machine_of_another_architecture_and_an_old_file(tmp_path: Path) -> None:
-    machine = made_machine()
-    assert machine.kernel_model is not None
-    machine.kernel_model.architecture = "pdp11"
-    path = tmp_path / "machine.json"
-    path.write_bytes(probe_json(machine))
-    assert_refused(instr("predict", "demo", "--machine", path), "architecture pdp11")
-    machine.kernel_model = None
-    path.write_bytes(probe_json(machine))
-    assert_refused(instr("predict", "demo", "--machine", path), "measure the machine again")
-
-
 def test_costs_are_measured_for_what_a_subject_has(tmp_path: Path) -> None:
     subject = Subject("tiny", Shape(256, 256, 4, 2, 64), ["F16", "Q8_0"], [Run(1, 6), Run(8, 4)])
     (recorded,) = record_subjects(tmp_path, [1], [subject])

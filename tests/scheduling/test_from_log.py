@@ -133,23 +133,6 @@ def with_start(events: list[s.Event], **changed: object) -> bytes:
     return encode(events)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"step": 10_000}, ["no step 10000", "its steps are 0 to"]),
-        ({"layers": (7, 9)}, ["no layer 7", "its layers are 0 to"]),
-        ({"phase": "encode"}, ["no encode", "--phase"]),
-    ],
-)
-def test_what_is_not_there_is_one_line(options: dict[str, object], words: list[str]) -> None:
-    with pytest.raises(UsageError) as refused:
-        recorded_graph(load_session(DEMO), **options)  # type: ignore[arg-type]
-    said = str(refused.value)
-    assert "\n" not in said
-    for word in ["demo-verbose.log", *words]:
-        assert word in said
-
-
 def test_logs_without_true_times_are_refused(tmp_path: Path) -> None:
     events = steady_log(1)
     log = tmp_path / "a.log"
