@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from converters.exports.first_look import first_look
 from llamacpp_instr.schema import Event, Mark, StepBegin, StepEnd
 
@@ -18,28 +20,26 @@ def step(number: int, begin: int, end: int, phase: str = "decode") -> Iterator[t
 DECODES = [*step(1, 1000, 1100), *step(2, 1100, 1200), *step(3, 1200, 1300), *step(4, 1300, 1400)]
 
 
-def test_a_short_prefill_is_shown_whole() -> None:
-    assert first_look([*step(0, 900, 990, "prefill"), *DECODES]) == (900, 1300)
+SHORT, LONG = [*step(0, 900, 990, "prefill")], [*step(0, 0, 1000, "prefill")]
+WARM_UP = [
+    (0, Mark(t=0, mark=0, name="warm-up", phase="begin")),
+    *step(0, 1, 2, "prefill"), *step(1, 2, 3), *step(2, 3, 4), *step(3, 4, 5), *step(4, 5, 6),
+    (0, Mark(t=7, mark=0, name="warm-up", phase="end")),
+]  # fmt: skip
+SHOWN = {
+    "a short prefill whole": ([*SHORT, *DECODES], (900, 1300)),
+    "of a long prefill so much as of the decodes": ([*LONG, *DECODES], (700, 1300)),
+    "a warm-up is passed over": ([*WARM_UP, *SHORT, *DECODES], (900, 1300)),
+    "nothing": ([], None),
+    "a prefill alone": (SHORT, (900, 990)),
+    "a decode alone": (DECODES[:2], (1000, 1100)),
+}
 
 
-def test_of_a_long_prefill_so_much_as_of_the_decodes() -> None:
-    begin, end = first_look([*step(0, 0, 1000, "prefill"), *DECODES]) or (0, 0)
-    assert (begin, end) == (700, 1300)
-
-
-def test_a_warm_up_is_passed_over() -> None:
-    warm_up = [
-        (0, Mark(t=0, mark=0, name="warm-up", phase="begin")),
-        *step(0, 1, 2, "prefill"), *step(1, 2, 3), *step(2, 3, 4), *step(3, 4, 5), *step(4, 5, 6),
-        (0, Mark(t=7, mark=0, name="warm-up", phase="end")),
-    ]  # fmt: skip
-    assert first_look([*warm_up, *step(0, 900, 990, "prefill"), *DECODES]) == (900, 1300)
-
-
-def test_what_there_is_when_there_is_less() -> None:
-    assert first_look([]) is None
-    assert first_look([*step(0, 900, 990, "prefill")]) == (900, 990)
-    assert first_look(DECODES[:2]) == (1000, 1100)
+@pytest.mark.parametrize("case", SHOWN)
+def test_what_is_shown_first(case: str) -> None:
+    events, shown = SHOWN[case]
+    assert first_look(events) == shown
 
 
 def test_it_reads_no_further_than_it_has_to() -> None:

@@ -35,25 +35,16 @@ RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 @given(events=logs() | unclosed_logs())
 @settings(max_examples=15, deadline=None)
-def test_parquet_comes_back_equal(events, tmp_path_factory):
+def test_parquet_and_csv_come_back_equal(events, tmp_path_factory):
     directory = tmp_path_factory.mktemp("log")
     path = directory / "session.log"
     path.write_bytes(encode(events))
     n_rows = files.write_parquet(stream_tables(path), directory)
+    files.write_csv(stream_tables(path), directory)
     for name, table in vars(load_tables(path)).items():
         back = pd.read_parquet(directory / f"{name}.parquet")
         pd.testing.assert_frame_equal(back, table, check_categorical=False)
         assert n_rows[name] == len(table)
-
-
-@given(events=logs() | unclosed_logs())
-@settings(max_examples=15, deadline=None)
-def test_csv_comes_back_equal(events, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("log")
-    path = directory / "session.log"
-    path.write_bytes(encode(events))
-    files.write_csv(stream_tables(path), directory)
-    for name, table in vars(load_tables(path)).items():
         text = (directory / f"{name}.csv").read_text(encoding="utf-8")
         words = {n: str(t) for n, t in table.dtypes.items() if str(t) not in ("category", "bool")}
         back = pd.read_csv(

@@ -24,6 +24,8 @@ from tests.kit.made_log import encode, make_log
 pytestmark = pytest.mark.native
 
 LOG = encode(make_log(Random(4).randint, n_contexts=1, level="detailed"))
+UNCLOSED = LOG[: LOG.rindex(b'{"event":"session_end"') + 30]
+DAMAGED = LOG.replace(b'"event":"layers"', b'"event":"layer"', 1)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_an_output_that_exists_is_kept(instr: Instr, log: Path, tmp_path: Path) 
         (b"", ("empty",)),
         (b"GGUF\x03\0\0\0 and so on\n", ("not a log",)),
         (b'{"event":"session_start","schema":99}\n', ("schema version 99",)),
-        (LOG.replace(b'"event":"layers"', b'"event":"layer"', 1), ("unknown event",)),
+        (DAMAGED, ("unknown event",)),
     ],
     ids=["empty", "not a log", "newer", "damaged"],
 )
@@ -101,27 +103,24 @@ def test_what_cannot_be_done_is_one_line_and_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["session.log"]
 
 
-def test_an_unclosed_log_converts_and_says_so(instr: Instr, log: Path, tmp_path: Path) -> None:
-    log.write_bytes(LOG[: LOG.rindex(b'{"event":"session_end"') + 30])
-    done = instr("to-perfetto", log)
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        (UNCLOSED, [], "was not closed and ends in the middle of line"),
+        (DAMAGED, ["--lenient"], "1 damaged line was skipped"),
+        (LOG.replace(b'"event":"plan"', b'"event":"pla"', 1), ["--lenient"], "left out"),
+    ],
+    ids=["unclosed", "damaged", "without what others depend on"],
+)
+def test_such_a_log_converts_and_one_line_says_what_it_lacks(
+    instr: Instr, log: Path, data: bytes, options: list[str], said: str
+) -> None:
+    log.write_bytes(data)
+    done = instr("to-perfetto", log, *options)
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
-    assert "was not closed and ends in the middle of line" in done.stderr
-    assert (tmp_path / "session.pftrace").exists()
-
-
-def test_a_damaged_log_converts_when_asked_to(instr: Instr, log: Path) -> None:
-    log.write_bytes(LOG.replace(b'"event":"layers"', b'"event":"layer"', 1))
-    done = instr("to-perfetto", log, "--lenient")
-    assert done.returncode == 0
-    assert "1 damaged line was skipped" in done.stderr
-
-
-def test_what_depends_on_a_damaged_line_is_counted(instr: Instr, log: Path) -> None:
-    log.write_bytes(LOG.replace(b'"event":"plan"', b'"event":"pla"', 1))
-    done = instr("to-perfetto", log, "--lenient")
-    assert done.returncode == 0
-    assert "left out" in done.stderr
+    assert said in done.stderr
+    assert log.with_suffix(".pftrace").exists()
 
 
 def test_a_device_that_is_full_is_one_line(instr: Instr, log: Path) -> None:

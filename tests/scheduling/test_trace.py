@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +30,14 @@ def trace_of(made: Schedule, folder: Path) -> Path:
     with path.open("wb") as file:
         write_trace(made, file.write, "a schedule")
     return path
+
+
+def drawn(tasks: Iterable[int], engines: Engines, engine: Any, begin: Any, end: Any) -> list[Any]:
+    """A row for each of these tasks: its name and engine, when it begins, how long it takes."""
+    return [
+        [f"t{i}", engines.name(int(engine[i])), int(begin[i]), int(end[i] - begin[i])]
+        for i in tasks
+    ]
 
 
 @needs_node
@@ -57,45 +68,22 @@ def test_sql_gives_the_figures_of_the_schedule(tmp_path_factory, tasks, engines)
         " where t.name = 'busy engines'",
     )
     assert whole == [[0, made.makespan]]
-    n = range(len(tasks))
+    ran = drawn(range(len(tasks)), engines, made.engine, made.begin, made.end)
     fed = np.flatnonzero(made.transfer_engine >= 0).tolist()
-    expected: dict[str, int] = {}
-    for i in n:
-        name = engines.name(int(made.engine[i]))
-        expected[name] = expected.get(name, 0) + int(made.end[i] - made.begin[i])
-    for i in fed:
-        name = engines.name(int(made.transfer_engine[i]))
-        took = int(made.transfer_end[i] - made.transfer_begin[i])
-        expected[name] = expected.get(name, 0) + took
+    brought = drawn(fed, engines, made.transfer_engine, made.transfer_begin, made.transfer_end)
+    expected = Counter[str]()
+    for _, engine, _, took in (*ran, *brought):
+        expected[engine] += took
     assert dict(busy) == expected
     parts = critical_path(made)
     assert path == [[part.begin, part.end - part.begin, part.what] for part in parts]
     assert sum(dur for _, dur, _ in path) == made.makespan
-    assert sorted(rows) == sorted(
-        [
-            f"t{i}",
-            engines.name(int(made.engine[i])),
-            int(made.begin[i]),
-            int(made.end[i] - made.begin[i]),
-            int(tasks.ns[i]),
-        ]
-        for i in n
-    )
-    assert sorted(loads) == sorted(
-        [
-            f"t{i}",
-            engines.name(int(made.transfer_engine[i])),
-            int(made.transfer_begin[i]),
-            int(made.transfer_end[i] - made.transfer_begin[i]),
-        ]
-        for i in fed
-    )
+    assert sorted(rows) == sorted([*row, int(tasks.ns[i])] for i, row in enumerate(ran))
+    assert sorted(loads) == sorted(brought)
     assert flows == [[len(tasks.sources) + len(fed)]]
     assert (late, overlaps) == ([[0]], [[0]])
-    begins = [*made.begin.tolist(), *made.transfer_begin[fed].tolist()]
-    ends = [*made.end.tolist(), *made.transfer_end[fed].tolist()]
-    spans = list(zip(begins, ends, strict=True))
-    assert peak == [[max(sum(a <= t < b for a, b in spans) for t in begins)]]
+    spans = [(begin, begin + took) for _, _, begin, took in (*ran, *brought)]
+    assert peak == [[max(sum(a <= t < b for a, b in spans) for t, _ in spans)]]
 
 
 @needs_node
