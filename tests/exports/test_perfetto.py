@@ -171,7 +171,7 @@ def test_a_template_has_each_value_in_its_place() -> None:
 
 
 @given(events=logs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_log_reads_back_to_the_same_numbers(events, tmp_path_factory) -> None:
     trace, written = convert(tmp_path_factory.mktemp("log") / "a.log", encode(events))
     assert written.left_out == 0
@@ -248,7 +248,7 @@ def test_impossible_times_are_wrong_input(change, tmp_path) -> None:
 
 
 def test_large_batches_are_the_same_as_small_ones(tmp_path, monkeypatch) -> None:
-    events = make_log(Random(8).randint, n_contexts=3, level="verbose")
+    events = make_log(Random(8).randint, n_contexts=2, level="verbose")
     large = Back(convert(tmp_path / "a.log", encode(events), Options())[0])
     monkeypatch.setattr("converters.exports.perfetto.kernels.BATCH", 1)
     small = Back(convert(tmp_path / "a.log", encode(events), Options())[0])

@@ -21,11 +21,22 @@ from llamacpp_instr.schema import Kv
 from tests.kit.made_log import encode, make_log
 
 
-@pytest.fixture(params=range(6))
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "made.log"
+@pytest.fixture(scope="module", params=range(6))
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "made.log"
     path.write_bytes(encode(make_log(Random(request.param).randint)))
     return path
+
+
+@pytest.fixture(scope="module")
+def session(log: Path) -> Session:
+    return load_session(log)
+
+
+@pytest.fixture(scope="module")
+def state(log: Path) -> LiveState:
+    """What a viewer knows when the log has ended."""
+    return state_of(log)[0]
 
 
 def state_of(log: Path, pause: int = 0) -> tuple[LiveState, list[dict[str, object]]]:
@@ -42,9 +53,9 @@ def state_of(log: Path, pause: int = 0) -> tuple[LiveState, list[dict[str, objec
     return state, frames
 
 
-def test_the_figures_are_those_of_the_session(log: Path) -> None:
-    state, _ = state_of(log)
-    session = load_session(log)
+def test_the_figures_are_those_of_the_session(
+    log: Path, session: Session, state: LiveState
+) -> None:
     good = session.steps.rows(session.steps["status"] == 0)
     assert state.n_steps == len(good)
     assert state.n_failed == len(session.steps) - len(good)
@@ -61,10 +72,9 @@ def test_the_figures_are_those_of_the_session(log: Path) -> None:
     assert {key: (c.used, c.size) for key, c in state.caches.items()} == latest
 
 
-def test_the_heat_is_the_time_of_the_kernels(log: Path) -> None:
-    state, _ = state_of(log)
+def test_the_heat_is_the_time_of_the_kernels(session: Session, state: LiveState) -> None:
     for phase, heat in state.heat.items():
-        expected = kernel_times(load_session(log), phase)
+        expected = kernel_times(session, phase)
         found = {
             (layer - 1, BLOCKS[block]): heat.sum[layer, block]
             for layer in range(len(heat.sum))
@@ -98,9 +108,10 @@ def kernel_times(session: Session, phase: str) -> dict[tuple[int, str], float]:
     return times
 
 
-def test_the_steps_of_some_seconds_are_those_that_ended_in_them(log: Path) -> None:
-    state, _ = state_of(log)
-    steps = load_session(log).steps
+def test_the_steps_of_some_seconds_are_those_that_ended_in_them(
+    session: Session, state: LiveState
+) -> None:
+    steps = session.steps
     assert state.start is not None
     good = steps["status"] == 0
     ended = (steps["returned"][good] - state.start.t) // 10**9
@@ -116,9 +127,8 @@ def test_the_steps_of_some_seconds_are_those_that_ended_in_them(log: Path) -> No
             assert found is None
 
 
-def test_the_lanes_are_the_requests(log: Path) -> None:
-    state, _ = state_of(log)
-    _, requests = find_requests(load_session(log))
+def test_the_lanes_are_the_requests(session: Session, state: LiveState) -> None:
+    _, requests = find_requests(session)
     lanes = sorted(state.lanes, key=lambda lane: (lane.request.begin, lane.request.ctx))
     assert len(lanes) == state.lanes.n_requests
     found = {(r.ctx, r.seq, r.begin, r.prompt, tuple(r.token_times)) for r in requests}
@@ -177,9 +187,8 @@ def test_while_nothing_happens_the_figures_go_down(log: Path) -> None:
     assert (idle.to_first, idle.cells) == (busy.to_first, busy.cells)
 
 
-def test_the_first_figures_are_those_of_the_requests(log: Path) -> None:
-    state, _ = state_of(log)
-    _, requests = find_requests(load_session(log))
+def test_the_first_figures_are_those_of_the_requests(session: Session, state: LiveState) -> None:
+    _, requests = find_requests(session)
     firsts = [request.to_first_token for request in requests if request.token_times]
     betweens = [r.between_tokens.mean() for r in requests if len(r.token_times) > 1]
     figures = figures_of(state)
@@ -187,9 +196,7 @@ def test_the_first_figures_are_those_of_the_requests(log: Path) -> None:
     assert figures.between == (pytest.approx(median(betweens)) if betweens else None)
 
 
-def test_a_kept_step_has_its_kernels(log: Path) -> None:
-    state, _ = state_of(log)
-    session = load_session(log)
+def test_a_kept_step_has_its_kernels(session: Session, state: LiveState) -> None:
     for row in list(state.steps)[:20]:
         details = step_details(state, row.step)
         assert details is not None
@@ -202,11 +209,9 @@ def test_a_kept_step_has_its_kernels(log: Path) -> None:
     assert step_details(state, 10**9) is None
 
 
-def test_metrics_are_the_figures(log: Path) -> None:
+def test_metrics_are_the_figures(session: Session, state: LiveState) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    state, _ = state_of(log)
-    session = load_session(log)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(metrics_text(state).decode())

@@ -7,6 +7,7 @@ part must wait for the parts that hold these elements, and, with few exceptions,
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -103,6 +104,11 @@ class Truth:
         return found
 
 
+@cache
+def recorded(log: Path, phase: str) -> TimedGraph:
+    return recorded_graph(load_session(log), phase).timed
+
+
 def all_of(shape: tuple[int, ...]) -> Mask:
     return np.ones(shape, np.bool_)
 
@@ -120,7 +126,7 @@ def parts_of(division: Division, shape: tuple[int, ...]) -> list[Mask]:
 def check(log: Path, phase: str, split: Split, engines: int) -> tuple[int, set[str]]:
     """How often a part waits for fewer parts of a source than it has, and the titles of those that
     wait for more than they need."""
-    timed = recorded_graph(load_session(log), phase).timed
+    timed = recorded(log, phase)
     axes, truth = Axes(timed), Truth(timed)
     if split == "heads":
         divisions = by_heads(timed, axes)

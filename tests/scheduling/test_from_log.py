@@ -23,7 +23,11 @@ from tests.kit.schedule_kit import edges
 from tests.kit.steady_log import steady_log, write
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-DEMO = FIXTURES / "demo-verbose.log"
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return load_session(FIXTURES / "demo-verbose.log")
 
 
 def whole(session: Session, layers: tuple[int, int] | None = None) -> Divided:
@@ -48,8 +52,7 @@ def test_the_times_are_the_medians_of_the_counted_decodes(tmp_path: Path) -> Non
     assert (low < high).any()
 
 
-def test_one_step_has_its_own_times() -> None:
-    session = load_session(DEMO)
+def test_one_step_has_its_own_times(session: Session) -> None:
     steps = session.steps.rows(session.steps["phase"] == "decode")["step"].tolist()
     for step in steps[:3]:
         (compute,) = session.computes.rows(session.computes["step"] == step)["compute"].tolist()
@@ -58,8 +61,7 @@ def test_one_step_has_its_own_times() -> None:
         assert found.timed.ns.tolist() == np.maximum(ops.dur, 1).tolist()
 
 
-def test_the_edges_are_the_graphs_and_those_through_the_cache() -> None:
-    session = load_session(DEMO)
+def test_the_edges_are_the_graphs_and_those_through_the_cache(session: Session) -> None:
     timed = recorded_graph(session).timed
     found = edges(whole(session).tasks)
     of_graph = set(plan_timeline(timed.graph, timed.plan).edges)
@@ -74,8 +76,7 @@ def test_the_edges_are_the_graphs_and_those_through_the_cache() -> None:
     assert len(writers) == 2 * sum(title == "FLASH_ATTN_EXT" for title in titles)
 
 
-def test_layers_choose_tasks_and_drop_the_edges_of_others() -> None:
-    session = load_session(DEMO)
+def test_layers_choose_tasks_and_drop_the_edges_of_others(session: Session) -> None:
     everything, of_one = whole(session), whole(session, (1, 1))
     chosen = [i for i, label in enumerate(everything.tasks.labels) if label.layer == 1]
     assert of_one.kernel == chosen
@@ -86,8 +87,7 @@ def test_layers_choose_tasks_and_drop_the_edges_of_others() -> None:
     }
 
 
-def test_loads_are_the_weights_and_the_cells_that_are_read() -> None:
-    session = load_session(DEMO)
+def test_loads_are_the_weights_and_the_cells_that_are_read(session: Session) -> None:
     timed = recorded_graph(session).timed
     tasks = whole(session).tasks
     assert (tasks.load <= tasks.bytes).all()
@@ -106,8 +106,8 @@ def timed_plan(session: Session) -> int:
     return next(number for number, of in session.plans.items() if of is plan)
 
 
-def test_tokens_follow_each_other_and_sequences_do_not() -> None:
-    one = whole(load_session(DEMO), (0, 0)).tasks
+def test_tokens_follow_each_other_and_sequences_do_not(session: Session) -> None:
+    one = whole(session, (0, 0)).tasks
     n = len(one)
     tasks = several_sequences(several_tokens(one, 3), 2)
     assert len(tasks) == 6 * n

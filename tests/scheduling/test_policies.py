@@ -23,7 +23,7 @@ from tests.kit.schedule_kit import (
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graphs(), machines())
 def test_the_same_input_gives_the_same_valid_schedule_above_the_bounds(tasks, engines) -> None:
     bound = compute_bounds(tasks, engines).makespan
@@ -42,7 +42,7 @@ def test_in_program_order_none_overtakes(tasks, engines) -> None:
     assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(graphs(most=60), st.integers(1, 6))
 def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
     work = int(tasks.ns.sum())

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -38,6 +39,7 @@ KINDS = (
 DEMO = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
+@cache
 def demo(phase: str = "decode") -> TimedGraph:
     return recorded_graph(load_session(DEMO), phase).timed
 
