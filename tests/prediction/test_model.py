@@ -128,7 +128,7 @@ def test_steps_of_models_that_deviate_as_a_whole_have_a_spread_of_their_own() ->
     """Every kernel of a model is slower or faster by the same factor, by 15 % on average."""
     of = made_samples(made_model(threads=(1,)))
     random = np.random.default_rng(2)
-    factors = [float(np.exp(random.normal(0, 0.15))) for _ in range(9)]
+    factors = [float(np.exp(random.normal(0, 0.15))) for _ in range(6)]
     models = [[replace_times(sample, factor) for sample in of] for factor in factors]
     (overhead,) = fit(models, {}).overheads
     assert 0.05 < overhead.spread < 0.3
