@@ -217,7 +217,7 @@ def test_a_log_that_stopped_anywhere_converts(events, tmp_path_factory) -> None:
 
 
 @given(events=logs(), data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_damaged_line_is_named_or_left_out(events, data, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
     lines = encode(events).splitlines(keepends=True)
