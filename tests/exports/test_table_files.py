@@ -21,8 +21,7 @@ from llamacpp_instr.cli.to_parquet import to_parquet
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.output import open_output_directory
 from tests.conftest import Instr, assert_refused
-from tests.kit.in_process import full_disk
-from tests.kit.in_process import instr as run_here
+from tests.kit.in_process import full_disk, instr_here
 from tests.kit.made_log import encode
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -150,7 +149,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     with full_disk(room=4096):
-        done = run_here("to-parquet", RECORDED, "-o", "tables", form)
+        done = instr_here("to-parquet", RECORDED, "-o", "tables", form)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("Error: tables cannot be written:"), done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -16,8 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli.to_perfetto import to_perfetto
 from tests.conftest import Instr, assert_refused
-from tests.kit.in_process import full_disk
-from tests.kit.in_process import instr as run_here
+from tests.kit.in_process import full_disk, instr_here
 from tests.kit.log_readers import write_coming_and_going
 from tests.kit.made_log import encode, make_log
 
@@ -170,7 +169,7 @@ def test_a_full_disk_is_one_line_and_no_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with full_disk(room=4096):
-        done = run_here("to-perfetto", log.name, *["--gzip"] * compress)
+        done = instr_here("to-perfetto", log.name, *["--gzip"] * compress)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("Error: session.pftrace"), done.stderr
     assert done.stderr.endswith("cannot be written: File too large\n")

@@ -23,12 +23,12 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import RECORDED, write_log, write_logs
-from tests.kit.in_process import full_disk, instr, tables_of
+from tests.kit.in_process import full_disk, instr_here, tables_of
 from tests.kit.native_kit import ROOT
 
 
 def collect(*words: object) -> subprocess.CompletedProcess[str]:
-    return instr("collect", *words)
+    return instr_here("collect", *words)
 
 
 def rows(dataset: Path, sql: str) -> list[Any]:

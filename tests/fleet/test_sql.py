@@ -12,7 +12,7 @@ from converters.fleet.database import open_database
 from converters.fleet.queries import QUERIES
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import write_log
-from tests.kit.in_process import instr, tables_of
+from tests.kit.in_process import instr_here, tables_of
 
 FAST, SLOW = "0.3.36+instr.1", "0.3.37+instr.1"
 
@@ -35,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     time=f"{day}T00:00:00Z",
                 )  # fmt: skip
                 number += 1
-    assert instr("collect", folder, "-o", dataset).returncode == 0
+    assert instr_here("collect", folder, "-o", dataset).returncode == 0
     return dataset
 
 
@@ -46,7 +46,7 @@ def test_every_named_query_answers(name: str, dataset: Path) -> None:
 
 
 def test_the_named_queries_are_listed(dataset: Path) -> None:
-    listed = instr("sql", dataset).stdout
+    listed = instr_here("sql", dataset).stdout
     assert [name for name in QUERIES if name not in listed] == []
 
 
@@ -80,12 +80,13 @@ def test_shares_add_up(dataset: Path) -> None:
     ],
 )
 def test_a_wrong_input_is_one_line(words: tuple[str, ...], said: str, dataset: Path) -> None:
-    assert_refused(instr("sql", *(dataset if word == "FLEET" else word for word in words)), said)
+    arguments = [dataset if word == "FLEET" else word for word in words]
+    assert_refused(instr_here("sql", *arguments), said)
 
 
 def test_an_empty_data_set_has_all_tables(tmp_path: Path) -> None:
     (tmp_path / "notes.log").write_text("no log")
-    assert instr("collect", tmp_path / "notes.log", "-o", tmp_path / "fleet").returncode == 1
+    assert instr_here("collect", tmp_path / "notes.log", "-o", tmp_path / "fleet").returncode == 1
     with open_database(tmp_path / "fleet") as connection:
         for name in (*QUERIES, "regressions", "from op_percentiles"):
             assert answer(connection, name).rows == []

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from llamacpp_instr import cli
 
 
-def instr(*words: object) -> subprocess.CompletedProcess[str]:
+def instr_here(*words: object) -> subprocess.CompletedProcess[str]:
     """Like the fixture `instr`; an exception that the command does not handle is raised."""
     arguments = [*map(str, words)]
     done = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
@@ -23,7 +23,7 @@ def instr(*words: object) -> subprocess.CompletedProcess[str]:
 
 def tables_of(*words: object) -> list[dict[str, Any]]:
     """The tables that a command prints with --json."""
-    done = instr(*words, "--json")
+    done = instr_here(*words, "--json")
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 

@@ -22,7 +22,7 @@ from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit import ui_kit
 from tests.kit.commands_kit import Line, one_line
-from tests.kit.in_process import instr as run_here
+from tests.kit.in_process import instr_here
 from tests.kit.native_kit import DEMO, ROOT
 from tests.live.followed_logs import HOSTILE, open_log
 
@@ -203,5 +203,5 @@ def test_a_port_in_use_is_refused(instr: Instr, tmp_path: Path) -> None:
 
 def test_a_missing_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused = run_here("live", open_log(tmp_path)[0])
+    refused = instr_here("live", open_log(tmp_path)[0])
     assert_refused(refused, 'uvicorn is not installed: pip install "llamacpp-instr[live]"')

@@ -24,7 +24,7 @@ from converters.live.tui import Help, LiveApp
 from llamacpp_instr.schema import Message
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
-from tests.kit.in_process import instr as run_here
+from tests.kit.in_process import instr_here
 from tests.kit.made_log import encode, make_log
 from tests.kit.pseudo_terminal import PseudoTerminal
 from tests.live.followed_logs import followed, open_log
@@ -205,5 +205,5 @@ def test_without_textual_there_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "textual", None)
-    refused = run_here("live", open_log(tmp_path)[0], "--tui")
+    refused = instr_here("live", open_log(tmp_path)[0], "--tui")
     assert_refused(refused, 'textual is not installed: pip install "llamacpp-instr[tui]"')

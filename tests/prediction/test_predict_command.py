@@ -19,7 +19,7 @@ from llamacpp_instr.probe.file import probe_json
 from llamacpp_instr.quantize.plan import QuantizeOptions
 from llamacpp_instr.quantize.runner import Quantizer
 from tests.conftest import assert_refused
-from tests.kit.in_process import instr, tables_of
+from tests.kit.in_process import instr_here, tables_of
 from tests.kit.made_machine import made_machine
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
@@ -68,7 +68,7 @@ def test_energy_is_shown_if_it_was_measured(tmp_path: Path) -> None:
 
 
 def test_without_energy_a_note_says_why() -> None:
-    done = instr("predict", "demo", "--machine", MACHINE, "--batch", 8, "--ctx", 40)
+    done = instr_here("predict", "demo", "--machine", MACHINE, "--batch", 8, "--ctx", 40)
     assert "does not report it" in " ".join(done.stdout.split())
     assert "joules" not in done.stdout
 
@@ -84,7 +84,7 @@ def test_without_energy_a_note_says_why() -> None:
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
-    assert_refused(instr("predict", "demo", "--machine", MACHINE, *words), said)
+    assert_refused(instr_here("predict", "demo", "--machine", MACHINE, *words), said)
 
 
 def test_costs_are_measured_for_what_a_subject_has(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import assert_refused
-from tests.kit.in_process import instr, tables_of
+from tests.kit.in_process import instr_here, tables_of
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native
@@ -56,5 +56,5 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
     words, told = WRONG[case]
-    assert_refused(instr("schedule", *words, "-o", tmp_path / "out.json"), told)
+    assert_refused(instr_here("schedule", *words, "-o", tmp_path / "out.json"), told)
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from converters.scheduling.split import divide
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import blocks_of
-from tests.kit.in_process import instr, tables_of
+from tests.kit.in_process import instr_here, tables_of
 from tests.kit.native_kit import DEMO, ROOT
 
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -98,11 +98,11 @@ def test_a_sweep_is_the_schedules_one_by_one() -> None:
 def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
     trace, page = tmp_path / "a.pftrace", tmp_path / "a.html"
     words = ("--layers", 0, "--perfetto", trace, "-o", page)
-    assert instr("schedule", LOG, *words).returncode == 0
+    assert instr_here("schedule", LOG, *words).returncode == 0
     assert trace.stat().st_size > 1000
     assert "<svg" in page.read_text()
-    assert_refused(instr("schedule", LOG, *words), "exists")
-    assert instr("schedule", LOG, *words, "--force").returncode == 0
+    assert_refused(instr_here("schedule", LOG, *words), "exists")
+    assert instr_here("schedule", LOG, *words, "--force").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,8 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_input_is_one_line(words: tuple[object, ...], said: str, graph: Path) -> None:
-    assert_refused(instr("schedule", *(graph if word == "GRAPH" else word for word in words)), said)
+    arguments = [graph if word == "GRAPH" else word for word in words]
+    assert_refused(instr_here("schedule", *arguments), said)
 
 
 def test_parts_of_flash_attention_are_timed_where_it_ran(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_parts_of_flash_attention_are_timed_where_it_ran(tmp_path: Path) -> None
     elsewhere = tmp_path / "elsewhere.log"
     recorded = re.sub(rb'"cpu":"[^"]*"', b'"cpu":"Sirius 9"', LOG.read_bytes(), count=1)
     elsewhere.write_bytes(recorded)
-    done = instr("schedule", elsewhere, "--split", "heads")
+    done = instr_here("schedule", elsewhere, "--split", "heads")
     assert_refused(done, "recorded on Sirius 9, but this machine is ", "--flash-attn off")
 
 
