@@ -9,13 +9,12 @@ from random import Random
 from typing import Any
 
 import pandas as pd
-from click.testing import CliRunner
 from hypothesis import given, settings
 from msgspec.structs import replace
 
 from converters.exports.tables import load_tables
 from llamacpp_instr import schema as s
-from llamacpp_instr.cli import main
+from tests.kit.in_process import tables_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -60,9 +59,7 @@ def test_a_mark_gives_a_request_its_name_and_arrival(tmp_path):
 
 def check_requests(path: Path, table: pd.DataFrame) -> None:
     """Every request has the numbers that the command prints."""
-    done = CliRunner().invoke(main, ["requests", str(path), "--top", "1000000", "--json"])
-    assert done.exit_code == 0, done.output
-    latency, *slowest = json.loads(done.stdout)
+    latency, *slowest = tables_of("requests", path, "--top", 1_000_000)
     shown = {row["Request"]: row for row in (slowest[-1]["rows"] if slowest else [])}
     assert table.request.tolist() == sorted(shown)
     assert table.output.sum() == latency["figures"].get("output tokens", {"value": 0})["value"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from random import Random
 from typing import Any
@@ -179,10 +180,6 @@ def test_a_number_beyond_64_bits_is_named_with_its_line(tmp_path, kind, key) -> 
     events = make_log(Random(4).randint, n_contexts=1, level="minimal")
     at = max(i for i, event in enumerate(events) if isinstance(event, kind))
     lines = encode(events).splitlines(keepends=True)
-    line = msgspec.json.decode(lines[at])
-    text = msgspec.json.encode({**line, key: 0}).replace(
-        b'"%s":0' % key.encode(), b'"%s":%d' % (key.encode(), 2**70)
-    )
-    lines[at] = text + b"\n"
+    lines[at] = json.dumps({**json.loads(lines[at]), key: 2**70}).encode() + b"\n"
     with pytest.raises(LogError, match=rf":{at + 1}: "):
         convert(tmp_path / "a.log", b"".join(lines), Options())

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 
 from converters.exports import table_files as files
 from converters.exports.tables import NAMES, load_tables, stream_tables
-from llamacpp_instr.cli.to_parquet import to_parquet
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.output import open_output_directory
 from tests.conftest import Instr, assert_refused
@@ -69,9 +67,9 @@ def test_every_piece_is_a_row_group(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_the_command_writes_one_file_for_each_table(tmp_path, suffix):
-    arguments = [str(RECORDED), "-o", str(tmp_path / "tables"), *["--csv"] * (suffix == "csv")]
-    done = CliRunner().invoke(to_parquet, arguments)
-    assert done.exit_code == 0, done.output
+    form = ["--csv"] * (suffix == "csv")
+    done = instr_here("to-parquet", RECORDED, "-o", tmp_path / "tables", *form)
+    assert done.returncode == 0, done.stderr
     names = {entry.name for entry in (tmp_path / "tables").iterdir()}
     assert names == {f"{name}.{suffix}" for name in NAMES}
     assert "3,504 ops" in done.stderr

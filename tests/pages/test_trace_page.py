@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from llamacpp_instr.cli.to_perfetto import to_perfetto
+from tests.kit.in_process import instr_here
 from tests.kit.native_kit import ROOT
 from tests.kit.trace_processor import ask, needs_node
 
@@ -29,8 +28,8 @@ def named(heading: str) -> list[str]:
 @pytest.mark.native
 def test_the_page_names_what_is_there(tmp_path: Path) -> None:
     trace = tmp_path / "t.pftrace"
-    done = CliRunner().invoke(to_perfetto, [str(FIXTURE), "-o", str(trace)])
-    assert done.exit_code == 0, done.output
+    done = instr_here("to-perfetto", FIXTURE, "-o", trace)
+    assert done.returncode == 0, done.stderr
     tracks, keys = ask(
         trace,
         "select distinct name from track",
