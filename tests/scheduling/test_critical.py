@@ -32,7 +32,7 @@ def assert_whole(made: Schedule) -> None:
             assert part.end - part.begin == made.engines.handover_ns
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(graphs(), machines())
 def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> None:
     for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):

@@ -43,7 +43,7 @@ def test_it_is_valid_and_no_worse_than_the_rules(tasks, engines) -> None:
     assert compute_bounds(tasks, engines).makespan <= made.proven <= made.makespan
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(graphs(), machines())
 def test_shifting_leaves_a_schedule_valid_and_begins_nothing_later(tasks, engines) -> None:
     made = schedule_list(tasks, engines)
