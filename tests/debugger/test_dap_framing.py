@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.debugger.dap.framing import (
@@ -45,6 +45,7 @@ def sent(*messages: dict[str, Any]) -> bytes:
     return stream.getvalue()
 
 
+@settings(max_examples=50)
 @given(st.lists(MESSAGES, max_size=3))
 def test_what_is_written_is_read_in_pieces_of_any_size(messages: list[dict[str, Any]]) -> None:
     data = sent(*messages)
@@ -53,6 +54,7 @@ def test_what_is_written_is_read_in_pieces_of_any_size(messages: list[dict[str, 
         assert read_message(stream) is None
 
 
+@settings(max_examples=50)
 @given(MESSAGES, st.data())
 def test_a_message_that_is_cut_off_is_refused(message: dict[str, Any], data: st.DataObject) -> None:
     whole = sent(message)

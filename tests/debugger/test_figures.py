@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -35,6 +35,7 @@ def test_a_mean_does_not_overflow_the_type_of_the_values() -> None:
     assert figures_of(np.full(3, 3e38, np.float32)).mean == pytest.approx(3e38, rel=1e-6)
 
 
+@settings(max_examples=50)
 @given(FLOATS)
 def test_a_histogram_counts_every_finite_value_once(values: np.ndarray) -> None:
     found = histogram(values, 7)
@@ -47,6 +48,7 @@ def test_a_histogram_of_doubles_near_the_limit_does_not_overflow() -> None:
     assert histogram(np.array([-1.7e308, 1.7e308]), 4).counts.tolist() == [1, 0, 0, 1]
 
 
+@settings(max_examples=50)
 @given(FLOATS, st.integers(1, 12), st.integers(1, 12))
 def test_a_cell_of_a_heat_map_is_the_value_furthest_from_zero(
     values: np.ndarray, rows: int, columns: int

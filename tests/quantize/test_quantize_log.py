@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.errors import InstrError
@@ -40,6 +40,7 @@ def read(source: ModelFile, lines: list[str]) -> list[TensorPlan]:
     return read_dry_run(source, "Q4_0", QuantizeOptions(), lines)
 
 
+@settings(max_examples=50)
 @given(
     tensors=st.lists(
         st.tuples(NAMES.filter(bool), TYPES, TYPES),

@@ -15,8 +15,9 @@ import pytest
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import Weight, load_model_file
+from llamacpp_instr.weights import compare
 from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.weights.error import CHUNK, Sums, WeightError
 from llamacpp_instr.weights.pieces import PIECE
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import ROOT
@@ -129,9 +130,12 @@ def test_names_layers_and_roles_are_the_files() -> None:
     ]
 
 
-def test_the_result_does_not_depend_on_threads(tmp_path: Path) -> None:
-    # more than one piece, the last one incomplete
-    tensors = {"a.weight": random(PIECE // 4096 + 100, 4096), "b.weight": random(7)}
+def test_the_result_does_not_depend_on_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # three pieces, the last one incomplete
+    monkeypatch.setattr(compare, "PIECE", 2 * CHUNK)
+    tensors = {"a.weight": random(5 * CHUNK // 4096 - 20, 4096), "b.weight": random(7)}
     plain = write_plain(tmp_path / "plain.gguf", tensors)
     stored = write_model(tmp_path / "q8.gguf", tensors)
     one, many = errors_of(plain, stored, threads=1), errors_of(plain, stored, threads=5)
@@ -300,7 +304,7 @@ def write_zeros(path: Path, rows: int) -> Path:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    rows = 10 * PIECE // 4096
+    rows = 5 * PIECE // 4096
     path = write_zeros(tmp_path / "zeros.gguf", rows)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, ROOT, path, path], check=True, capture_output=True, text=True
