@@ -16,14 +16,8 @@ from llamacpp_instr import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
-from tests.kit.native_kit import (
-    DEMO,
-    ROOT,
-    compile_program,
-    installed_library,
-    random_models,
-    run_probe,
-)
+from tests.kit.native_kit import DEMO, random_models, run_probe
+from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
 
@@ -73,9 +67,7 @@ def test_the_spans_of_a_step_add_up_to_what_the_caller_waits_for(
     tmp_path: Path, threads: int
 ) -> None:
     log = tmp_path / "session.log"
-    program = compile_program(
-        ROOT / "tests" / "native" / "decode_times.cpp", installed_library(), tmp_path
-    )
+    program = native_program("decode_times", tmp_path)
     printed = subprocess.run(
         [program, DEMO, log, str(threads), str(DECODES)], check=True, capture_output=True, text=True
     ).stdout

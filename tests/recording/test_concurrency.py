@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -13,7 +12,9 @@ import pytest
 from llamacpp_instr import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
+from tests.conftest import Instr
 from tests.kit.native_kit import DEMO
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -55,9 +56,7 @@ def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
 ) -> None:
     """The recorder's thread writes for the parent; waiting for it in the child would never end."""
     logs = [tmp_path / "parent.log", tmp_path / "child.log"]
-    command = [sys.executable, "-c", textwrap.dedent(FORKED_AFTER_A_COMPUTE), *map(str, logs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(FORKED_AFTER_A_COMPUTE, *logs, check=True)
     assert list(check_log(logs[1])) == []
     told = Counter(type(event) for _, event in read_events(logs[1]))
     assert (told[schema.Note], told[schema.SessionEnd]) == (1000, 1)
@@ -86,11 +85,7 @@ FORKED_WHILE_A_THREAD_RECORDS = """
 
 def test_a_fork_may_come_while_another_thread_records(tmp_path: Path) -> None:
     """Whatever lock that thread holds, the child can record, into a log of its own."""
-    program = textwrap.dedent(FORKED_WHILE_A_THREAD_RECORDS)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(FORKED_WHILE_A_THREAD_RECORDS, tmp_path, check=True)
     assert list(check_log(tmp_path / "parent.log")) == []
     for number in range(30):
         log = tmp_path / f"{number}.log"
@@ -102,9 +97,7 @@ def test_a_fork_may_come_while_another_thread_records(tmp_path: Path) -> None:
 def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
     for level in schema.LEVELS:
         log = tmp_path / f"{level}.log"
-        command = [sys.executable, "-c", textwrap.dedent(TWO_THREADS), str(log), level]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        run_python(TWO_THREADS, log, level, check=True)
         assert list(check_log(log)) == []
         events = [event for _, event in read_events(log)]
         contexts = {e.ctx for e in events if isinstance(e, schema.Context)}
@@ -126,7 +119,9 @@ def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_eight_processes_under_one_exec_give_eight_logs(tmp_path: Path, method: str) -> None:
+def test_eight_processes_under_one_exec_give_eight_logs(
+    started_instr: Instr, tmp_path: Path, method: str
+) -> None:
     program = f"""
         import multiprocessing, sys
 
@@ -144,11 +139,7 @@ def test_eight_processes_under_one_exec_give_eight_logs(tmp_path: Path, method: 
     """
     script = tmp_path / "app.py"
     script.write_text(textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "exec", "--log", str(tmp_path / "app-%p.log"),
-         "--", sys.executable, str(script), method],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = started_instr("exec", "--log", "app-%p.log", "--", sys.executable, script, method)
     assert done.returncode == 0, done.stderr
     logs = sorted(tmp_path.glob("*.log"))
     assert len(logs) == 8

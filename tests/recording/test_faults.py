@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from llamacpp_instr import schema
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
+from tests.kit.programs import python
 
 pytestmark = pytest.mark.native
 
@@ -54,10 +54,6 @@ NURSERY = """
 """
 
 
-def program(text: str) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(text)]
-
-
 IDLE = f"""
     import sys, time, llamacpp_instr, llama_cpp
     session = llamacpp_instr.record(sys.argv[1])
@@ -70,7 +66,7 @@ IDLE = f"""
 
 def test_what_a_waiting_process_has_decoded_is_on_disk(tmp_path: Path) -> None:
     log = tmp_path / "session.log"
-    with subprocess.Popen([*program(IDLE), str(log)], stdout=subprocess.PIPE, text=True) as idle:
+    with subprocess.Popen(python(IDLE, log), stdout=subprocess.PIPE, text=True) as idle:
         assert idle.stdout is not None
         assert idle.stdout.readline() == "done\n"
         deadline = time.monotonic() + 300
@@ -91,9 +87,8 @@ def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path)
     rng = random.Random(0)
     lines_in_all = 0
     with subprocess.Popen(
-        [*program(NURSERY), str(DEMO), str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as nursery:  # fmt: skip
+        python(NURSERY, DEMO, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as nursery:
         assert nursery.stdin
         assert nursery.stdout
         for number in range(KILLS):
@@ -145,7 +140,7 @@ def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
     done = in_namespace(
         'disk=$1 kept=$2; shift 2; mount -t tmpfs -o size=512k none "$disk";'
         '"$@" "$disk/s.log"; cp "$disk/s.log" "$kept"',
-        str(disk), str(kept), *program(RECORD),
+        str(disk), str(kept), *python(RECORD),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
@@ -169,7 +164,7 @@ def test_a_full_disk_stops_the_program_where_that_was_asked_for(tmp_path: Path) 
     script = RECORD.replace('level="verbose"', 'level="verbose", on_log_error="stop"')
     done = in_namespace(
         'mount -t tmpfs -o size=256k none "$1"; shift; "$@"',
-        str(disk), *program(script), str(disk / "s.log"),
+        str(disk), *python(script, disk / "s.log"),
     )  # fmt: skip
     assert done.returncode == 74  # EX_IOERR
     assert done.stdout == ""
@@ -198,7 +193,7 @@ def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> Non
     default = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
     script = RECORD.replace("    import sys,", f"    {default}\n    import sys,")
     with subprocess.Popen(
-        [*program(script), str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        python(script, pipe), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         with pipe.open("rb") as reader:
             reader.readline()
@@ -206,23 +201,3 @@ def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> Non
     assert process.returncode == 0, err
     assert out == "done\n"
     assert err.count("Broken pipe; ") + err.count("(Broken pipe)") >= 1
-
-
-@pytest.mark.parametrize("level", ["detailed", "verbose"])
-def test_a_program_that_ends_without_closing_still_leaves_a_closed_log(
-    tmp_path: Path, level: str
-) -> None:
-    log = tmp_path / "s.log"
-    script = f"""
-        import llamacpp_instr, llama_cpp, sys
-        session = llamacpp_instr.record({str(log)!r}, level={level!r})
-        llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
-        llm.create_completion("Once", max_tokens=4)
-        sys.exit(3)
-    """
-    done = subprocess.run(program(script), capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
-    reader = read_events(log)
-    events = [event for _, event in reader]
-    assert isinstance(events[-1], schema.SessionEnd)
-    assert events[-1].reason == "exit"

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.check import check_log
-from tests.kit.native_kit import DEMO, ROOT, compile_program, installed_library
+from tests.kit.native_kit import DEMO
+from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
 
 
 def test_the_recorder_under_stress(tmp_path: Path) -> None:
-    program = _compiled("recorder_stress", tmp_path)
+    program = native_program("recorder_stress", tmp_path)
     logs = tmp_path / "logs"
     logs.mkdir()
     done = subprocess.run([program, DEMO, logs], capture_output=True, text=True, timeout=300)
@@ -32,19 +33,14 @@ def test_the_recorder_under_stress(tmp_path: Path) -> None:
         assert list(check_log(log)) == []
 
 
-def _compiled(name: str, into: Path) -> Path:
-    source = ROOT / "tests" / "native" / f"{name}.cpp"
-    return compile_program(source, installed_library(), into)
-
-
 @pytest.fixture(scope="module")
 def json_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _compiled("json_line", tmp_path_factory.mktemp("json_line"))
+    return native_program("json_line", tmp_path_factory.mktemp("json_line"))
 
 
 @pytest.fixture(scope="module")
 def log_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _compiled("log_threads", tmp_path_factory.mktemp("log_threads"))
+    return native_program("log_threads", tmp_path_factory.mktemp("log_threads"))
 
 
 def _numbers() -> list[int]:

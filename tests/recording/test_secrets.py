@@ -10,15 +10,15 @@ import pytest
 
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import SessionStart
-from tests.kit.native_kit import ROOT, compile_program, installed_library
+from tests.conftest import Instr
+from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "secrets.cpp"
-    return compile_program(source, installed_library(), tmp_path_factory.mktemp("secrets"))
+    return native_program("secrets", tmp_path_factory.mktemp("secrets"))
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,11 @@ LEAKS = "import os; print([name for name in os.environ if 'S3CRET' in os.environ
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_no_secret_is_in_the_log_or_in_the_environment(
-    demo_model: Path, tmp_path: Path, environment: dict[str, str], keep: bool
+    started_instr: Instr, demo_model: Path, tmp_path: Path, keep: bool
 ) -> None:
     options = ("--keep-args",) if keep else ()
     command = (sys.executable, "-c", f"{LOADS}; {LEAKS}", demo_model, "--api-key", "S3CRET-abc")
-    arguments = ("exec", *options, "--log", "a.log", "--", *command)
-    done = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *arguments],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = started_instr("exec", *options, "--log", "a.log", "--", *command)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
     _, start = next(iter(read_events(tmp_path / "a.log")))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.programs import run_python
 from tests.kit.provoke import Decoder
 
 pytestmark = pytest.mark.native
@@ -77,10 +76,7 @@ print(json.dumps([b - a for a, b in zip(before, after)]))
 def test_the_machine_is_what_the_process_counts_itself(tmp_path: Path) -> None:
     """Its parts lie inside what the process counts around them."""
     log = tmp_path / "a.log"
-    done = subprocess.run(
-        [sys.executable, "-c", USED, str(DEMO), str(log)],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python(USED, DEMO, log, cwd=ROOT, check=True)
     used = resource.struct_rusage(json.loads(done.stdout))
     machine = read_events(log, "machine")
     assert 0 < sum(of["cpu"] for of in machine) <= (used.ru_utime + used.ru_stime) * 1e9 + 1000

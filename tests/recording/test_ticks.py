@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.native_kit import ROOT, compile_program, installed_library
+from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
 
@@ -20,8 +20,7 @@ Moment = tuple[int, int]  # ticks, ns
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "ticks.cpp"
-    return compile_program(source, installed_library(), tmp_path_factory.mktemp("ticks"))
+    return native_program("ticks", tmp_path_factory.mktemp("ticks"))
 
 
 def _answers(program: Path, commands: Iterable[str]) -> list[int]:

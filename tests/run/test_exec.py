@@ -108,13 +108,14 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("how", ["exec", "record"])
+@pytest.mark.parametrize("how", ["exec", "detailed", "verbose"])
 def test_however_a_python_program_ends_its_log_is_closed(
     instr: Instr, application: Path, demo_model: Path, environment: dict[str, str], ending: str,
     how: str,
 ) -> None:  # fmt: skip
-    recorded = "import llamacpp_instr; session = llamacpp_instr.record('a.log')\n"
-    application.write_text((recorded if how == "record" else "") + f"{APPLICATION}\n{ending}")
+    """Under `instr exec`, or if it records itself, at a level."""
+    recorded = f"import llamacpp_instr; session = llamacpp_instr.record('a.log', level={how!r})\n"
+    application.write_text((recorded if how != "exec" else "") + f"{APPLICATION}\n{ending}")
     command = [sys.executable, str(application), str(demo_model)]
     if how == "exec":
         done = instr("exec", "--log", "a.log", "--", *command)

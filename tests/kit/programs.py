@@ -1,0 +1,36 @@
+"""Programs that a test runs: Python code in a process of its own, and those of tests/native."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.kit.native_kit import ROOT, compile_program, installed_library
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    """The command that runs code."""
+    return [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+
+
+def run_python(
+    code: str, *arguments: object, check: bool = False, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own; with `check` it must exit with 0."""
+    done = subprocess.run(
+        python(code, *arguments), capture_output=True, text=True, timeout=300, check=False, **how
+    )
+    assert done.returncode == 0 or not check, done.stderr
+    return done
+
+
+def native_program(
+    name: str, into: Path, library: Path | None = None, flags: Sequence[str] = ()
+) -> Path:
+    """A program of tests/native, linked with the installed library or another one."""
+    source = ROOT / "tests" / "native" / f"{name}.cpp"
+    return compile_program(source, library or installed_library(), into, flags)
