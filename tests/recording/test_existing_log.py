@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.schema import FIRST_BYTES
-from tests.conftest import Instr, assert_refused, read_events
+from tests.conftest import Instr, assert_refused, read_events, start_run
 
 pytestmark = pytest.mark.native
 
@@ -58,10 +57,7 @@ def test_a_refused_run_keeps_the_log_that_is_there(
 def test_a_killed_run_leaves_its_log_by_name(environment: dict[str, str], tmp_path: Path) -> None:
     log = tmp_path / "session.log"
     shutil.copyfile(OLD_LOG, log)
-    command = (sys.executable, "-m", "llamacpp_instr", "run", "demo", "-p", "Once", "-n", "200")
-    process = subprocess.Popen(
-        [*command, "--force"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
-    )
+    process = start_run(environment, tmp_path, "demo", "-p", "Once", "-n", "200", "--force")
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.kill()
@@ -141,13 +137,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
     ("n_bytes", "told"), [(0, "nothing is recorded: "), (40_000, "incomplete log: ")]
 )
 def test_a_full_disk_is_told_even_where_the_program_is_not_verbose(
-    started_instr: Instr,
-    application: Path,
-    demo_model: Path,
-    tmp_path: Path,
-    n_bytes: int,
+    started_instr: Instr, application: Path, demo_model: Path, tmp_path: Path, n_bytes: int,
     told: str,
-) -> None:
+) -> None:  # fmt: skip
     application.write_text(FULL_DISK + APPLICATION)
     command = (sys.executable, "app.py", demo_model, n_bytes)
     # its streams are pipes, for which the limit does not count
@@ -175,18 +167,8 @@ def test_the_parts_of_other_logs_are_kept(instr: Instr, demo_model: Path, tmp_pa
     """Their names only look like those of parts of this log."""
     for name in LOOK_ALIKES:
         (tmp_path / name).write_bytes(FIRST_BYTES + name.encode())
-    done = instr(
-        "exec",
-        "--force",
-        "--rotate",
-        "1GB",
-        "--log",
-        "server.log",
-        "--",
-        sys.executable,
-        "app.py",
-        demo_model,
-    )
+    options = ("--force", "--rotate", "1GB", "--log", "server.log")
+    done = instr("exec", *options, "--", sys.executable, "app.py", demo_model)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} >= set(LOOK_ALIKES)
     for name in LOOK_ALIKES:

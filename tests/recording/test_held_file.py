@@ -7,7 +7,6 @@ import fcntl
 import os
 import stat
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -17,11 +16,10 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import StepEnd
-from tests.kit.native_kit import DEMO, compile_program, installed_library
+from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.programs import native_program, python, run_python
 
 pytestmark = pytest.mark.native
-
-ROOT = Path(__file__).parent.parent.parent
 
 # decodes `n` tokens one by one
 DECODE = f"""
@@ -45,14 +43,12 @@ DECODE = f"""
 def run_program(
     body: str, log: Path | None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that decodes; with `log` it is recorded like by `instr exec`."""
+    """Run a program that decodes; with `log` it is recorded like by `instr exec`. It gets its own
+    text as an argument."""
     text = textwrap.dedent(DECODE) + textwrap.dedent(body)
     asked = {"LLAMA_INSTR_LOG": str(log)} if log else {}
-    return subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **asked, **environment},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked, **environment}
+    return run_python(text, text, env=environment)
 
 
 def count_steps(log: Path) -> int:
@@ -150,11 +146,8 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_log(tmp_path: Path) 
     log = tmp_path / "s.log"
     text = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     text += "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", text + textwrap.dedent(DECODE) + "decode(1); print('done')"],
-        env={**os.environ, "LLAMA_INSTR_LOG": str(log)}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    text += textwrap.dedent(DECODE) + "decode(1); print('done')"
+    done = run_python(text, env={**os.environ, "LLAMA_INSTR_LOG": str(log)})
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == f"llama-instr: nothing is recorded: {log}: File too large\n"
     assert not log.exists()
@@ -196,14 +189,9 @@ def test_a_log_is_replaced_whole_and_by_one_process_of_a_command(
         decode(3)
         assert [child.wait() for child in children] in ([], [0, 0])
     """
-    text = textwrap.dedent(DECODE) + textwrap.dedent(body)
-    environment = {
-        **os.environ, "LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_ROTATE": "100000000",
-        "LLAMA_INSTR_OVERWRITE": f"{found.st_dev}:{found.st_ino}",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", text, text], env=environment, capture_output=True, text=True,
-        timeout=120, check=False,
+    done = run_program(
+        body, log, LLAMA_INSTR_ROTATE="100000000",
+        LLAMA_INSTR_OVERWRITE=f"{found.st_dev}:{found.st_ino}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert log.is_symlink() == link
@@ -231,8 +219,7 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     with log.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         both = [
-            subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, text=True)
-            for _ in range(2)
+            subprocess.Popen(python(text), stdin=pipe, stdout=pipe, text=True) for _ in range(2)
         ]
         while _waiting_for(log) < 2:
             assert not [process for process in both if process.poll() is not None]
@@ -258,19 +245,13 @@ def _waiting_for(path: Path) -> int:
 
 
 def test_models_come_and_go_while_the_log_rotates(tmp_path: Path) -> None:
-    program = compile_program(
-        ROOT / "tests" / "native" / "models_come_and_go.cpp", installed_library(), tmp_path
-    )
+    program = native_program("models_come_and_go", tmp_path)
     logs = tmp_path / "logs"
     logs.mkdir()
-    environment = {
-        "LLAMA_INSTR_LOG": str(logs / "r.log"),
-        "LLAMA_INSTR_ROTATE": "100000",
-    }
+    asked = {"LLAMA_INSTR_LOG": str(logs / "r.log"), "LLAMA_INSTR_ROTATE": "100000"}
     done = subprocess.run(
-        [program, DEMO, "8"], env={**os.environ, **environment}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        [program, DEMO, "8"], env=os.environ | asked, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (0, "models_come_and_go: passed\n"), done.stderr
     parts = list(logs.iterdir())
     assert len(parts) > 10, "the log hardly rotated"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import math
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,7 @@ from llamacpp_instr.llama import native
 from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
 from tests.kit.native_kit import open_llama
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -91,10 +92,7 @@ def test_a_mark_ends_when_its_body_fails(tmp_path: Path) -> None:
 
 
 def test_a_failing_application_leaves_a_closed_log(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ZeroDivisionError),
-        llamacpp_instr.record(tmp_path / "a.log"),
-    ):
+    with pytest.raises(ZeroDivisionError), llamacpp_instr.record(tmp_path / "a.log"):
         1 / 0  # noqa: B018
     assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
 
@@ -157,29 +155,21 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path, path: str, words: str) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    with pytest.raises(UsageError, match="'loud' is none of minimal, detailed, verbose"):
-        llamacpp_instr.record(log, level="loud")
-    with pytest.raises(UsageError, match=r"\("):
-        llamacpp_instr.record(log, stats="(")
-    with pytest.raises(UsageError, match="stats"):
-        llamacpp_instr.record(log, stop_on_nan=True)
+def test_wrong_arguments_are_told_without_options_of_the_command_line(tmp_path: Path) -> None:
+    log, mine = tmp_path / "a.log", tmp_path / "a.txt"
+    mine.write_text("mine")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"path": mine}, ""), ({"path": mine, "force": True}, ""), ({"path": tmp_path}, ""),
+        ({"path": tmp_path / "none" / "a.log"}, ""), ({"path": "a\0b"}, ""),
+        ({"level": "loud"}, "'loud' is none of minimal, detailed, verbose"),
+        ({"on_log_error": "no"}, ""), ({"stop_on_nan": True}, "stats"), ({"stats": "("}, "("),
+        ({"stats": "(" * 300}, ""), ({"stats": "x" * 2000}, ""), ({"args": {"a": math.nan}}, ""),
+    ]  # fmt: skip
+    for arguments, words in wrong:
+        with pytest.raises(UsageError, match=rf"^(?!.*--\w).*{re.escape(words)}"):
+            llamacpp_instr.record(**{"path": log, **arguments})
     assert not log.exists()
     assert not native.load().status() & native.ACTIVE
-
-
-def test_errors_name_no_option_of_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("mine")
-    wrong: list[dict[str, Any]] = [
-        {"path": tmp_path / "a.txt"}, {"path": tmp_path / "a.txt", "force": True},
-        {"path": tmp_path}, {"path": tmp_path / "none" / "a.log"}, {"path": "a\0b"},
-        {"level": "all"}, {"on_log_error": "no"}, {"stop_on_nan": True}, {"stats": "("},
-        {"stats": "(" * 300}, {"stats": "x" * 2000}, {"args": {"a": float("nan")}},
-    ]  # fmt: skip
-    for arguments in wrong:
-        with pytest.raises(UsageError, match=r"^(?!.*--\w)"):
-            llamacpp_instr.record(**{"path": tmp_path / "a.log", **arguments})
 
 
 def test_a_full_disk_is_told_and_counted(llama: Any) -> None:
@@ -204,13 +194,10 @@ def test_a_full_disk_ends_instr_run_with_one_line(instr: Instr) -> None:
     assert "/dev/full" in stopped.stderr
 
 
-def run_python(code: str, path: Path, environment: dict[str, str]) -> str:
-    """Run code that finds modules in `path` first; returns its standard output."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], text=True, capture_output=True, check=True,
-        env=environment | {"PYTHONPATH": f"{path}:{environment['PYTHONPATH']}"},
-    )  # fmt: skip
-    return done.stdout.strip()
+def printed(code: str, path: Path, environment: dict[str, str]) -> str:
+    """What code prints that finds modules in `path` first."""
+    environment = environment | {"PYTHONPATH": f"{path}:{environment['PYTHONPATH']}"}
+    return run_python(code, env=environment, check=True).stdout.strip()
 
 
 LOAD = """
@@ -240,7 +227,7 @@ def test_another_library_is_refused(
     package.mkdir()
     (package / "__init__.py").write_text(source)
     (package / "llama_cpp.py").write_text("import ctypes; _lib = ctypes.CDLL('libc.so.6')")
-    line = run_python(LOAD, tmp_path, environment)
+    line = printed(LOAD, tmp_path, environment)
     assert "\n" not in line
     for word in words:
         assert word in line
@@ -250,7 +237,7 @@ def test_no_library_is_said(environment: dict[str, str], tmp_path: Path) -> None
     hide = "import sys; sys.modules['llama_cpp'] = None\n"
     hidden = textwrap.dedent(LOAD).replace("native.load()", "find(); native.load()")
     code = hide + "import importlib.util\ndef find(): importlib.util.find_spec = lambda _: None\n"
-    line = run_python(code + hidden, tmp_path, environment)
+    line = printed(code + hidden, tmp_path, environment)
     assert line == "the patched llama-cpp-python is not installed; run `instr build`"
 
 
@@ -269,4 +256,4 @@ def test_the_package_is_light(environment: dict[str, str], tmp_path: Path) -> No
         import llamacpp_instr.recording.session
         print(heavy or "light", callable(llamacpp_instr.record))
     """
-    assert run_python(code, tmp_path, environment) == "light True"
+    assert printed(code, tmp_path, environment) == "light True"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -30,6 +32,8 @@ from llamacpp_instr.schema import (
 from tests.conftest import Instr, assert_refused
 
 pytestmark = pytest.mark.native
+
+Done = CompletedProcess[str]
 
 # Two contexts decode at once, in two threads, and count their work; full caches are cleared. Each
 # then waits until the recorder, which writes ten times a second, has caught up: on a fast machine a
@@ -73,15 +77,15 @@ json.dump(done, sys.stdout)
 
 
 @pytest.fixture
-def application(tmp_path: Path) -> Path:
-    path = tmp_path / "app.py"
-    path.write_text(APPLICATION)
-    return path
+def rotated(instr: Instr, tmp_path: Path, demo_model: Path) -> Callable[..., Done]:
+    """`instr exec` with the application, its log, and parts of 1 MB."""
+    (tmp_path / "app.py").write_text(APPLICATION)
 
+    def run(*options: object) -> Done:
+        to = ("--log", "it.log", "--rotate", "1MB", *options)
+        return instr("exec", *to, "--", sys.executable, "app.py", demo_model)
 
-@pytest.fixture
-def command(application: Path, demo_model: Path) -> list[str]:
-    return [sys.executable, str(application), str(demo_model)]
+    return run
 
 
 def parts_of(log: Path) -> list[Path]:
@@ -95,10 +99,9 @@ def events_of(path: Path) -> list[Event]:
 
 @pytest.mark.parametrize("level", ["detailed", "verbose"])
 def test_a_log_rotates_without_a_lost_event(
-    instr: Instr, command: list[str], tmp_path: Path, level: str
+    rotated: Callable[..., Done], tmp_path: Path, level: str
 ) -> None:
-    options = ("--log", "it.log", "--level", level, "--rotate", "1MB")
-    done = instr("exec", *options, "--", *command)
+    done = rotated("--level", level)
     assert done.returncode == 0, done.stderr
     parts = parts_of(tmp_path / "it.log")
     assert [path.name for path in parts[1:3]] == ["it.part2.log", "it.part3.log"]
@@ -154,9 +157,9 @@ def check_joined(parts: list[Path], sampled: list[list[int]]) -> None:
 
 
 def test_an_open_mark_goes_on_in_the_next_part(
-    instr: Instr, command: list[str], tmp_path: Path
+    rotated: Callable[..., Done], tmp_path: Path
 ) -> None:
-    assert instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command).returncode == 0
+    assert rotated().returncode == 0
     parts = parts_of(tmp_path / "it.log")
     assert len(parts) >= 3
     for path in parts:
@@ -212,10 +215,10 @@ def test_what_is_asked_of_an_idle_context_is_in_the_part_that_is_open(
 
 
 def test_where_no_part_can_be_made_the_log_goes_on(
-    instr: Instr, command: list[str], tmp_path: Path
+    rotated: Callable[..., Done], tmp_path: Path
 ) -> None:
     (tmp_path / "it.part3.log").mkdir()
-    done = instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command)
+    done = rotated()
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if line.startswith("llama-instr")]
     second = tmp_path / "it.part2.log"
@@ -228,17 +231,15 @@ def test_where_no_part_can_be_made_the_log_goes_on(
 
 
 def test_parts_of_an_older_log_are_not_overwritten(
-    instr: Instr, command: list[str], tmp_path: Path
+    rotated: Callable[..., Done], tmp_path: Path
 ) -> None:
     old = tmp_path / "it.part7.log"
     old.write_text("precious")
-    options = ("--log", "it.log", "--rotate", "1MB")
-    assert_refused(instr("exec", *options, "--", *command), "it.part7.log", "--force")
-    refused = instr("exec", *options, "--force", "--", *command)
-    assert_refused(refused, "it.part7.log is not a log")
+    assert_refused(rotated(), "it.part7.log", "--force")
+    assert_refused(rotated("--force"), "it.part7.log is not a log")
     assert old.read_text() == "precious"
     old.write_bytes(FIRST_BYTES)
-    done = instr("exec", *options, "--force", "--", *command)
+    done = rotated("--force")
     assert done.returncode == 0, done.stderr
     assert not old.exists() or list(check_log(old)) == []
 

@@ -22,6 +22,7 @@ from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.recording.session import Recording
 from llamacpp_instr.recording.text import MAX_DATA, MAX_DEPTH, MAX_NAME
 from llamacpp_instr.schema import MAX_LINE, Mark, Note, SessionStart
+from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native
 
@@ -151,10 +152,8 @@ NOT_UTF_8 = b"\xff\xfe\xc3"
 
 def run_instr(directory: Path, *arguments: str | bytes | Path) -> None:
     command = [sys.executable, "-m", "llamacpp_instr", *arguments]
-    root = str(Path(__file__).parent.parent.parent)
-    done = subprocess.run(
-        command, cwd=directory, env={**os.environ, "PYTHONPATH": root}, capture_output=True
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
