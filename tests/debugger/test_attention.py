@@ -85,21 +85,13 @@ def test_heads_tokens_and_cells_are_the_axes(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-def test_attention_that_is_gone_says_where_to_stop(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="layer 2 is gone; stop at"), opened(DEMO) as model:
-        run(
-            model, tmp_path / "log", breakpoints=["result_norm"],
-            on_stop=lambda stop: attention(stop, 2) and None,
-        )  # fmt: skip
-
-
-@pytest.mark.native
 @pytest.mark.parametrize(
     ("model", "place", "layer", "reason"),
     [
         ("demo", "ffn_out-0", 3, "has not been computed yet"),
         ("demo", "embd", None, "has not been computed yet"),
         ("demo", "ffn_out-0", 77, "layer 77 has no attention"),
+        ("demo", "result_norm", 2, "layer 2 is gone; stop at"),
         ("mamba2-dense", "result_norm", 0, "layer 0 has no attention"),
     ],
 )

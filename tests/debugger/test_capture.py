@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,11 @@ from llamacpp_instr.debugger.capture import Capture
 from llamacpp_instr.debugger.captured import matching
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import TensorStats
-from tests.conftest import Instr
+from tests.conftest import Instr, start_run
 from tests.kit.commands_kit import blocks_of
-from tests.kit.debugger_kit import opened, prompt_of, run
+from tests.kit.debugger_kit import Run, opened, run
 from tests.kit.native_kit import DEMO, ROOT, random_models
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -42,6 +41,17 @@ def shards_of(folder: Path) -> list[Mapping[str, np.ndarray]]:
     for shard, entry in zip(shards, index_of(folder)["shards"], strict=True):
         assert {name: list(values.shape) for name, values in shard.items()} == entry["tensors"]
     return shards
+
+
+def captured(
+    pattern: str, folder: Path, model: Path = DEMO, shard_bytes: int = 1 << 20, **how: Any
+) -> tuple[list[Mapping[str, np.ndarray]], Run]:
+    """The shards of a run, and what the model computed."""
+    capture = Capture(pattern, folder, shard_bytes=shard_bytes)
+    with opened(model) as loaded:
+        done = run(loaded, folder.with_suffix(".log"), followers=[capture], **how)
+    capture.close()
+    return shards_of(folder), done
 
 
 def test_a_row_for_each_token_of_the_prompt_and_of_the_answer(instr: Instr, tmp_path: Path) -> None:
@@ -84,11 +94,7 @@ def test_the_last_layer_is_the_next_ones_computed_from_it(tmp_path: Path) -> Non
     import gguf
 
     weights = {tensor.name: tensor.data for tensor in gguf.GGUFReader(DEMO).tensors}
-    capture = Capture("l_out-3", tmp_path / "act")
-    with opened(DEMO) as model:
-        done = run(model, tmp_path / "log", followers=[capture])
-    capture.close()
-    (shard,) = shards_of(tmp_path / "act")
+    (shard,), done = captured("l_out-3", tmp_path / "act")
     rows = shard["l_out-3"].astype(np.float64)
     normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5)
     logits = normed * weights["output_norm.weight"] @ weights["output.weight"].astype(float).T
@@ -97,24 +103,17 @@ def test_the_last_layer_is_the_next_ones_computed_from_it(tmp_path: Path) -> Non
 
 
 def test_heads_stay_in_a_row_of_their_token(tmp_path: Path) -> None:
+    four = [3, 10, 17, 24]  # as many tokens as some models have heads
     for architecture in ("llama-dense", "gemma2-dense"):
-        capture = Capture("Qcur-*", tmp_path / architecture)
-        with opened(random_models() / f"{architecture}.gguf") as model:
-            prompt = prompt_of(model, 4)  # as many tokens as some models have heads
-            run(model, tmp_path / "log", followers=[capture], prompt=prompt)
-        capture.close()
-        (shard,) = shards_of(tmp_path / architecture)
+        model = random_models() / f"{architecture}.gguf"
+        (shard,), _ = captured("Qcur-*", tmp_path / architecture, model, prompt=four)
         rows = [values for name, values in shard.items() if name.startswith("Qcur-")]
         assert all(len(values) == 6 for values in rows)
 
 
 def test_shards_together_are_the_one_shard_of_a_run(tmp_path: Path) -> None:
-    for name, size in (("one", 1 << 20), ("many", 1)):
-        capture = Capture("l_out-*", tmp_path / name, shard_bytes=size)
-        with opened(DEMO) as model:
-            run(model, tmp_path / "log", followers=[capture], decodes=5, ubatch=8)
-        capture.close()
-    (whole,), parts = shards_of(tmp_path / "one"), shards_of(tmp_path / "many")
+    (whole,), _ = captured("l_out-*", tmp_path / "one", decodes=5, ubatch=8)
+    parts, _ = captured("l_out-*", tmp_path / "many", shard_bytes=1, decodes=5, ubatch=8)
     assert len(parts) == 8  # three ubatches of the prompt, five decodes
     begins = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
     for name, values in whole.items():
@@ -125,11 +124,7 @@ def test_shards_together_are_the_one_shard_of_a_run(tmp_path: Path) -> None:
 
 
 def test_nodes_that_only_the_decoder_has_are_captured(models: Path, tmp_path: Path) -> None:
-    capture = Capture("result_output", tmp_path / "act")
-    with opened(models / "t5.gguf") as model:
-        run(model, tmp_path / "log", followers=[capture], decodes=2)
-    capture.close()
-    (shard,) = shards_of(tmp_path / "act")
+    (shard,), _ = captured("result_output", tmp_path / "act", models / "t5.gguf", decodes=2)
     assert len(shard["tokens"]) == len(shard["result_output"]) == 3
 
 
@@ -157,10 +152,7 @@ print(peaks[14], peaks[-1])
 
 
 def test_memory_is_bounded_by_a_shard(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LONG, DEMO], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = run_python(LONG, DEMO, cwd=tmp_path, env=environment, check=True)
     written = sum(path.stat().st_size for path in (tmp_path / "act").iterdir())
     early, late = map(int, done.stdout.split())
     assert written > 60 << 20
@@ -171,11 +163,8 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, environment: dict[str, str
 def test_ctrl_c_leaves_whole_shards_and_an_index(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once"]
-    process = subprocess.Popen(
-        [*command, "-n", "400", "--repeat", "1000", "--capture", "l_out-*", "-o", "act"],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    options = ("-n", 400, "--repeat", 1000, "--capture", "l_out-*", "-o", "act")
+    process = start_run(environment, tmp_path, "demo", "--prompt", "Once", *options)
     assert process.stdout is not None
     assert process.stdout.read(20)
     process.send_signal(signal.SIGINT)
@@ -230,10 +219,7 @@ def test_the_python_of_the_page_loads_what_the_command_wrote(
     assert instr(*RUN, "--capture", "l_out-*", "-o", "activations").returncode == 0
     load, follow = blocks_of(ROOT / "docs" / "capture.md", "python")
     for code in (load, follow):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment,
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = run_python(code, cwd=tmp_path, env=environment)
         assert (done.returncode, done.stderr) == (0, "")
         if code == load:
             assert "shard-00000.safetensors (16, 256)" in done.stdout

@@ -42,6 +42,11 @@ def decode(llama: Any, n: int = 3) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def stops_at(place: str, llama: Any, debugging: Debugging, n: int = 3) -> Iterator[Stop]:
+    debugging.add(place)
+    return debugging.run(lambda: decode(llama, n))
+
+
 def logits_of(llama: Any) -> bytes:
     """The logits of the prompt's last token, and of two more decodes."""
     llama.reset()
@@ -78,8 +83,7 @@ def test_a_breakpoint_stops_after_its_op_in_every_step(llama: Any, debugging: De
 
 
 def test_the_token_filter_is_the_position(llama: Any, debugging: Debugging) -> None:
-    debugging.add("l_out-0 token=6")
-    assert [stop.step for stop in debugging.run(lambda: decode(llama, 4))] == [2]
+    assert [stop.step for stop in stops_at("l_out-0 token=6", llama, debugging, n=4)] == [2]
 
 
 def test_values_are_those_that_the_recorder_reads(llama: Any, tmp_path: Path) -> None:
@@ -109,8 +113,7 @@ def test_what_is_at_hand_still_has_the_value_it_was_given(llama: Any, debugging:
     to be gone."""
     first: dict[str, Any] = {}
     compared = gone = 0
-    debugging.add("* step=1")
-    for stop in debugging.run(lambda: decode(llama)):
+    for stop in stops_at("* step=1", llama, debugging):
         first[stop.node.name] = stop.values()
         for name, before in first.items():
             now = None
@@ -141,9 +144,7 @@ def test_the_log_is_whole_and_says_that_it_is_perturbed(
     llama: Any, tmp_path: Path, instr: Instr
 ) -> None:
     with llamacpp_instr.debug(tmp_path / "debug.log") as debugging:
-        debugging.add("Vcur-1")
-        for _ in debugging.run(lambda: decode(llama)):
-            pass
+        assert len(list(stops_at("Vcur-1", llama, debugging))) == 3
     assert instr("check", tmp_path / "debug.log").returncode == 0
     [start] = read_events(tmp_path / "debug.log", "session_start")
     assert start["perturbed"] is True
@@ -152,8 +153,7 @@ def test_the_log_is_whole_and_says_that_it_is_perturbed(
 
 
 def test_leaving_the_loop_lets_the_program_run_to_its_end(llama: Any, debugging: Debugging) -> None:
-    debugging.add("l_out-0")
-    for _ in debugging.run(lambda: decode(llama)):
+    for _ in stops_at("l_out-0", llama, debugging):
         break
     assert debugging.result == decode(llama)
 
@@ -193,8 +193,7 @@ def test_an_error_at_a_stop_ends_the_compute_and_is_raised(llama: Any, tmp_path:
 
 
 def test_nothing_can_be_read_once_the_compute_has_gone_on(llama: Any, debugging: Debugging) -> None:
-    debugging.add("l_out-0 step=0")
-    [stop] = list(debugging.run(lambda: decode(llama)))
+    [stop] = stops_at("l_out-0 step=0", llama, debugging)
     with pytest.raises(UsageError, match="the compute has gone on"):
         stop.values()
 
@@ -210,8 +209,7 @@ def test_nothing_can_be_read_once_the_compute_has_gone_on(llama: Any, debugging:
 def test_a_tensor_that_cannot_be_read_is_told_why(
     llama: Any, debugging: Debugging, name: str, said: str
 ) -> None:
-    debugging.add("l_out-1 step=0")
-    for stop in debugging.run(lambda: decode(llama)):
+    for stop in stops_at("l_out-1 step=0", llama, debugging):
         with pytest.raises(UsageError) as refused:
             stop.values(name)
         assert said in str(refused.value)
@@ -221,8 +219,7 @@ def test_of_several_tensors_with_one_name_the_latest_is_meant(
     llama: Any, debugging: Debugging
 ) -> None:
     """Both norms of a layer are called `norm-0`; the first one has been computed here."""
-    debugging.add("attn_norm-0 step=0")
-    for stop in debugging.run(lambda: decode(llama, 1)):
+    for stop in stops_at("attn_norm-0 step=0", llama, debugging, n=1):
         with pytest.raises(UsageError, match="norm-0 is gone: a later op uses its memory"):
             stop.address("norm-0")
 
@@ -233,8 +230,7 @@ def test_weights_and_caches_are_at_hand_as_the_file_has_them(
     from gguf import GGUFReader
 
     stored = {tensor.name: tensor for tensor in GGUFReader(demo_model).tensors}
-    debugging.add("op=SET_ROWS layer=0 cache_k* step=0")
-    for stop in debugging.run(lambda: decode(llama)):
+    for stop in stops_at("op=SET_ROWS layer=0 cache_k* step=0", llama, debugging):
         norm = stop.values("blk.0.attn_norm.weight")
         assert np.array_equal(norm, stored["blk.0.attn_norm.weight"].data)
         cache = stop.values("cache_k_l0")
@@ -246,8 +242,7 @@ def test_weights_and_caches_are_at_hand_as_the_file_has_them(
 def test_a_breakpoint_that_matches_no_op_names_the_nearest(
     llama: Any, debugging: Debugging
 ) -> None:
-    debugging.add("l_out-0 step=0")
-    for _ in debugging.run(lambda: decode(llama)):
+    for _ in stops_at("l_out-0 step=0", llama, debugging):
         with pytest.raises(
             UsageError, match="no op of the graph matches; the nearest are ffn_out-"
         ):
@@ -255,8 +250,7 @@ def test_a_breakpoint_that_matches_no_op_names_the_nearest(
 
 
 def test_the_listing_has_a_line_for_every_op_that_runs(llama: Any, debugging: Debugging) -> None:
-    debugging.add("l_out-0 step=0")
-    for stop in debugging.run(lambda: decode(llama)):
+    for stop in stops_at("l_out-0 step=0", llama, debugging):
         listing = make_listing(stop.graph)
         running = [node.index for node in stop.graph.nodes if node.runs]
         assert sorted(listing.nodes.values()) == running

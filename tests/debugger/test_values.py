@@ -20,13 +20,8 @@ from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.model.types import TYPES
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import (
-    DEMO,
-    ROOT,
-    compile_program,
-    random_models,
-    unpatched_library,
-)
+from tests.kit.native_kit import DEMO, random_models, unpatched_library
+from tests.kit.programs import native_program
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
 pytestmark = pytest.mark.native
@@ -49,15 +44,14 @@ Dump = list[tuple[str, np.ndarray]]
 
 @pytest.fixture(scope="module")
 def eval_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "eval_dump.cpp"
-    return compile_program(source, unpatched_library(), tmp_path_factory.mktemp("eval_dump"))
+    return native_program("eval_dump", tmp_path_factory.mktemp("eval_dump"), unpatched_library())
 
 
 @pytest.fixture(scope="module")
 def log_flusher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "flush_log.cpp"
     flags = ("-shared", "-fPIC", "-Wl,--no-as-needed", "-lllama-common")
-    return compile_program(source, unpatched_library(), tmp_path_factory.mktemp("flush_log"), flags)
+    folder = tmp_path_factory.mktemp("flush_log")
+    return native_program("flush_log", folder, unpatched_library(), flags)
 
 
 def truth(program: Path, model: Path, to: Path) -> Dump:
@@ -76,19 +70,8 @@ def truth(program: Path, model: Path, to: Path) -> Dump:
     return found
 
 
-def stops(model: Path, log: Path) -> Dump:
-    found: Dump = []
-
-    def keep(stop: Stop) -> None:
-        found.append((stop.node.name, stop.values()))
-
-    with opened(model) as loaded:
-        tokens = prompt_of(loaded, TOKENS, FIRST)
-        run(loaded, log, breakpoints=["*"], on_stop=keep, prompt=tokens, decodes=0)
-    return found
-
-
-def stops_of_text(model: Path, log: Path) -> Dump:
+def stops(model: Path, log: Path, prompt: str = "") -> Dump:
+    """The values at every stop, by default of the prompt of the truth."""
     found: Dump = []
 
     def keep(stop: Stop) -> None:
@@ -96,7 +79,7 @@ def stops_of_text(model: Path, log: Path) -> Dump:
         found.append((stop.node.name, stop.values().reshape(sizes[::-1])))
 
     with opened(model) as loaded:
-        tokens = loaded.tokenize(PROMPT)
+        tokens = loaded.tokenize(prompt) if prompt else prompt_of(loaded, TOKENS, FIRST)
         run(loaded, log, breakpoints=["*"], on_stop=keep, prompt=tokens, decodes=0)
     return found
 
@@ -147,7 +130,7 @@ def test_llama_cpps_own_example_prints_these_values(
 ) -> None:
     model = quantized_demo(file_type)
     real = printed(unpatched_library() / "llama-eval-callback", model, log_flusher)
-    shown = stops_of_text(model, tmp_path / "debug.log")
+    shown = stops(model, tmp_path / "debug.log", PROMPT)
     assert [name for name, _, _ in real] == [name for name, _ in shown]
     assert len(real) > 50
     for (name, *theirs), (_, values) in zip(real, shown, strict=True):
@@ -171,16 +154,9 @@ def test_values_are_those_of_the_eval_callback_for_every_type(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "name",
-    [
-        "demo",
-        "Q4_K_M",
-        "gemma2-dense",
-        "qwen3moe-moe",
-        "mamba2-dense",
-        "gpt-oss-moe",
-        "bloom-dense",
-    ],
-)
+    ["demo", "Q4_K_M", "gemma2-dense", "qwen3moe-moe", "mamba2-dense", "gpt-oss-moe",
+     "bloom-dense"],
+)  # fmt: skip
 def test_stops_after_every_op_change_no_logit(name: str, threads: int, tmp_path: Path) -> None:
     """Also where a norm and the product that follows it are one kernel without stops."""
     path = {"demo": DEMO, "Q4_K_M": quantized_demo("Q4_K_M")}.get(name)
