@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.schema import TensorStats
+from tests.conftest import Instr
 from tests.kit import dap_kit, ui_kit
 from tests.kit.dap_kit import Client, MicrosoftClient, Refused, figures, is_whole, launch, scope
 
@@ -41,6 +41,21 @@ def line_of(client: Client | MicrosoftClient, name: str) -> int:
     """Where an op is in the first listing."""
     at = (i for i, line in enumerate(listing(client), 1) if line.strip().startswith(f"{name}:"))
     return next(at)
+
+
+def launch_to(client: Client | MicrosoftClient, place: str, **arguments: Any) -> None:
+    """Run the demo model to the first op that matches a breakpoint."""
+    launch(client, stopOnEntry=True, **arguments)
+    client.request("setFunctionBreakpoints", breakpoints=[{"name": place}])
+    assert go(client)["reason"] == "function breakpoint"
+
+
+def elements(client: MicrosoftClient, reference: int, **page: int) -> list[dict[str, Any]]:
+    """The numbered variables of one."""
+    found: list[dict[str, Any]] = client.request(
+        "variables", variablesReference=reference, filter="indexed", **page
+    )["variables"]
+    return found
 
 
 def go(
@@ -122,19 +137,15 @@ def test_steps_end_with_the_op_block_layer_or_decode(client: MicrosoftClient) ->
 
 
 def test_values_are_those_that_the_recorder_summarizes(
-    client: MicrosoftClient, tmp_path: Path
+    client: MicrosoftClient, instr: Instr, tmp_path: Path
 ) -> None:
-    words = ["run", "demo", "--prompt", "Once upon a time", "-n", "3", "--threads", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *words, "--stats", "^ffn_out-1$"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+    words = ("--prompt", "Once upon a time", "-n", 3, "--threads", 1, "--stats", "^ffn_out-1$")
+    assert instr("run", "demo", *words).returncode == 0
     events = read_events(tmp_path / "session.log")
     recorded = [event for _, event in events if isinstance(event, TensorStats)]
-    launch(client, stopOnEntry=True)
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "ffn_out-1"}])
-    for stats in recorded:
-        assert go(client)["reason"] == "function breakpoint"
+    launch_to(client, "ffn_out-1")
+    for number, stats in enumerate(recorded):
+        assert number == 0 or go(client)["reason"] == "function breakpoint"
         seen = figures(client)
         for name in ("min", "max", "mean"):
             assert float(seen[name]) == pytest.approx(getattr(stats, name), rel=1e-5), name
@@ -143,21 +154,14 @@ def test_values_are_those_that_the_recorder_summarizes(
 
 
 def test_elements_come_by_page_and_agree_with_the_figures(client: MicrosoftClient) -> None:
-    launch(client, stopOnEntry=True)
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "ffn_out-1"}])
-    go(client)
+    launch_to(client, "ffn_out-1")
     result = scope(client, "Result")
-    rows = client.request(
-        "variables", variablesReference=result["variablesReference"], filter="indexed"
-    )["variables"]
+    rows = elements(client, result["variablesReference"])
     assert len(rows) == result["indexedVariables"]
     values = []
     for row in rows:
         for start in range(0, row["indexedVariables"], 50):
-            page = client.request(
-                "variables", variablesReference=row["variablesReference"], filter="indexed",
-                start=start, count=50,
-            )["variables"]  # fmt: skip
+            page = elements(client, row["variablesReference"], start=start, count=50)
             assert page[0]["name"] == f"[{start}]"
             values += [float(one["value"]) for one in page]
     seen = figures(client)
@@ -166,9 +170,7 @@ def test_elements_come_by_page_and_agree_with_the_figures(client: MicrosoftClien
 
 
 def test_a_changed_logit_decides_the_next_token(client: MicrosoftClient, tmp_path: Path) -> None:
-    launch(client, stopOnEntry=True, n=1)
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "result_output"}])
-    go(client)
+    launch_to(client, "result_output", n=1)
     result = scope(client, "Result")["variablesReference"]
     changed = client.request("setVariable", variablesReference=result, name="[300]", value="1e6")
     assert float(changed["value"]) == 1e6
@@ -182,9 +184,7 @@ def test_a_changed_logit_decides_the_next_token(client: MicrosoftClient, tmp_pat
 
 def test_a_source_of_the_same_name_is_another_tensor(client: MicrosoftClient) -> None:
     """RoPE reads `Qcur-0` and its result is called so, too."""
-    launch(client, stopOnEntry=True)
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "Kcur-1 op=ROPE"}])
-    go(client)
+    launch_to(client, "Kcur-1 op=ROPE")
     before = figures(client)
     sources = scope(client, "Sources")["variablesReference"]
     read = client.request("variables", variablesReference=sources)["variables"]
@@ -192,9 +192,7 @@ def test_a_source_of_the_same_name_is_another_tensor(client: MicrosoftClient) ->
     client.request("setVariable", variablesReference=sources, name="Kcur-1", value="7")
     assert figures(client) == before
     (source, _) = client.request("variables", variablesReference=sources)["variables"]
-    rows = client.request(
-        "variables", variablesReference=source["variablesReference"], filter="indexed", count=1
-    )["variables"]
+    rows = elements(client, source["variablesReference"], count=1)
     assert rows[0]["value"] == "7.0, 7.0, 7.0, 7.0, …"
 
 
@@ -211,10 +209,8 @@ def test_a_line_of_two_ops_with_one_name_is_one_of_them(client: MicrosoftClient)
 
 
 def test_a_nan_stops_as_an_exception(client: MicrosoftClient) -> None:
-    launch(client, stopOnEntry=True)
+    launch_to(client, "ffn_out-1")
     client.request("setExceptionBreakpoints", filters=["nan"])
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "ffn_out-1"}])
-    go(client)
     rows = scope(client, "Result")["variablesReference"]
     changed = client.request("setVariable", variablesReference=rows, name="[0]", value="nan")
     assert "nan" in changed["value"]
@@ -250,9 +246,7 @@ def test_the_console_takes_the_commands_of_a_stop(client: MicrosoftClient) -> No
 
 
 def test_a_tensor_comes_as_figures_a_histogram_and_a_heat_map(client: MicrosoftClient) -> None:
-    launch(client, stopOnEntry=True)
-    client.request("setFunctionBreakpoints", breakpoints=[{"name": "ffn_out-1"}])
-    go(client)
+    launch_to(client, "ffn_out-1")
     drawn = client.call("customRequest", "instr/tensor", {"rows": 3, "columns": 8, "bins": 10})
     seen = figures(client)
     assert drawn["shape"] == [5, 256]

@@ -6,23 +6,23 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Instr
 from tests.kit import dap_kit
 from tests.kit.dap_kit import Client, Refused, is_whole, launch, piped, served
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
 
-def test_the_text_is_output_and_nothing_else_leaves_the_program(tmp_path: Path) -> None:
-    words = ["run", "demo", "--prompt", "Once upon a time", "-n", "8"]
-    text = subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", *words],
-        cwd=tmp_path, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+def test_the_text_is_output_and_nothing_else_leaves_the_program(
+    instr: Instr, tmp_path: Path
+) -> None:
+    text = instr("run", "demo", "--prompt", "Once upon a time", "-n", 8).stdout
+    assert text
     with piped(tmp_path) as (client, process):
         launch(client, n=8)  # the client fails on any other byte
         said = [
@@ -167,10 +167,7 @@ def test_other_users_of_the_machine_are_refused(tmp_path: Path) -> None:
         "print(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1))"
     )
     with served(tmp_path) as port:
-        said = subprocess.run(
-            [sys.executable, "-c", connect, str(port)], capture_output=True, text=True, check=True
-        )
-    assert said.stdout == "b''\n"
+        assert run_python(connect, port, check=True).stdout == "b''\n"
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

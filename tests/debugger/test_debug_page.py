@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llamacpp_instr.log.check import check_log
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.files import shortcoming
 from tests.kit import ui_kit
 from tests.kit.browser_kit import Browser, Debugged, browser, debugged
+from tests.kit.dap_kit import is_whole
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.programs import run_python
 from tests.kit.tiny_models import write_speaker
 
 pytestmark = pytest.mark.native
@@ -48,6 +47,15 @@ def stopped(page: Browser, act: Callable[[], object], before: str | None = None)
 def opened(page: Browser, run: Debugged) -> str:
     """Where the model is when the page is opened."""
     return stopped(page, lambda: page.do("goto", run.address), "none")
+
+
+@contextmanager
+def at_a_stop(page: Browser, folder: Path, *words: object) -> Iterator[str]:
+    """Where the model is when the page is opened; at the end the run is quit, which ends it."""
+    with debugged(folder, *words) as run:
+        yield opened(page, run)
+        page.click("#quit")
+        run.ended()
 
 
 def figures(page: Browser) -> dict[str, str]:
@@ -103,11 +111,8 @@ json.dump(found, sys.stdout)
 @pytest.fixture(scope="module")
 def read_by_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What Python reads at the same stops, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, DEMO, PROMPT, tmp_path_factory.mktemp("read") / "read.log"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    log = tmp_path_factory.mktemp("read") / "read.log"
+    done = run_python(READ, DEMO, PROMPT, log, cwd=ROOT, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -116,8 +121,7 @@ def test_what_it_shows_of_a_stop_is_what_python_reads_there(
     page: Browser, tmp_path: Path, read_by_python: dict[str, Any]
 ) -> None:
     breaks = ("-b", "op=FLASH_ATTN_EXT layer=1 step=0", "-b", "l_out-1 step=0")
-    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 2, *breaks) as run:
-        where = opened(page, run)
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-n", 2, *breaks) as where:
         assert where.endswith("layer 1, attention · step 0: 5 tokens")
         last = [float(of) for of in page.read(
             "[...document.querySelectorAll('#head-values li')].map((of) => of.dataset.value)"
@@ -140,15 +144,13 @@ def test_what_it_shows_of_a_stop_is_what_python_reads_there(
         ]  # fmt: skip
         stopped(page, lambda: page.click("#to-logits"))
         assert shares(page, "#next") == [tuple(one) for one in read_by_python["next"]]
-        page.click("#quit")
-        run.ended()
 
 
 def test_a_click_in_the_listing_is_a_breakpoint_and_steps_end_where_they_say(
     page: Browser, tmp_path: Path
 ) -> None:
-    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4) as run:
-        assert opened(page, run).startswith("embd · embedding")
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-n", 4) as where:
+        assert where.startswith("embd · embedding")
         page.read(
             "[...document.querySelectorAll('.line')].find((line) => line.querySelector('.name')"
             "?.textContent === 'ffn_inp-0').querySelector('.point').click()"
@@ -167,8 +169,6 @@ def test_a_click_in_the_listing_is_a_breakpoint_and_steps_end_where_they_say(
         assert "step 1" in stopped(page, lambda: page.click("[data-step=op]"))
         page.click("#continue")  # the breakpoint's condition never holds
         page.wait("document.body.dataset.state === 'over'")
-        page.click("#quit")
-        run.ended()
 
 
 def test_zeros_change_the_next_token_and_both_texts_are_compared(
@@ -202,8 +202,7 @@ def test_zeros_change_the_next_token_and_both_texts_are_compared(
 
 
 def test_a_nan_is_found_shown_and_looked_at(page: Browser, tmp_path: Path) -> None:
-    with debugged(tmp_path, "demo", "-p", PROMPT, "-n", 4, "-b", "l_out-1 step=0") as run:
-        opened(page, run)
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-n", 4, "-b", "l_out-1 step=0"):
         page.do("fill", "#slice", text="[2, 7]")
         page.wait("document.querySelector('#change-what').textContent.includes('[2, 7]')")
         page.do("fill", "#edit-set", text="nan")
@@ -217,8 +216,6 @@ def test_a_nan_is_found_shown_and_looked_at(page: Browser, tmp_path: Path) -> No
         page.click("#sources button")
         page.wait("document.querySelector('#tensor-name').textContent === 'l_out-1'")
         assert figures(page)["nan"] == "1"
-        page.click("#quit")
-        run.ended()
 
 
 def test_a_page_that_is_loaded_again_shows_the_same_stop(page: Browser, tmp_path: Path) -> None:
@@ -251,8 +248,7 @@ def test_quitting_at_a_stop_and_an_interrupt_leave_a_whole_log(
             run.process.send_signal(number)
             run.ended()
     for name in ("quit", "SIGINT", "SIGTERM"):
-        log = tmp_path / f"{name}.log"
-        assert (list(check_log(log)), shortcoming(log)) == ([], "")
+        assert is_whole(tmp_path / f"{name}.log")
 
 
 APP = """
@@ -271,26 +267,21 @@ if "stay" in sys.argv:
 
 def test_a_program_is_stopped_too(page: Browser, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    with debugged(tmp_path, "-b", "l_out-3 step=1", "--", "app.py", DEMO) as run:
-        assert "layer 3" in opened(page, run)
+    with at_a_stop(page, tmp_path, "-b", "l_out-3 step=1", "--", "app.py", DEMO) as where:
+        assert "layer 3" in where
         assert page.texts("#tokens .now") != []
         page.click("#continue")
         page.wait("document.body.dataset.state === 'over'")
-        page.click("#quit")
-        run.ended()
-    with debugged(tmp_path, "--log", "stays.log", "--", "app.py", DEMO, "stay") as run:
-        opened(page, run)
-        page.click("#quit")
-        run.ended()
+    with at_a_stop(page, tmp_path, "--log", "stays.log", "--", "app.py", DEMO, "stay"):
+        pass
     for name in ("debug.log", "stays.log"):
-        assert (list(check_log(tmp_path / name)), shortcoming(tmp_path / name)) == ([], "")
+        assert is_whole(tmp_path / name)
 
 
 def test_what_a_model_or_a_user_names_stays_text(page: Browser, tmp_path: Path) -> None:
     model = write_speaker(tmp_path / f"{HOSTILE}.gguf", [f"{HOSTILE}{i}" for i in range(40)])
     words = (model, "-p", "aaa", "-n", 3, "-b", "l_out-1 step=1")
-    with debugged(tmp_path, *words) as run:
-        opened(page, run)
+    with at_a_stop(page, tmp_path, *words):
         page.do("fill", "#break-text", text=HOSTILE)
         page.wait("document.querySelectorAll('#breaks code').length === 2")
         page.do("fill", "#slice", text=f"[{HOSTILE}]")
@@ -299,14 +290,11 @@ def test_what_a_model_or_a_user_names_stays_text(page: Browser, tmp_path: Path) 
         assert HOSTILE in page.text("#lens")
         assert page.texts("#breaks code")[1] == HOSTILE
         assert page.read("document.images.length") == 0
-        page.click("#quit")
-        run.ended()
 
 
 def test_the_weights_are_a_tab_and_the_run_goes_on_after_it(page: Browser, tmp_path: Path) -> None:
     weights = load_model_file(DEMO).weights
-    with debugged(tmp_path, "demo", "-p", PROMPT, "-b", "ffn_out-1") as run:
-        where = opened(page, run)
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-b", "ffn_out-1") as where:
         page.click("#tab-weights")
         page.wait(
             f"document.querySelector('#weights .state')?.textContent === '{len(weights)} tensors'"
@@ -319,29 +307,21 @@ def test_the_weights_are_a_tab_and_the_run_goes_on_after_it(page: Browser, tmp_p
         page.click("#tab-run")
         assert page.text("#where") == where
         stopped(page, lambda: page.click("[data-step=op]"))
-        page.click("#quit")
-        run.ended()
 
 
 def test_a_program_has_no_tab_of_weights(page: Browser, tmp_path: Path) -> None:
     program = tmp_path / "app.py"
     program.write_text("import sys, llama_cpp\nllama_cpp.Llama(sys.argv[1], verbose=False)('a')\n")
-    with debugged(tmp_path, "--", program, DEMO) as run:
-        opened(page, run)
+    with at_a_stop(page, tmp_path, "--", program, DEMO):
         assert not page.read("document.querySelector('#tabs').checkVisibility()")
-        page.click("#quit")
-        run.ended()
 
 
 @pytest.mark.parametrize("width", [400, 1280, 1600])
 def test_it_fits_the_screen(page: Browser, tmp_path: Path, width: int) -> None:
     page.do("size", [width, 900])
-    with debugged(tmp_path, "demo", "-p", PROMPT, "-b", "op=FLASH_ATTN_EXT layer=1") as run:
-        opened(page, run)
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-b", "op=FLASH_ATTN_EXT layer=1"):
         assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
         page.click("#tab-weights")
         page.wait("document.querySelector('#weights .state')?.textContent.endsWith(' tensors')")
         page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
         assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
-        page.click("#quit")
-        run.ended()
