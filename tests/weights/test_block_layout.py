@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.llama.native import load
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from llamacpp_instr.weights.layout import LAYOUTS, Bytes, Floats, can_decode, decode_blocks
+from llamacpp_instr.weights.layout import LAYOUTS, Bytes, can_decode, decode_blocks
+from tests.kit.block_models import half
 from tests.kit.quantized_kit import quantized_demo
+from tests.weights.test_dequantize import GGML, GGUF, ONLY_GGML, same
 
 TYPE_NAMES = list(LAYOUTS)
-TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class Traits(ctypes.Structure):
-    """struct ggml_type_traits (ggml/include/ggml.h)."""
-
-    _fields_ = [
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", TO_FLOAT),
-        ("from_float_ref", ctypes.c_void_p),
-    ]
-
-
-def ggml_values(type_: GgmlType, data: Bytes) -> Floats:
-    lib = load().lib
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
-    traits = lib.ggml_get_type_traits(type_.number).contents
-    assert traits.type_name.decode().upper() == type_.name
-    assert (traits.blck_size, traits.type_size) == (type_.block, type_.block_bytes)
-    data = np.ascontiguousarray(data)
-    out = np.empty((len(data), type_.block), np.float32)
-    traits.to_float(data.ctypes.data, out.ctypes.data, out.size)
-    return out
-
-
-def assert_same_bits(ours: Floats, theirs: Floats) -> None:
-    """NaN may have any bits; all other numbers are equal, zeros with their sign."""
-    assert ours.dtype == theirs.dtype == np.float32
-    assert ours.shape == theirs.shape
-    none = np.isnan(theirs)
-    np.testing.assert_array_equal(np.isnan(ours), none)
-    np.testing.assert_array_equal(ours.view(np.uint32)[~none], theirs.view(np.uint32)[~none])
 
 
 def assert_as_ggml(type_: GgmlType, data: Bytes) -> None:
     ours = decode_blocks(type_, data).values()
-    assert_same_bits(ours, ggml_values(type_, data))
-    if type_.name not in ("Q1_0", "Q2_0"):  # gguf-py does not know these yet
-        with np.errstate(all="ignore"):
-            theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(type_.number))
-        assert_same_bits(ours, theirs)
+    assert ours.shape == (len(data), type_.block)
+    for truth in (GGML, GGUF):
+        if truth is GGML or type_.name not in ONLY_GGML:
+            assert same(ours.ravel(), truth.to_float(type_, data, ours.size)), truth.name
 
 
 @pytest.mark.native
@@ -102,10 +63,6 @@ def block(type_name: str, *fields: bytes) -> Bytes:
     data = np.frombuffer(b"".join(fields), np.uint8)[None, :]
     assert data.shape[1] == BY_NAME[type_name].block_bytes
     return data
-
-
-def half(*numbers: float) -> bytes:
-    return np.array(numbers, "<f2").tobytes()
 
 
 def test_a_block_of_q4_0_by_hand() -> None:

@@ -32,6 +32,17 @@ def stats_of(path: Path, name: str = "t", reference: Path | None = None) -> Bloc
     return compute_block_stats(weight, find_reference(load_model_file(reference), weight))
 
 
+def stats_of_blocks(folder: Path, type_name: str, blocks: list[bytes], per_row: int) -> BlockStats:
+    """Of a tensor of these blocks."""
+    data = rows_of(blocks, per_row)
+    return stats_of(write_blocks(folder / "m.gguf", {"t": (type_name, data)}))
+
+
+def write_zeros(folder: Path, *shape: int) -> Path:
+    """A reference of zeros."""
+    return write_blocks(folder / "exact.gguf", {"t": ("F32", np.zeros(shape, np.float32))})
+
+
 @pytest.fixture(params=FILE_TYPES)
 def quantized(request: pytest.FixtureRequest) -> Path:
     return quantized_demo(request.param)
@@ -39,31 +50,28 @@ def quantized(request: pytest.FixtureRequest) -> Path:
 
 def test_a_histogram_counted_by_hand(tmp_path: Path) -> None:
     # a byte contains two codes
-    data = rows_of([half(1) + bytes([0x00] * 16), half(1) + bytes([0xF7] * 10 + [0x88] * 6)], 1)
-    quants = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})).quants
+    blocks = [half(1) + bytes([0x00] * 16), half(1) + bytes([0xF7] * 10 + [0x88] * 6)]
+    quants = stats_of_blocks(tmp_path, "Q4_0", blocks, 1).quants
     assert quants.counts.tolist() == [32, 0, 0, 0, 0, 0, 0, 10, 12, 0, 0, 0, 0, 0, 0, 10]
     assert (quants.n, quants.n_lowest, quants.n_highest, quants.n_zero) == (64, 32, 10, 12)
 
 
 def test_saturation_of_q8_0_counts_the_code_that_only_others_write(tmp_path: Path) -> None:
     codes = np.array([-128, -127, -126, 126, 127, 127] + [0] * 26, np.int8).tobytes()
-    path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", rows_of([half(1) + codes], 1))})
-    quants = stats_of(path).quants
+    quants = stats_of_blocks(tmp_path, "Q8_0", [half(1) + codes], 1).quants
     assert (quants.n_lowest, quants.n_highest, quants.n_zero) == (2, 2, 26)
 
 
 def test_ends_of_4_bit_floats_are_those_of_the_levels_not_of_the_codes(tmp_path: Path) -> None:
     # 7 is 12 and 15 is -12, 0 and 8 are both zero
     codes = bytes([0x77, 0x7F, 0xFF, 0x80]) + bytes([0x11] * 12)
-    data = rows_of([bytes([127]) + codes], 1)
-    quants = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("MXFP4", data)})).quants
+    quants = stats_of_blocks(tmp_path, "MXFP4", [bytes([127]) + codes], 1).quants
     assert (quants.n_lowest, quants.n_highest, quants.n_zero) == (3, 3, 2)
 
 
 def test_scales_that_are_zero_denormal_or_no_numbers_are_counted(tmp_path: Path) -> None:
     scales = [0.0, -0.0, 2**-24, -(2**-15), 2**-14, 3.0, -7.0, math.inf, -math.inf, math.nan]
-    data = rows_of([half(d) + bytes(16) for d in scales], 2)
-    d = stats_of(write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})).d
+    d = stats_of_blocks(tmp_path, "Q4_0", [half(d) + bytes(16) for d in scales], 2).d
     assert d is not None
     assert (d.n, d.n_zero, d.n_denormal, d.n_non_finite) == (10, 2, 2, 3)
     assert (d.least, d.median, d.largest) == (-7.0, 0.0, 3.0)
@@ -72,12 +80,7 @@ def test_scales_that_are_zero_denormal_or_no_numbers_are_counted(tmp_path: Path)
 def test_sub_block_scales_by_hand(tmp_path: Path) -> None:
     # eight scales and eight minima of six bits: 63 63 0 5, then 0; minima 1 2 63 0, then 0
     packed = bytes([63, 63, 0, 5, 1, 2, 63, 0, 0, 0, 0, 0])
-    stats = stats_of(
-        write_blocks(
-            tmp_path / "m.gguf",
-            {"t": ("Q4_K", rows_of([half(2, 1) + packed + bytes(128)] * 3, 3))},
-        )
-    )
+    stats = stats_of_blocks(tmp_path, "Q4_K", [half(2, 1) + packed + bytes(128)] * 3, 3)
     assert stats.scales is not None
     assert stats.mins is not None
     assert (stats.scales.n, stats.scales.n_highest, stats.scales.n_zero) == (24, 6, 15)
@@ -122,8 +125,7 @@ def test_chunks_of_any_size_count_the_same(
 ) -> None:
     path = write_blocks(tmp_path / "m.gguf", {"t": (type_name, random_rows(type_name, 7, 5))})
     weight = load_model_file(path).by_name["t"]
-    values = np.zeros(weight.ne[::-1], np.float32)
-    exact = write_blocks(tmp_path / "exact.gguf", {"t": ("F32", values)})
+    exact = write_zeros(tmp_path, *weight.ne[::-1])
     whole = stats_of(path, reference=exact)
     monkeypatch.setattr(blocks, "CHUNK", 512)
     told: list[tuple[int, int]] = []
@@ -148,7 +150,7 @@ def test_chunks_of_any_size_count_the_same(
 def test_scales_that_are_no_numbers_are_the_worst_and_warn_of_nothing(tmp_path: Path) -> None:
     data = rows_of([half(d) + bytes(16) for d in (1.0, math.nan, math.inf, 2.0)], 2)
     path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})
-    exact = write_blocks(tmp_path / "e.gguf", {"t": ("F32", np.zeros((2, 64), np.float32))})
+    exact = write_zeros(tmp_path, 2, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         stats = stats_of(path, reference=exact)
@@ -164,9 +166,7 @@ def test_a_large_grid_is_the_mean_of_scales_and_the_largest_of_errors(tmp_path: 
     data[:, :2] = d.view(np.uint8).reshape(-1, 2)
     data[:, 2] = 1  # the first quant
     path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", data.reshape(rows, -1))})
-    zeros = np.zeros((rows, columns * 32), np.float32)
-    exact = write_blocks(tmp_path / "e.gguf", {"t": ("F32", zeros)})
-    stats = stats_of(path, reference=exact)
+    stats = stats_of(path, reference=write_zeros(tmp_path, rows, columns * 32))
     by_row = d.astype(np.float64).reshape(rows, columns)
     grid = stats.scale_grid
     assert (grid.rows_per_cell, grid.sub_blocks_per_cell) == (3, 1)
@@ -235,9 +235,8 @@ def test_memory_does_not_grow_with_the_tensor(
     peaks = []
     for rows in (512, 4096):
         data = np.tile(random_rows("Q8_0", 1, 32), (rows, 1))
-        weight = load_model_file(write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", data)})).by_name[
-            "t"
-        ]
+        path = write_blocks(tmp_path / "m.gguf", {"t": ("Q8_0", data)})
+        (weight,) = load_model_file(path).weights
         del data
         tracemalloc.start()
         compute_block_stats(weight, weight)

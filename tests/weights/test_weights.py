@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,35 +18,32 @@ from llamacpp_instr.weights import compare
 from llamacpp_instr.weights.compare import compute_weight_errors
 from llamacpp_instr.weights.error import CHUNK, Sums, WeightError
 from llamacpp_instr.weights.pieces import PIECE
-from tests.kit.gguf_files import save
+from tests.kit.block_models import write_blocks
 from tests.kit.native_kit import ROOT
+from tests.kit.programs import run_python
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.tiny_models import write_llama
 
 Tensors = dict[str, npt.NDArray[np.float32]]
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 RANDOM = np.random.default_rng(3)
 
 
-def write_model(path: Path, tensors: Tensors, architecture: str = "llama") -> Path:
-    """A model with these tensors: 2-D ones as Q8_0, the others as F32."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, values in tensors.items():
-        if values.ndim == 2 and values.shape[1] % 32 == 0:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, values)
-    save(writer)
-    return path
-
-
 def write_plain(path: Path, tensors: Tensors, architecture: str = "llama") -> Path:
-    """The same, all F32."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    save(writer)
-    return path
+    """A model with these tensors, all F32."""
+    of_f32 = {name: ("F32", values) for name, values in tensors.items()}
+    return write_blocks(path, of_f32, architecture)
+
+
+def write_model(path: Path, tensors: Tensors) -> Path:
+    """The same, 2-D ones as Q8_0."""
+    stored = {
+        name: ("Q8_0", gguf.quants.quantize(values, Q8_0))
+        if values.ndim == 2 and values.shape[1] % 32 == 0
+        else ("F32", values)
+        for name, values in tensors.items()
+    }
+    return write_blocks(path, stored)
 
 
 def random(*shape: int) -> npt.NDArray[np.float32]:
@@ -141,9 +137,7 @@ def test_the_result_does_not_depend_on_threads(
     one, many = errors_of(plain, stored, threads=1), errors_of(plain, stored, threads=5)
     assert one == many
     x = tensors["a.weight"]
-    y = gguf.quants.dequantize(
-        gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0), gguf.GGMLQuantizationType.Q8_0
-    )
+    y = gguf.quants.dequantize(gguf.quants.quantize(x, Q8_0), Q8_0)
     difference = np.abs(x.astype(np.float64) - y).ravel()
     assert one[0].rmse == pytest.approx(math.sqrt(np.mean(difference**2)), rel=1e-6)
     assert one[0].max_error == pytest.approx(difference.max())
@@ -221,12 +215,9 @@ def test_models_that_do_not_match_are_named(tmp_path: Path) -> None:
 
 
 def test_types_that_nothing_reads_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "q8k.gguf", "llama")
-    kind = gguf.GGMLQuantizationType.Q8_K
-    writer.add_tensor("a.weight", np.zeros((2, 292), np.uint8), raw_dtype=kind)
-    writer.add_tensor("b.weight", random(32))
-    save(writer)
-    skipped, other = errors_of(tmp_path / "q8k.gguf", tmp_path / "q8k.gguf")
+    tensors = {"a.weight": ("Q8_K", np.zeros((2, 292), np.uint8)), "b.weight": ("F32", random(32))}
+    path = write_blocks(tmp_path / "q8k.gguf", tensors)
+    skipped, other = errors_of(path, path)
     assert "Q8_K" in skipped.skipped
     assert math.isnan(skipped.rmse)
     assert skipped.n_bytes == 584
@@ -256,10 +247,7 @@ print(json.dumps([load_dequantizer().name, [[e.name, e.sums.e2, e.skipped] for e
 def test_without_the_native_library_gguf_py_does_it() -> None:
     for file_type, lacking in (("Q4_K_M", ""), ("Q1_0", "Q1_0")):
         candidate = quantized_demo(file_type)
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_NATIVE, ROOT, "demo", candidate],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
+        done = run_python(WITHOUT_NATIVE, ROOT, "demo", candidate, check=True)
         name, found = json.loads(done.stdout)
         assert name == "gguf-py"
         for error, (tensor, e2, skipped) in zip(errors_of("demo", candidate), found, strict=True):
@@ -306,9 +294,7 @@ def write_zeros(path: Path, rows: int) -> Path:
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     rows = 5 * PIECE // 4096
     path = write_zeros(tmp_path / "zeros.gguf", rows)
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, ROOT, path, path], check=True, capture_output=True, text=True
-    )
+    done = run_python(PEAK, ROOT, path, path, check=True)
     assert int(done.stdout) < 4 * rows * 4096 / 4
 
 
@@ -333,9 +319,5 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     path = write_zeros(tmp_path / "zeros.gguf", 1000 * PIECE // 4096)
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, ROOT, path],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout == "stopped\n"
-    assert done.stderr == ""
+    done = run_python(INTERRUPTED, ROOT, path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")
