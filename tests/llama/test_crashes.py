@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import gguf
 import pytest
 
-from tests.conftest import Instr, assert_refused
+from tests.conftest import Instr, assert_refused, read_events, start_run
 from tests.kit.mutants import N, texts, write_mutant
 from tests.kit.native_kit import random_models
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -56,6 +55,12 @@ def test_a_file_that_cannot_be_loaded_is_one_line_and_leaves_no_log(
     assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
+def assert_unclosed(log: Path) -> None:
+    """It ends with a whole line that is not its end."""
+    assert log.read_text().endswith("\n")
+    assert read_events(log, "session_end") == []
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_compute_that_fails_is_one_line_and_leaves_an_unclosed_log(
     instr: Instr, models: Path, tmp_path: Path, threads: int
@@ -68,9 +73,7 @@ def test_a_compute_that_fails_is_one_line_and_leaves_an_unclosed_log(
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: {model}, recorded in session.log: llama.cpp ended the process")
     assert line.endswith(": GGML_ASSERT(eps >= 0.0f) failed")
-    lines = (tmp_path / "session.log").read_text()
-    assert lines.endswith("\n")
-    assert "session_end" not in [json.loads(text)["event"] for text in lines.splitlines()]
+    assert_unclosed(tmp_path / "session.log")
     checked = instr("check", "session.log")
     assert checked.returncode == 1
     assert "closed" in checked.stdout
@@ -82,21 +85,16 @@ def test_a_model_that_becomes_shorter_is_one_line(
     """The file is mapped: reading truncated bytes raises SIGBUS."""
     model = tmp_path / "cut.gguf"
     shutil.copyfile(demo_model, model)
-    command = ["run", "cut.gguf", "-p", "Once", "--repeat", "1000", "--threads", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "llamacpp_instr", *command],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    words = ("cut.gguf", "-p", "Once", "--repeat", 1000, "--threads", 1)
+    with start_run(environment, tmp_path, *words) as process:
         assert process.stdout is not None
         process.stdout.read(10)
         os.truncate(model, 4096)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     line = errors.decode().splitlines()[-1]
-    assert line == ("Error: cut.gguf, recorded in session.log: llama.cpp ended the process: SIGBUS")
-    lines = (tmp_path / "session.log").read_text()
-    assert lines.endswith("\n")
-    assert "session_end" not in [json.loads(text)["event"] for text in lines.splitlines()]
+    assert line == "Error: cut.gguf, recorded in session.log: llama.cpp ended the process: SIGBUS"
+    assert_unclosed(tmp_path / "session.log")
 
 
 def test_quality_says_the_same(instr: Instr, models: Path, tmp_path: Path) -> None:
@@ -143,7 +141,7 @@ with captured(Interrupt()) as log, LoadedModel(Path({str(model)!r}), log) as mod
             crash()
 """
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
-    done = run_program(program, tmp_path, environment)
+    done = run_python(program, cwd=tmp_path, env=environment)
     assert done.stderr == f"Error: the model: llama.cpp ended the process: {words}\n"
     assert done.returncode == 2
 
@@ -158,18 +156,9 @@ with last_words(lambda: ("nothing", 0)):
     pass
 signal.raise_signal(signal.{name})
 """
-    done = run_program(program, tmp_path, {"PYTHONPATH": ":".join(sys.path)})
+    done = run_python(program, cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == -getattr(signal, name)
     assert "Fatal Python error" in done.stderr
-
-
-def run_program(
-    program: str, directory: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=directory, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 def test_who_uses_the_library_by_themselves_keeps_ggmls_way(models: Path, tmp_path: Path) -> None:
@@ -187,7 +176,7 @@ with record("session.log"):
     llama_cpp.Llama({str(bad)!r}, verbose=False)
 """
     environment = {"PYTHONPATH": ":".join(sys.path), "GGML_NO_BACKTRACE": "1"}
-    done = run_program(program, tmp_path, environment)
+    done = run_python(program, cwd=tmp_path, env=environment)
     assert done.returncode == -6, done.stderr
     assert "GGML_ASSERT" in done.stderr
     assert "ended the process" not in done.stderr
@@ -202,5 +191,4 @@ def test_a_claimed_context_takes_no_memory(
     model = damaged(models / "llama.gguf", tmp_path / "bad.gguf", key, length)
     done = instr("run", model, "-p", "hello", "-n", 2)
     assert done.returncode == 0, done.stderr
-    events = map(json.loads, (tmp_path / "session.log").read_text().splitlines())
-    assert [event["n_ctx"] for event in events if event["event"] == "context"] == [4096]
+    assert [of["n_ctx"] for of in read_events(tmp_path / "session.log", "context")] == [4096]

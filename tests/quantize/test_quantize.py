@@ -17,6 +17,7 @@ from llamacpp_instr.quantize.plan import (
     WRITABLE,
     QuantizationPlan,
     QuantizeOptions,
+    QuantizeResult,
     quantized_name,
 )
 from llamacpp_instr.quantize.runner import Quantizer
@@ -39,6 +40,7 @@ from tests.kit.quantize_kit import (
 
 pytestmark = pytest.mark.native
 
+PLAIN = QuantizeOptions()
 ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
 
 SLOW_TABLES = {"IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M"}
@@ -56,13 +58,22 @@ def imatrix(wide: Path) -> Path:
     return write_imatrix(wide.with_name("imatrix.gguf"), importances(wide))
 
 
+def quantized_alike(
+    source: Path, file_type: str, folder: Path, options: QuantizeOptions = PLAIN, *flags: object
+) -> QuantizeResult:
+    """Our file, which is llama-quantize's to the byte and has what was planned."""
+    llama_quantize(*flags, source, folder / "theirs.gguf", file_type, 2)
+    done = quantize_model(load_model_file(source), file_type, folder / "ours.gguf", options)
+    assert done.path.read_bytes() == (folder / "theirs.gguf").read_bytes()
+    assert_came_true(done.plan, done.path)
+    return done
+
+
 @pytest.mark.parametrize("file_type", ON_DEMO)
 def test_the_demo_models_file_is_llama_quantizes_to_the_byte(
     demo_model: Path, tmp_path: Path, file_type: str
 ) -> None:
-    llama_quantize(demo_model, tmp_path / "theirs.gguf", file_type, 2)
-    done = quantize_model(load_model_file("demo"), file_type, tmp_path / "ours.gguf")
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    done = quantized_alike(demo_model, file_type, tmp_path)
     assert done.file_bytes == done.path.stat().st_size == done.plan.file_bytes
 
 
@@ -154,9 +165,7 @@ def test_rows_that_no_block_divides_become_f16(tmp_path: Path) -> None:
 def test_options_are_llama_quantizes(
     wide: Path, tmp_path: Path, ours: QuantizeOptions, theirs: list[str]
 ) -> None:
-    llama_quantize(*theirs, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
-    done = quantize_model(load_model_file(wide), "Q4_K_M", tmp_path / "ours.gguf", ours)
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    done = quantized_alike(wide, "Q4_K_M", tmp_path, ours, *theirs)
     plain = plan_quantization(load_model_file(wide), "Q4_K_M")
     assert done.plan != plain, "the option made no difference"
 
@@ -166,10 +175,8 @@ def test_an_importance_matrix_of_the_older_format_is_taken_as_llama_quantize_tak
 ) -> None:
     matrix = tmp_path / "imatrix.dat"
     matrix.write_bytes(legacy_imatrix(importances(wide)))
-    llama_quantize("--imatrix", matrix, wide, tmp_path / "theirs.gguf", "Q4_K_M", 2)
-    source, options = load_model_file(wide), QuantizeOptions(imatrix=matrix)
-    done = quantize_model(source, "Q4_K_M", tmp_path / "ours.gguf", options)
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    options = QuantizeOptions(imatrix=matrix)
+    done = quantized_alike(wide, "Q4_K_M", tmp_path, options, "--imatrix", matrix)
     assert load_model_file(done.path).metadata["quantize.imatrix.dataset"] == "words.txt"
 
 
@@ -178,10 +185,8 @@ def test_each_expert_has_importances_of_its_own(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.gguf", shapes=experts)
     # the last of the four experts has seen no token
     matrix = write_imatrix(tmp_path / "imatrix.gguf", importances(model), count=3)
-    llama_quantize("--imatrix", matrix, model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
     options = QuantizeOptions(imatrix=matrix)
-    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf", options)
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    done = quantized_alike(model, "Q4_K_M", tmp_path, options, "--imatrix", matrix)
     without = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "without.gguf").path
     (ours, other) = (load_model_file(path).by_name for path in (done.path, without))
     assert read_data(ours["blk.0.ffn_up_exps.weight"]) != read_data(
@@ -196,30 +201,21 @@ def test_a_model_in_parts_becomes_one_file(wide: Path, tmp_path: Path) -> None:
         check=True, capture_output=True,
     )  # fmt: skip
     first = min(tmp_path.glob("parts-*.gguf"))
-    llama_quantize(first, tmp_path / "theirs.gguf", "Q5_K_S", 2)
-    done = quantize_model(load_model_file(first), "Q5_K_S", tmp_path / "ours.gguf")
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
-    assert_came_true(done.plan, done.path)
+    quantized_alike(first, "Q5_K_S", tmp_path)
 
 
 @pytest.mark.parametrize("architecture", ["mamba-dense", "deepseek2-moe", "gemma3-dense"])
 def test_other_architectures_are_llama_quantizes_to_the_byte(
     tmp_path: Path, architecture: str
 ) -> None:
-    model = random_models() / f"{architecture}.gguf"
-    llama_quantize(model, tmp_path / "theirs.gguf", "Q4_K_M", 2)
-    done = quantize_model(load_model_file(model), "Q4_K_M", tmp_path / "ours.gguf")
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
-    assert_came_true(done.plan, done.path)
+    quantized_alike(random_models() / f"{architecture}.gguf", "Q4_K_M", tmp_path)
 
 
 def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_path: Path) -> None:
     eight = tmp_path / "eight.gguf"
     llama_quantize(wide, eight, "Q8_0", 2)
-    llama_quantize("--allow-requantize", eight, tmp_path / "theirs.gguf", "Q4_0", 2)
     options = QuantizeOptions(allow_requantize=True)
-    done = quantize_model(load_model_file(eight), "Q4_0", tmp_path / "ours.gguf", options)
-    assert done.path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+    done = quantized_alike(eight, "Q4_0", tmp_path, options, "--allow-requantize")
     (report,) = quantization_reports([done.plan], [done.path], written=True)
     assert report.notes == ["58 tensors were quantized before: their errors add up."]
 
