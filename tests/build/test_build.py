@@ -55,15 +55,12 @@ def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Pat
 
 
 @pytest.mark.native
-def test_a_failed_compile_is_one_line_with_cause_and_log(index: Path, tmp_path: Path) -> None:
+def test_a_failed_compile_is_one_line_with_cause_and_log(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sdist = kit.make_sdist(index, {"vendor/llama.cpp/src/llama.c": "#error out of tea"})
-    patches = tmp_path / "patches"
-    for path in (patches / "UPSTREAM.toml", patches / "series"):
-        path.unlink()
-    (tmp_path / "p").mkdir()
-    new = kit.make_patches(tmp_path / "p", sdist, {})
-    for path in (new / "UPSTREAM.toml", new / "series"):
-        path.rename(patches / path.name)
+    patches = kit.make_patches(index, sdist, {})
+    monkeypatch.setattr(build, "patches_dir", lambda: patches)
     with pytest.raises(BuildError) as caught:
         build.build_wheel(stream=io.StringIO())
     message = str(caught.value)

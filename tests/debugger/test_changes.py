@@ -24,6 +24,7 @@ from llamacpp_instr.debugger.changes import (
     set_to,
     zero,
 )
+from llamacpp_instr.debugger.changes import Note as Noting
 from llamacpp_instr.debugger.control import Follower
 from llamacpp_instr.debugger.residual import block_outputs, find_residual
 from llamacpp_instr.debugger.stop import Stop
@@ -44,16 +45,19 @@ def plain() -> Run:
 
 
 def changed(
-    log: Path, follower: Callable[[Debugging], Follower], model: Path = DEMO, **how: Any
+    log: Path, *changes: Callable[[Noting], Follower], model: Path = DEMO, **how: Any
 ) -> Run:
+    """A run with changes, each made from the function that notes it in the log."""
+
+    def followers(debugging: Debugging) -> list[Follower]:
+        return [change(debugging.recording.note) for change in changes]
+
     with opened(model) as loaded:
-        return run(loaded, log, followers=lambda debugging: [follower(debugging)], **how)
+        return run(loaded, log, followers=followers, **how)
 
 
-def repeated(pattern: str, edit: Edit, part: str = "") -> Callable[[Debugging], Repeated]:
-    return lambda debugging: Repeated(
-        lambda graph: matching(graph, pattern), edit, debugging.recording.note, part
-    )
+def repeated(pattern: str, edit: Edit, part: str = "") -> Callable[[Noting], Repeated]:
+    return lambda note: Repeated(lambda graph: matching(graph, pattern), edit, note, part)
 
 
 def notes(log: Path) -> list[Any]:
@@ -106,11 +110,7 @@ def test_without_a_block_it_is_a_model_whose_block_has_zeros_for_weights(
     name: str, layer: int, part: Any, weights: list[str], tmp_path: Path
 ) -> None:
     model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
-    ablated = changed(
-        tmp_path / "log",
-        lambda debugging: ablate_block(layer, part, debugging.recording.note),
-        model,
-    )
+    ablated = changed(tmp_path / "log", lambda note: ablate_block(layer, part, note), model=model)
     with opened(model) as loaded:
         unchanged = run(loaded)
     zeros = [f"blk.{layer}.{weight}" for weight in weights]
@@ -122,35 +122,25 @@ def test_without_a_block_it_is_a_model_whose_block_has_zeros_for_weights(
 
 @pytest.mark.parametrize("flash_attn", ["on", "off"])
 def test_without_all_heads_it_is_without_attention(flash_attn: str, tmp_path: Path) -> None:
-    def all_heads(debugging: Debugging) -> list[Follower]:
-        return [ablate_head(2, head, debugging.recording.note) for head in range(4)]
+    def without_heads(*heads: int) -> Run:
+        changes = [lambda note, head=head: ablate_head(2, head, note) for head in heads]
+        return changed(tmp_path / "log", *changes, flash_attn=flash_attn)
 
-    with opened(DEMO) as model:
-        headless = run(model, tmp_path / "log", followers=all_heads, flash_attn=flash_attn)
-        one = run(
-            model, tmp_path / "log", flash_attn=flash_attn,
-            followers=lambda debugging: [ablate_head(2, 1, debugging.recording.note)],
-        )  # fmt: skip
+    headless, one = without_heads(0, 1, 2, 3), without_heads(1)
     blockless = changed(
-        tmp_path / "log",
-        lambda debugging: ablate_block(2, "attention", debugging.recording.note),
-        flash_attn=flash_attn,
+        tmp_path / "log", lambda note: ablate_block(2, "attention", note), flash_attn=flash_attn
     )
     assert headless.same_bits(blockless)
     assert not one.same_bits(headless)
 
 
 def test_without_a_layer_it_is_without_its_blocks(plain: Run, tmp_path: Path) -> None:
-    layerless = changed(
-        tmp_path / "log", lambda debugging: AblatedLayer(1, debugging.recording.note)
+    layerless = changed(tmp_path / "log", lambda note: AblatedLayer(1, note))
+    blockless = changed(
+        tmp_path / "log",
+        lambda note: ablate_block(1, "attention", note),
+        lambda note: ablate_block(1, "feed-forward", note),
     )
-
-    def both(debugging: Debugging) -> list[Follower]:
-        note = debugging.recording.note
-        return [ablate_block(1, "attention", note), ablate_block(1, "feed-forward", note)]
-
-    with opened(DEMO) as model:
-        blockless = run(model, tmp_path / "log", followers=both)
     assert layerless.same_bits(blockless)
     assert not layerless.same_bits(plain)
 
@@ -162,9 +152,7 @@ def test_patching_whole_layers_of_another_prompt_gives_its_continuation(tmp_path
         captured = Captured("l_out-*")
         theirs = run(model, log, followers=[captured], prompt=other)
         ours = run(model, log)
-        patched = run(
-            model, log, followers=lambda debugging: [Patch(captured, debugging.recording.note)]
-        )
+    patched = changed(log, lambda note: Patch(captured, note))
     assert patched.same_bits(theirs)
     assert patched.tokens == theirs.tokens != ours.tokens
 
@@ -186,10 +174,10 @@ def test_a_patch_of_some_positions_changes_only_those(tmp_path: Path) -> None:
             on_stop=keep("theirs"), **place,
         )  # fmt: skip
         run(model, tmp_path / "log", on_stop=keep("ours"), **place)
-        run(
-            model, tmp_path / "log", on_stop=keep("patched"), **place,
-            followers=lambda debugging: [Patch(captured, debugging.recording.note, {3, 7})],
-        )  # fmt: skip
+    changed(
+        tmp_path / "log", lambda note: Patch(captured, note, {3, 7}),
+        on_stop=keep("patched"), **place,
+    )  # fmt: skip
     expected = seen["ours"].copy()
     expected[[3, 7]] = seen["theirs"][[3, 7]]
     assert np.array_equal(seen["patched"], expected)
@@ -265,7 +253,7 @@ def test_a_change_that_cannot_be_is_one_line_and_changes_nothing(
 )
 def test_what_a_model_does_not_have_is_one_line(follower: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        changed(tmp_path / "log", lambda debugging: follower(debugging.recording.note))
+        changed(tmp_path / "log", follower)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -15,7 +15,6 @@ import pytest
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.conftest import Instr, assert_refused
 from tests.kit.browser_kit import WAIT, debugged
 from tests.kit.commands_kit import Line, one_line
 from tests.kit.native_kit import ROOT
@@ -98,23 +97,3 @@ WRONG = [
     ("instr/tensor", {"name": HOSTILE}), ("launch", {}), ("nothing", None), ("setBreakpoints", []),
     ("evaluate", {"expression": "zero x[9]", "context": "repl"}),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["demo", "--page"], "give a model and --prompt TEXT"),
-        (["demo", "-p", "a", "--page", "-b", "x if y"], "is not a comparison"),
-        (["none.gguf", "-p", "a", "--page"], "none.gguf"),
-        (["demo", "-p", "a", "--page", "--log", "-"], "the log must be a file"),
-        (["demo", "-p", "a", "--page", "--ctx", "0"], "--ctx is 0"),
-        (["demo", "-p", "a" * 9000, "--page", "--ctx", "16"], "tokens"),
-        (["--page", "--", "none.py"], "none.py is not a file"),
-        (["demo", "-p", "a", "--port", "1"], "--port and --no-browser are for --page"),
-        (["demo", "--dap", "--page"], "--page is not for --dap"),
-    ],
-)
-def test_wrong_input_is_one_line(instr: Instr, tmp_path: Path, words: list[str], said: str) -> None:
-    done = instr("debug", *words)
-    assert_refused(done, said)
-    assert list(tmp_path.glob("*.log")) == []

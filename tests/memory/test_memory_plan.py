@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from llamacpp_instr.llama.log import captured
 from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
 from llamacpp_instr.memory.plan import plan_memory, plan_memory_again
-from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.session import record
 from llamacpp_instr.schema import BufferUse
 from llamacpp_instr.schema import Context as ContextEvent
@@ -32,6 +33,7 @@ from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
+from tests.llama.test_crashes import damaged
 
 pytestmark = pytest.mark.native
 
@@ -292,40 +294,29 @@ def test_positions_that_the_model_has_not_learned(models: Path) -> None:
         plan_memory(load_model_file(models / "gpt2.gguf"), ContextOptions(ctx=4096))
 
 
-def with_metadata(path: Path, key: str, value: bytes, source: Path = DEMO) -> ModelFile:
-    """A copy of a model with another four-byte value in its metadata."""
-    data = bytearray(source.read_bytes())
-    key = f"{load_model_file(source).architecture}.{key}"
-    at = data.index(key.encode()) + len(key) + 4
-    data[at : at + 4] = value
-    path.write_bytes(data)
-    return load_model_file(path)
-
-
 def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
     """The end of the child is one line, and this process continues."""
     source = random_models() / "gemma3-dense.gguf"
-    path = tmp_path / "hostile.gguf"
-    model = with_metadata(path, "attention.key_length", b"\0\0\0\0", source)
+    path = damaged(source, tmp_path / "hostile.gguf", "gemma3.attention.key_length", 0)
     with pytest.raises(LoadError) as refused:
-        plan_memory(model, SMALL)
+        plan_memory(load_model_file(path), SMALL)
     line = str(refused.value)
-    assert line.startswith(f"{model.path}: llama.cpp ended the process: ggml")
+    assert line.startswith(f"{path}: llama.cpp ended the process: ggml")
     assert "\n" not in line
     assert "build" not in line, "without the path of the source folder"
 
 
 def test_metadata_that_is_no_number(tmp_path: Path) -> None:
-    model = with_metadata(tmp_path / "nan.gguf", "rope.freq_base", b"\0\0\xc0\x7f")
-    assert plan_memory(model, SMALL).uses == plan_memory(load_model_file(DEMO), SMALL).uses
+    path = damaged(DEMO, tmp_path / "nan.gguf", "llama.rope.freq_base", math.nan)
+    assert (
+        plan_memory(load_model_file(path), SMALL).uses
+        == plan_memory(load_model_file(DEMO), SMALL).uses
+    )
 
 
 def test_metadata_that_claims_memory(tmp_path: Path) -> None:
     """A vocabulary that claims two billion tokens but does not contain them."""
-    path = write_sparse_llama(tmp_path / "large.gguf", layers=1, width=256, feed_forward=512)
-    data = bytearray(path.read_bytes())
-    at = data.index(b"llama.vocab_size") + len("llama.vocab_size") + 4
-    data[at : at + 4] = b"\xff\xff\xff\x7f"
-    path.write_bytes(data)
+    small = write_sparse_llama(tmp_path / "small.gguf", layers=1, width=256, feed_forward=512)
+    path = damaged(small, tmp_path / "large.gguf", "llama.vocab_size", 2**31 - 1)
     with pytest.raises(LoadError, match="bad_alloc"):
         plan_memory(load_model_file(path), SMALL)

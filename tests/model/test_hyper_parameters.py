@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import gguf
@@ -15,6 +14,7 @@ from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import DEMO, random_models
+from tests.llama.test_crashes import damaged
 
 pytestmark = pytest.mark.native
 
@@ -69,12 +69,9 @@ def test_a_hostile_value_is_named(
 @pytest.mark.parametrize("key", ["rope.dimension_count", "rope.dimension_count_swa"])
 def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str) -> None:
     """Otherwise a kernel never ends, even if the file claims attention that the model lacks."""
-    path = tmp_path / "hostile.gguf"
-    data = bytearray((random_models() / "gemma3-dense.gguf").read_bytes())
+    path = random_models() / "gemma3-dense.gguf"
     for name, value in ((key, 0), ("attention.key_length_mla", 192)):
-        at = data.index(f"gemma3.{name}".encode() + struct.pack("<I", gguf.GGUFValueType.UINT32))
-        struct.pack_into("<I", data, at + len(f"gemma3.{name}") + 4, value)
-    path.write_bytes(data)
+        path = damaged(path, tmp_path / f"{name}.gguf", f"gemma3.{name}", value)
     with pytest.raises(UsageError, match=rf"gemma3\.{key} is 0, not more than 0"):
         check_hyper_parameters(path, read_header(path))
 

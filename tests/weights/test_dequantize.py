@@ -1,4 +1,6 @@
-"""Numbers from stored bytes: ggml's, gguf-py's and those computed by hand are equal."""
+"""Numbers from stored bytes: ggml's, gguf-py's and those computed by hand are equal.
+
+Blocks by hand are those of test_block_layout.py, which also compares both with its own decoder."""
 
 from __future__ import annotations
 
@@ -82,40 +84,6 @@ def numbers(dequantizer: Dequantizer, name: str, stored: bytes) -> list[float]:
     n = len(stored) // type_.block_bytes * type_.block
     found: list[float] = dequantizer.to_float(type_, stored, n).tolist()
     return found
-
-
-def test_a_block_of_q8_0_by_hand(dequantizer: Dequantizer) -> None:
-    # scale 0.5, then 32 signed bytes
-    stored = struct.pack("<e32b", 0.5, *range(-16, 16))
-    assert numbers(dequantizer, "Q8_0", stored) == [i / 2 for i in range(-16, 16)]
-
-
-def test_a_block_of_q4_0_by_hand(dequantizer: Dequantizer) -> None:
-    # scale 2; byte i has element i in its low nibble and element i + 16 in its high one, minus 8
-    stored = struct.pack("<e16B", 2, *(i | (15 - i) << 4 for i in range(16)))
-    expected = [2 * (i - 8) for i in range(16)] + [2 * (7 - i) for i in range(16)]
-    assert numbers(dequantizer, "Q4_0", stored) == expected
-
-
-def test_a_block_of_q4_k_by_hand(dequantizer: Dequantizer) -> None:
-    # d = 0.5, dmin = 0.25; eight sub-blocks of 32 with 6-bit scales 1, 2, 3, 4, 17, 34, 51, 63 and
-    # minima 5, 6, 7, 8, 63, 0, 16, 33. The first four are the low six bits of bytes 0-3 and 4-7;
-    # the low four bits of the others share bytes 8-11, and their high two are on top of bytes 0-7.
-    scales = [1, 2, 3, 4, 17, 34, 51, 63]
-    minima = [5, 6, 7, 8, 63, 0, 16, 33]
-    packed = [scales[i] | scales[i + 4] >> 4 << 6 for i in range(4)]
-    packed += [minima[i] | minima[i + 4] >> 4 << 6 for i in range(4)]
-    packed += [scales[i] & 15 | (minima[i] & 15) << 4 for i in range(4, 8)]
-    # bytes 32 k to 32 k + 31 of the quants: sub-block 2 k in the low nibbles, 2 k + 1 in the high
-    quants = [(i % 16) | ((i + k) % 16) << 4 for k in range(4) for i in range(32)]
-    stored = struct.pack("<ee12B128B", 0.5, 0.25, *packed, *quants)
-    expected = []
-    for sub in range(8):
-        k, high = divmod(sub, 2)
-        for i in range(32):
-            quant = (i + k) % 16 if high else i % 16
-            expected.append(0.5 * scales[sub] * quant - 0.25 * minima[sub])
-    assert numbers(dequantizer, "Q4_K", stored) == expected
 
 
 @pytest.mark.parametrize(
