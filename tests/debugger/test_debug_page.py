@@ -292,15 +292,18 @@ def test_what_a_model_or_a_user_names_stays_text(page: Browser, tmp_path: Path) 
         assert page.read("document.images.length") == 0
 
 
+def show_weights(page: Browser) -> None:
+    page.click("#tab-weights")
+    page.wait("document.querySelector('#weights .state')?.textContent.endsWith(' tensors')")
+    page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
+
+
 def test_the_weights_are_a_tab_and_the_run_goes_on_after_it(page: Browser, tmp_path: Path) -> None:
     weights = load_model_file(DEMO).weights
     with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-b", "ffn_out-1") as where:
-        page.click("#tab-weights")
-        page.wait(
-            f"document.querySelector('#weights .state')?.textContent === '{len(weights)} tensors'"
-        )
+        show_weights(page)
+        assert page.text("#weights .state") == f"{len(weights)} tensors"
         assert page.text("#weights h1") == "demo.gguf"
-        page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
         assert page.text("#weights .name") in {weight.name for weight in weights}
         assert page.read("document.querySelector('#weights canvas').width") > 0
         assert not page.read("document.querySelector('main').checkVisibility()")
@@ -321,7 +324,5 @@ def test_it_fits_the_screen(page: Browser, tmp_path: Path, width: int) -> None:
     page.do("size", [width, 900])
     with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-b", "op=FLASH_ATTN_EXT layer=1"):
         assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0
-        page.click("#tab-weights")
-        page.wait("document.querySelector('#weights .state')?.textContent.endsWith(' tensors')")
-        page.wait("document.querySelector('#weights .tensor').ariaBusy !== 'true'")
+        show_weights(page)
         assert page.read("document.documentElement.scrollWidth - innerWidth") <= 0

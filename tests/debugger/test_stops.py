@@ -199,29 +199,22 @@ def test_nothing_can_be_read_once_the_compute_has_gone_on(llama: Any, debugging:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("place", "name", "said"),
     [
-        ("l_out-3", "has not been computed yet"),
-        ("attn_norm-0", "a later op uses its memory"),
-        ("l_uot-1", "no tensor 'l_uot-1'; the nearest are l_out-"),
+        ("l_out-1", "l_out-3", "has not been computed yet"),
+        ("l_out-1", "attn_norm-0", "a later op uses its memory"),
+        ("l_out-1", "l_uot-1", "no tensor 'l_uot-1'; the nearest are l_out-"),
+        # of two tensors with that name, the latest is meant; the first has been computed here
+        ("attn_norm-0", "norm-0", "norm-0 is gone: a later op uses its memory"),
     ],
 )
 def test_a_tensor_that_cannot_be_read_is_told_why(
-    llama: Any, debugging: Debugging, name: str, said: str
+    llama: Any, debugging: Debugging, place: str, name: str, said: str
 ) -> None:
-    for stop in stops_at("l_out-1 step=0", llama, debugging):
+    for stop in stops_at(f"{place} step=0", llama, debugging):
         with pytest.raises(UsageError) as refused:
             stop.values(name)
         assert said in str(refused.value)
-
-
-def test_of_several_tensors_with_one_name_the_latest_is_meant(
-    llama: Any, debugging: Debugging
-) -> None:
-    """Both norms of a layer are called `norm-0`; the first one has been computed here."""
-    for stop in stops_at("attn_norm-0 step=0", llama, debugging, n=1):
-        with pytest.raises(UsageError, match="norm-0 is gone: a later op uses its memory"):
-            stop.address("norm-0")
 
 
 def test_weights_and_caches_are_at_hand_as_the_file_has_them(

@@ -52,13 +52,10 @@ def told(log: Path) -> tuple[list[int], list[bool]]:
     "settings",
     [
         {"n_threads_batch": 3, "n_ubatch": 100},
-        {
-            "type_k": 8,
-            "type_v": 8,
-            "n_threads": 1,
-            "n_threads_batch": 1,
-        },  # GGML_TYPE_Q8_0: no tiles
-        {"type_k": 0, "type_v": 0, "n_threads": 1},  # GGML_TYPE_F32
+        # GGML_TYPE_Q8_0: no tiles
+        {"type_k": 8, "type_v": 8, "n_threads": 1, "n_threads_batch": 1},
+        # GGML_TYPE_F32
+        {"type_k": 0, "type_v": 0, "n_threads": 1},
         {"n_seq_max": 4, "n_ctx": 2048},
     ],
 )

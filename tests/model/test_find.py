@@ -142,30 +142,6 @@ def test_a_tensor_beyond_the_end_is_named(tmp_path: Path) -> None:
     assert repr(last.name) in refusal(path)
 
 
-def tensor(name: str, ne: int, type_: int, offset: int) -> bytes:
-    return string(name) + struct.pack("<IQIQ", 1, ne, type_, offset)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ([tensor("a", 32, 0, 0), tensor("b", 32, 0, 64)], "'b' overlaps 'a'"),
-        ([tensor("b", 32, 0, 64), tensor("a", 64, 0, 0)], "'b' overlaps 'a'"),
-        ([tensor("a", 32, 0, 0), tensor("a", 32, 0, 128)], "'a' twice"),
-        ([tensor("a", 32, 12, 0)], "not divisible into blocks of 256 (Q4_K)"),
-        ([tensor("a", 32, 4, 0)], "storage type 4, which this llama.cpp"),
-        ([tensor("a", 32, 4000, 0)], "storage type 4000"),
-        ([tensor("a", 2**60, 0, 0)], "truncated"),
-        ([tensor("a", 32, 0, 2**63)], "truncated"),
-    ],
-    ids=["overlap", "unordered", "twice", "rows", "removed", "unknown", "huge", "far"],
-)  # fmt: skip
-def test_a_tensor_that_cannot_be(tmp_path: Path, tensors: list[bytes], words: str) -> None:
-    start = header(3, len(tensors), 1) + string("general.architecture") + struct.pack("<I", 8)
-    content = start + string("llama") + b"".join(tensors)
-    assert words in refusal_of(tmp_path, content + bytes(512))
-
-
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     """A model in two parts, as gguf-py splits it."""

@@ -173,6 +173,13 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
             [tensor("a", [], 12)],
             "rows of 1 elements, which are not divisible into blocks of 256",
         ),
+        ([], [tensor("a", [32]), tensor("b", [32], 0, 64)], "'b' overlaps 'a'"),
+        ([], [tensor("b", [32], 0, 64), tensor("a", [64])], "'b' overlaps 'a'"),
+        ([], [tensor("a", [32], 12)], "not divisible into blocks of 256 (Q4_K)"),
+        ([], [tensor("a", [32], 4)], "storage type 4, which this llama.cpp"),
+        ([], [tensor("a", [32], 4000)], "storage type 4000"),
+        ([], [tensor("a", [2**60])], "truncated"),
+        ([], [tensor("a", [32], 0, 2**63)], "truncated"),
         ([], [tensor("a", [8]), tensor("b", [8], 0, 64)], "'b' begins 64 bytes into the data"),
         ([], [tensor("b", [8], 0, 32), tensor("a", [8])], "'b' begins 32 bytes into the data"),
         ([entry("general.alignment", UINT32, struct.pack("<I", 48))], [], "not a power of two"),
@@ -185,6 +192,7 @@ def test_what_llama_cpp_refuses(
     line = inspect(write(tmp_path / "model.gguf", entries, tensors))
     assert line is not None
     assert words in line
+    assert str(tmp_path / "model.gguf") in line
 
 
 def test_as_many_tensors_and_entries_as_may_be(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
@@ -20,6 +21,7 @@ from llamacpp_instr.weights.layout import LAYOUTS
 from llamacpp_instr.weights.statistics import GRID, BlockStats, compute_block_stats
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.sparse_models import write_with_more_rows
 
 NAME = "blk.0.ffn_down.weight"
 FILE_TYPES = ["Q4_0", "Q8_0", "Q2_K", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS"]
@@ -41,6 +43,12 @@ def stats_of_blocks(folder: Path, type_name: str, blocks: list[bytes], per_row: 
 def write_zeros(folder: Path, *shape: int) -> Path:
     """A reference of zeros."""
     return write_blocks(folder / "exact.gguf", {"t": ("F32", np.zeros(shape, np.float32))})
+
+
+def gguf_py_values(path: Path) -> NDArray[np.float64]:
+    """The numbers of the tensor `NAME`."""
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == NAME)
+    return gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
 
 
 @pytest.fixture(params=FILE_TYPES)
@@ -92,10 +100,7 @@ def test_sub_block_scales_by_hand(tmp_path: Path) -> None:
 @pytest.mark.native
 def test_errors_are_those_of_gguf_py(quantized: Path, demo_model: Path) -> None:
     stats = stats_of(quantized, NAME, demo_model)
-    (theirs,) = (t for t in gguf.GGUFReader(quantized).tensors if t.name == NAME)
-    (exact,) = (t for t in gguf.GGUFReader(demo_model).tensors if t.name == NAME)
-    values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
-    error = values.astype(np.float64) - exact.data.astype(np.float64)
+    error = gguf_py_values(quantized) - gguf_py_values(demo_model)
     block = stats.weight.type.block
     by_block = np.sqrt(np.square(error.reshape(-1, block)).mean(axis=1))
     assert stats.errors is not None
@@ -218,14 +223,12 @@ def test_one_block_is_its_bytes(quantized: Path, demo_model: Path) -> None:
     with quantized.open("rb") as file:
         file.seek(one.offset)
         assert file.read(size) == b"".join(one.raw.values())
-    (theirs,) = (t for t in gguf.GGUFReader(quantized).tensors if t.name == NAME)
-    values = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
     row, column = one.place
     assert row * 768 + column == 5 * block
-    assert one.blocks.values()[0].tolist() == values[row, column : column + block].tolist()
-    (exact,) = (t for t in gguf.GGUFReader(demo_model).tensors if t.name == NAME)
+    values, exact = (gguf_py_values(of)[row, column:][:block] for of in (quantized, demo_model))
+    assert one.blocks.values()[0].tolist() == values.tolist()
     assert one.reference is not None
-    assert one.reference.tolist() == exact.data[row, column : column + block].tolist()
+    assert one.reference.tolist() == exact.tolist()
 
 
 def test_memory_does_not_grow_with_the_tensor(
@@ -246,34 +249,16 @@ def test_memory_does_not_grow_with_the_tensor(
 
 
 def test_of_a_file_of_many_gigabytes_only_the_block_is_read(tmp_path: Path) -> None:
-    big, size = 1 << 31, 8 << 30
-    small = write_blocks(
-        tmp_path / "m.gguf",
-        {"big": ("Q8_0", np.zeros((1, 34), np.uint8)), "t": ("Q8_0", random_rows("Q8_0", 2, 1))},
-    )
-    # the first tensor grows, only in the header: the following ones move up
-    content = small.read_bytes()
-    model = load_model_file(small)
-    n_bytes = big // 32 * 34
-    at = content.index(b"big") + 3
-    header = bytearray(content[: model.weights[0].offset])
-    header[at + 4 : at + 12] = big.to_bytes(8, "little")
-    header[at + 12 : at + 20] = (1).to_bytes(8, "little")
-    at = content.index(b"t", at + 28 + 8) + 1
-    header[at + 4 + 16 + 4 : at + 4 + 16 + 12] = n_bytes.to_bytes(8, "little")
-    path = tmp_path / "big.gguf"
-    with path.open("wb") as file:
-        file.write(header)
-        file.seek(model.weights[0].offset + n_bytes)
-        file.write(content[model.weights[1].offset :])
-        file.truncate(size)
-    weight = load_model_file(path).by_name["t"]
+    zeros, stored = np.zeros((16, 34), np.uint8), random_rows("Q8_0", 2, 1)
+    small = write_blocks(tmp_path / "m.gguf", {"big": ("Q8_0", zeros), "small": ("Q8_0", stored)})
+    path = write_with_more_rows(small, tmp_path / "big.gguf", "big", 8 << 30)
+    big, weight = load_model_file(path).weights
     tracemalloc.start()
     one, stats = load_block(weight, 1), compute_block_stats(weight)
-    last = load_block(load_model_file(path).by_name["big"], big // 32 - 1)
+    last = load_block(big, big.n_bytes // 34 - 1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert b"".join(one.raw.values()) == random_rows("Q8_0", 2, 1)[1].tobytes()
+    assert b"".join(one.raw.values()) == stored[1].tobytes()
     assert stats.quants.n == 64
     assert last.raw["qs"] == bytes(32)
     assert peak < 32 << 20

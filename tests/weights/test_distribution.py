@@ -6,7 +6,6 @@ import math
 import tracemalloc
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from llamacpp_instr.weights.distribution import PERCENTS, Moments, StatsSum, Wei
 from llamacpp_instr.weights.error import CHUNK
 from llamacpp_instr.weights.measure import WeightReader, choose_weights
 from tests.kit.block_models import random_rows, write_blocks
+from tests.kit.sparse_models import write_with_more_rows
 from tests.weights.test_dequantize import BOTH, GGUF, same
 
 RANDOM = np.random.default_rng(7)
@@ -160,20 +160,12 @@ def test_any_part_of_a_tensor_has_the_numbers_of_gguf_py(type_: GgmlType, tmp_pa
 
 def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     """A hole of 32 million weights."""
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    kind = gguf.GGMLQuantizationType.F16
-    writer.add_tensor_info("t", [8192, 4096], np.dtype(np.float16), 1 << 26, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + (1 << 26) + 64)
-    model = load_model_file(path)
+    row = ("F16", np.zeros((1, 4096), np.float16))
+    small = write_blocks(tmp_path / "small.gguf", {"zeros": row, "row": row})
+    model = load_model_file(write_with_more_rows(small, tmp_path / "m.gguf", "zeros", 1 << 26))
     tracemalloc.start()
     try:
-        (stats,) = WeightReader(model).measure(model.weights, threads=2)
+        stats, _ = WeightReader(model).measure(model.weights, threads=2)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

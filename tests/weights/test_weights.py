@@ -22,6 +22,7 @@ from tests.kit.block_models import write_blocks
 from tests.kit.native_kit import ROOT
 from tests.kit.programs import run_python
 from tests.kit.quantized_kit import quantized_demo
+from tests.kit.sparse_models import write_with_more_rows
 from tests.kit.tiny_models import write_llama
 
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -278,16 +279,10 @@ print(peak() - before)
 
 
 def write_zeros(path: Path, rows: int) -> Path:
-    """A model with one F32 tensor of rows of 4096 zeros, a hole that takes no disk space."""
-    write_plain(path, {"a.weight": np.zeros((1, 4096), np.float32)})
-    data = path.read_bytes()
-    # the name is followed by the number of dimensions; in ggml's order the rows are the second
-    at = data.index(b"a.weight") + len("a.weight") + 4 + 8
-    assert data[at : at + 8] == (1).to_bytes(8, "little")
-    path.write_bytes(data[:at] + rows.to_bytes(8, "little") + data[at + 8 :])
-    with path.open("r+b") as file:
-        file.truncate(len(data) + 4 * rows * 4096)
-    return path
+    """A model with an F32 tensor of rows of 4096 zeros, a hole that takes no disk space."""
+    tensors = {"a.weight": np.zeros((1, 4096), np.float32), "b.weight": random(32)}
+    small = write_plain(path.with_name("small.gguf"), tensors)
+    return write_with_more_rows(small, path, "a.weight", 4 * rows * 4096)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
