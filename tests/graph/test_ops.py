@@ -16,7 +16,8 @@ from llamacpp_instr.graph.ops import (
     op_params,
     role_of,
 )
-from llamacpp_instr.schema import Graph, Leaf, Nodes, Plan, Split
+from llamacpp_instr.schema import Leaf, Plan
+from tests.graph.test_copies import graph_of
 
 
 @pytest.mark.parametrize(
@@ -156,37 +157,13 @@ def test_what_a_node_writes_is_a_part_of_what_it_moves():
 
 
 def test_fused_kernels_move_nothing_between_their_nodes():
-    nodes = Nodes(
-        name=["norm-0", "attn_norm-0", "Qcur-0"],
-        op=["RMS_NORM", "MUL", "MUL_MAT"],
-        layer=[0, 0, 0],
-        type=["f32"] * 3,
-        ne=[[4], [4], [2]],
-        bytes=[16, 16, 8],
-        src=[[-1], [0, -2], [-3, 1]],
-        buffer=[0] * 3,
-        params=[[]] * 3,
-        exec=[1] * 3,
-    )
-    leafs = [
-        Leaf(name="inp_embd", type="f32", ne=[4], bytes=16),
-        Leaf(name="blk.0.attn_norm.weight", type="f32", ne=[4], bytes=16),
-        Leaf(name="blk.0.attn_q.weight", type="q4_K", ne=[4, 2], bytes=9),
-    ]
-    graph = Graph(
-        t=0,
-        graph=0,
-        ctx=0,
-        uid=0,
-        source="decode",
-        why="first",
-        n_nodes=3,
-        n_exec=3,
-        splits=[Split(start=0, end=3, backend="CPU")],
-        buffers=["CPU"],
-        leafs=leafs,
-        nodes=nodes,
-    )
+    leafs = ["inp_embd", "blk.0.attn_norm.weight", "blk.0.attn_q.weight"]
+    names = ["norm-0", "attn_norm-0", "Qcur-0"]
+    graph = graph_of(leafs, names, [[-1], [0, -2], [-3, 1]])
+    graph.leafs[2] = Leaf(name=leafs[2], type="q4_K", ne=[4, 2], bytes=9)
+    assert graph.nodes is not None
+    graph.nodes.op = ["RMS_NORM", "MUL", "MUL_MAT"]
+    graph.nodes.ne[2], graph.nodes.bytes[2] = [2], 8
     kernels = plan_kernels(graph, Plan(t=0, plan=0, graph=0, node=[0, 2], n=[2, 1]))
     assert kernels.label == ["RMS_NORM+MUL", "MUL_MAT q4_K"]
     assert kernels.block == ["norm", "attention"]

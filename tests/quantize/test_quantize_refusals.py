@@ -4,7 +4,6 @@ remains."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import resource
 import shutil
@@ -14,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -33,6 +31,7 @@ from tests.kit.quantize_kit import (
     write_imatrix,
     write_model,
 )
+from tests.kit.sparse_models import write_with_more_rows
 from tests.kit.tiny_models import write_llama
 
 pytestmark = pytest.mark.native
@@ -228,9 +227,11 @@ def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
 
 def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
     # other programs write to the disk, too, so the size is far too large, and only checked
-    rows = 2 * shutil.disk_usage(tmp_path).free // 1024 + 1
-    model = write_sparse_model(tmp_path / "sparse.gguf", (rows, 256))
-    source = load_model_file(model)
+    size = 2 * shutil.disk_usage(tmp_path).free
+    small = write_model(tmp_path / "small.gguf")
+    source = load_model_file(
+        write_with_more_rows(small, tmp_path / "large.gguf", "token_embd.weight", size)
+    )
     plan = plan_quantization(source, "F32")
     with pytest.raises(UsageError, match=r"bytes are needed in .*, which has .* left"):
         check_outputs(source, [plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
@@ -264,25 +265,6 @@ def test_a_stopped_quantization_leaves_nothing(
         assert errors.strip() == "Interrupted"
     # after SIGKILL only the child process can remove it
     wait_for(lambda: list(tmp_path.iterdir()) == [])
-
-
-def write_sparse_model(path: Path, shape: tuple[int, ...]) -> Path:
-    """A model with one more tensor of zeros, which takes no disk space."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(256)
-    writer.add_head_count(4)
-    writer.add_feed_forward_length(256)
-    writer.add_layer_norm_rms_eps(1e-5)
-    n_bytes = 4 * math.prod(shape)
-    writer.add_tensor_info("token_embd.weight", shape, np.dtype(np.float32), n_bytes)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    os.truncate(path, path.stat().st_size + n_bytes + 64)
-    return path
 
 
 def wait_for(condition: object) -> None:
