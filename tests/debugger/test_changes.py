@@ -281,7 +281,7 @@ def test_every_layer_of_most_architectures_has_blocks_to_take_out(tmp_path: Path
     }
 
 
-def test_values_come_from_files(tmp_path: Path) -> None:
+def test_values_come_from_files_and_those_of_several_arrays_need_a_name(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.save(tmp_path / "a.npy", values)
     np.savez(tmp_path / "b.npz", x=values, y=values + 1)
@@ -291,6 +291,10 @@ def test_values_come_from_files(tmp_path: Path) -> None:
     assert np.array_equal(load_values(tmp_path / "a.npy"), values)
     assert np.array_equal(load_values(tmp_path / "b.npz", "y"), values + 1)
     assert np.array_equal(load_values(tmp_path / "c.safetensors"), values)
+    with pytest.raises(UsageError, match="has 2 arrays; name one; it has x, y"):
+        load_values(tmp_path / "b.npz")
+    with pytest.raises(UsageError, match="has no array 'z'"):
+        load_values(tmp_path / "b.npz", "z")
 
 
 @pytest.mark.parametrize(
@@ -312,11 +316,3 @@ def test_a_file_that_holds_no_values_is_one_line(
         load_values(tmp_path / file)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_file_of_several_arrays_needs_a_name(tmp_path: Path) -> None:
-    np.savez(tmp_path / "b.npz", x=np.zeros(1), y=np.zeros(1))
-    with pytest.raises(UsageError, match="has 2 arrays; name one; it has x, y"):
-        load_values(tmp_path / "b.npz")
-    with pytest.raises(UsageError, match="has no array 'z'"):
-        load_values(tmp_path / "b.npz", "z")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.header import read_header
@@ -21,21 +21,9 @@ pytestmark = pytest.mark.native
 
 def rewritten(path: Path, key: str, value: int | str) -> Path:
     """A copy of the demo model with a metadata entry added or changed."""
-    source = gguf.GGUFReader(DEMO)
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, field in source.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", key):
-            continue
-        kind = field.types[0]
-        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=sub_type)
-    is_text = isinstance(value, str)
-    writer.add_key_value(
-        key, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32
-    )
-    for tensor in source.tensors:
-        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    save(writer)
+    kind = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
+    writer, new = gguf.GGUFWriter(path, "llama"), {key: MetadataDetails(kind, value)}
+    copy_with_new_metadata(gguf.GGUFReader(DEMO), writer, new, [])
     return path
 
 

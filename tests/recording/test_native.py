@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,18 +84,22 @@ def _events(log: Path) -> Counter[str]:
     return Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
 
 
-def _counts(printed: str) -> dict[str, int]:
-    return {event: int(n) for event, n in (line.split() for line in printed.splitlines())}
+def _added(
+    log_threads: Path, log: Path, *numbers: int, preexec_fn: Callable[[], None] | None = None
+) -> tuple[dict[str, int], int]:
+    """What each of so many threads added so often, by event, and the memory that it took."""
+    command = [log_threads, log, *map(str, numbers)]
+    printed = subprocess.run(
+        command, check=True, capture_output=True, text=True, preexec_fn=preexec_fn
+    ).stdout
+    counts = {event: int(n) for event, n in (line.split() for line in printed.splitlines())}
+    return counts, counts.pop("memory")
 
 
 @pytest.mark.parametrize("entries", [0, 3, 20000])
 def test_threads_add_while_another_writes(entries: int, log_threads: Path, tmp_path: Path) -> None:
     log = tmp_path / "session.log"
-    done = subprocess.run(
-        [log_threads, log, "3", str(entries), "97"], check=True, capture_output=True, text=True
-    )
-    counts = _counts(done.stdout)
-    del counts["memory"]
+    counts, _ = _added(log_threads, log, 3, entries, 97)
     assert counts == {**_events(log) - Counter(["end"]), "dropped": 0}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines.pop() == {"event": "end"}
@@ -105,11 +110,9 @@ def test_threads_add_while_another_writes(entries: int, log_threads: Path, tmp_p
 def test_what_waits_to_be_written_is_bounded(log_threads: Path, tmp_path: Path) -> None:
     """Nothing writes but the thread that adds: 100 MB of records, 8 MB of which may wait."""
     log = tmp_path / "session.log"
-    done = subprocess.run(
-        [log_threads, log, "1", "30000", "10000"], check=True, capture_output=True, text=True
-    )
+    _, memory = _added(log_threads, log, 1, 30000, 10000)
     assert log.stat().st_size > 100_000_000
-    assert _counts(done.stdout)["memory"] < 64 * 1024
+    assert memory < 64 * 1024
 
 
 def _stop_files_at_300_kb() -> None:
@@ -119,14 +122,9 @@ def _stop_files_at_300_kb() -> None:
 
 def test_what_cannot_be_written_is_dropped_from_there_on(log_threads: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.log", tmp_path / "cut.log"
-    subprocess.run([log_threads, whole, "1", "20000", "97"], check=True, capture_output=True)
-    done = subprocess.run(
-        [log_threads, cut, "1", "20000", "97"], check=True, capture_output=True, text=True,
-        preexec_fn=_stop_files_at_300_kb,
-    )  # fmt: skip
+    _added(log_threads, whole, 1, 20000, 97)
+    counts, _ = _added(log_threads, cut, 1, 20000, 97, preexec_fn=_stop_files_at_300_kb)
     kept = cut.read_bytes().splitlines()[:-1]
-    counts = _counts(done.stdout)
-    del counts["memory"]
     assert 0 < len(kept) < 20000
     assert kept == whole.read_bytes().splitlines()[: len(kept)]
     assert counts.pop("dropped") == 20000 - len(kept)

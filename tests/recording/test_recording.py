@@ -67,6 +67,8 @@ def test_marks_and_notes(llama: Any, tmp_path: Path) -> None:
             llama.create_completion("Once upon", max_tokens=2)
         session.instant("now")
         session.note("retrieval", {"documents": 3, "scores": [0.5, None], "text": "ß\u2028"})
+        with pytest.raises(UsageError, match="cannot be written as JSON"):
+            session.note("bad", object())
     marks = read_events(session.path, "mark")
     assert [(mark["name"], mark["phase"]) for mark in marks] == [
         ("outer", "begin"), ("naïve \"inner\"\n", "begin"),
@@ -82,19 +84,16 @@ def test_marks_and_notes(llama: Any, tmp_path: Path) -> None:
     assert all(marks[1]["t"] <= t <= marks[2]["t"] for t in between)
 
 
-def test_a_mark_ends_when_its_body_fails(tmp_path: Path) -> None:
-    with llamacpp_instr.record(tmp_path / "a.log") as session:
-        with pytest.raises(ZeroDivisionError), session.mark("work"):
-            1 / 0  # noqa: B018
-        with pytest.raises(UsageError, match="cannot be written as JSON"):
-            session.note("bad", object())
-    assert [mark["phase"] for mark in read_events(session.path, "mark")] == ["begin", "end"]
-
-
-def test_a_failing_application_leaves_a_closed_log(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), llamacpp_instr.record(tmp_path / "a.log"):
+def test_a_mark_and_its_session_end_when_their_body_fails(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        llamacpp_instr.record(tmp_path / "a.log") as session,
+        session.mark("work"),
+    ):
         1 / 0  # noqa: B018
-    assert read_events(tmp_path / "a.log")[-1]["event"] == "session_end"
+    events = read_events(tmp_path / "a.log")
+    assert [event["phase"] for event in events if event["event"] == "mark"] == ["begin", "end"]
+    assert events[-1]["event"] == "session_end"
 
 
 def test_sessions_follow_each_other_but_do_not_nest(llama: Any, tmp_path: Path) -> None:

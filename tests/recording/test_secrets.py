@@ -12,6 +12,7 @@ from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import SessionStart
 from tests.conftest import Instr
 from tests.kit.programs import native_program
+from tests.recording.test_text import LOADS
 
 pytestmark = pytest.mark.native
 
@@ -56,10 +57,6 @@ def test_an_argument_of_a_megabyte_is_looked_at(program: Path) -> None:
     assert done.stdout == "[redacted]\n"
 
 
-LOADS = (
-    "import sys; import llama_cpp.llama_cpp as api; params = api.llama_model_default_params(); "
-    "api.llama_model_load_from_file(sys.argv[1].encode(), params)"
-)
 # a child sees the environment of its parents
 LEAKS = "import os; print([name for name in os.environ if 'S3CRET' in os.environ[name]])"
 

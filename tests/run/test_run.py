@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
-from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from llamacpp_instr.run.session import _TextWriter
 from tests.conftest import Instr, assert_refused, read_events, start_run
 from tests.kit import tiny_models
+from tests.kit.mutants import text, write_mutant
 from tests.kit.native_kit import open_llama
 
 pytestmark = pytest.mark.native
@@ -117,17 +116,9 @@ def test_whole_characters_only() -> None:
 
 
 @pytest.fixture
-def chat_model(tmp_path: Path, demo_model: Path) -> Path:
+def chat_model(tmp_path: Path) -> Path:
     """The demo model with a template that begins with BOS."""
-    path = tmp_path / "chat.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    copy_with_new_metadata(
-        gguf.GGUFReader(demo_model),
-        writer,
-        {gguf.Keys.Tokenizer.CHAT_TEMPLATE: MetadataDetails(gguf.GGUFValueType.STRING, TEMPLATE)},
-        [],
-    )
-    return path
+    return write_mutant(tmp_path / "chat.gguf", {"chat_template": text(TEMPLATE)})
 
 
 def test_chat_uses_the_models_own_template(instr: Instr, chat_model: Path, peer: Any) -> None:

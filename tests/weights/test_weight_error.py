@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -120,6 +120,7 @@ def test_tiny_errors_of_large_numbers() -> None:
     ),
     block=st.sampled_from([32, 64, 256]),
 )
+@example(values=np.full((2, 3), np.nan, np.float32), block=32)
 def test_any_numbers_and_what_is_none(values: Floats, block: int) -> None:
     x, y = values
     found = measured(x, y, block)
