@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, TYPES, GgmlType
 from llamacpp_instr.weights.dequantize import (
     Dequantizer,
@@ -22,7 +21,6 @@ from llamacpp_instr.weights.dequantize import (
     GgufDequantizer,
     load_dequantizer,
 )
-from tests.kit.quantized_kit import quantized_demo
 
 pytestmark = pytest.mark.native
 
@@ -64,14 +62,6 @@ def test_both_agree_to_the_bit_on_any_bytes(type_: GgmlType, data: st.DataObject
     stored[: type_.block_bytes] = data.draw(st.integers(0, 255))
     n = n_blocks * type_.block
     assert same(GGML.to_float(type_, stored, n), GGUF.to_float(type_, stored, n))
-
-
-@pytest.mark.parametrize("file_type", ["Q4_0", "Q4_K_M", "Q2_K", "IQ4_XS", "TQ1_0"])
-def test_both_agree_on_what_llama_quantize_wrote(file_type: str) -> None:
-    for weight in load_model_file(quantized_demo(file_type)).weights:
-        stored = np.fromfile(weight.path, np.uint8, weight.n_bytes, offset=weight.offset)
-        both = (d.to_float(weight.type, stored, weight.n_elements) for d in (GGML, GGUF))
-        assert same(*both), weight.name
 
 
 @pytest.fixture(params=[GGML, GGUF], ids=lambda d: d.name)
