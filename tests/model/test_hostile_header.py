@@ -90,24 +90,27 @@ def edits(draw: st.DrawFn, size: int) -> list[tuple[int, bytes]]:
 
 @pytest.fixture(scope="module")
 def originals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, int]]:
-    """Small models, each with the size of its header: decoder, encoder, vocabulary, and one with
-    arrays and blocks."""
+    """Small models, each with the size of its header: a decoder, a vocabulary, and a decoder and an
+    encoder with arrays and blocks."""
     folder = tmp_path_factory.mktemp("originals")
     tiny_models.write_llama(folder / "llama.gguf", layers=1)
-    writer = gguf.GGUFWriter(folder / "arrays.gguf", "llama")
-    writer.add_array("llama.attention.head_count", [1, 2, 3])
-    writer.add_array("llama.rope.dimension_sections", [0.5] * 20)
-    writer.add_array("llama.words", ["b", "c"])
-    writer.add_bool("llama.use_parallel_residual", True)
-    writer.add_file_type(15)
-    writer.add_tensor("blk.0.a.weight", np.zeros((4, 144), np.uint8),
-                      raw_dtype=gguf.GGMLQuantizationType.Q4_K)  # fmt: skip
-    save(writer)
-    paths = [*sorted(folder.iterdir()), models / "bert.gguf", models / "vocabulary.gguf"]
+    for architecture in ("llama", "bert"):
+        writer = gguf.GGUFWriter(folder / f"{architecture}-arrays.gguf", architecture)
+        writer.add_array(f"{architecture}.attention.head_count", [1, 2, 3])
+        writer.add_array(f"{architecture}.rope.dimension_sections", [0.5] * 20)
+        writer.add_array(f"{architecture}.words", ["b", "c"])
+        writer.add_bool(f"{architecture}.use_parallel_residual", True)
+        writer.add_causal_attention(architecture == "llama")
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        writer.add_file_type(15)
+        writer.add_tensor("blk.0.a.weight", np.zeros((4, 144), np.uint8),
+                          raw_dtype=gguf.GGMLQuantizationType.Q4_K)  # fmt: skip
+        save(writer)
+    paths = [*sorted(folder.iterdir()), models / "vocabulary.gguf"]
     return [(path.read_bytes(), read_header(path).data_start) for path in paths]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_real_header_with_other_bytes_in_it(
     originals: list[tuple[bytes, int]], tmp_path: Path, data: st.DataObject
