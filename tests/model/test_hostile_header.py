@@ -110,6 +110,14 @@ def originals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tu
     return [(path.read_bytes(), read_header(path).data_start) for path in paths]
 
 
+def test_the_headers_that_are_changed_are_those_of_models(
+    originals: list[tuple[bytes, int]], tmp_path: Path
+) -> None:
+    for content, _ in originals:
+        (tmp_path / "model.gguf").write_bytes(content)
+        assert inspect(tmp_path / "model.gguf") is None
+
+
 @settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_real_header_with_other_bytes_in_it(
