@@ -16,7 +16,7 @@ import pytest
 
 from llamacpp_instr.weights.layout import LAYOUTS
 from tests.conftest import Instr, assert_refused
-from tests.kit import reports
+from tests.kit import in_process
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
 from tests.kit.native_kit import unpatched_library
 from tests.kit.quantized_kit import quantized_demo
@@ -26,15 +26,15 @@ NAME = "blk.0.ffn_down.weight"
 
 
 def blocks(*args: object) -> str:
-    return reports.printed("blocks", *args)
+    return in_process.printed("blocks", *args)
 
 
 def refusal(*args: object) -> str:
-    return reports.refusal("blocks", *args)
+    return in_process.refusal("blocks", *args)
 
 
 def tables(*args: object) -> list[Row]:
-    return reports.told("blocks", *args)
+    return in_process.told("blocks", *args)
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo
-from tests.kit.reports import printed, told
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write
 

@@ -23,7 +23,8 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, Table, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.reports import session_of, told
+from tests.kit.in_process import told
+from tests.kit.reports import session_of
 from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 from tests.kit.strategies import logs
 

@@ -17,8 +17,9 @@ from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
 from tests.kit.gguf_files import save
+from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo
-from tests.kit.reports import by_title, printed, rows, told
+from tests.kit.reports import by_title, rows
 
 SOME_MODELS = (
     "llama-dense", "llama-moe", "falcon-dense", "mamba-dense", "qwen3next-moe", "gemma3-dense",

@@ -17,10 +17,10 @@ from llamacpp_instr.memory.breakdown import MemoryBreakdown
 from llamacpp_instr.memory.plan import plan_memory
 from llamacpp_instr.model.file import load_model_file
 from tests.conftest import ROOT, Instr, assert_refused
+from tests.kit.in_process import refusal
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import memory_of, report, reported, without_library
-from tests.kit.reports import refusal
 from tests.kit.sparse_models import write_sparse_llama
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -137,7 +137,6 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     assert out.read_text().startswith("## ")
 
 
-@pytest.mark.usefixtures("planned")
 def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
     path = write_sparse_llama(tmp_path / "deep.gguf", layers=222, width=256, feed_forward=512)
     text = report(path)

@@ -25,8 +25,9 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
+from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
-from tests.kit.reports import column, printed, session_of, told
+from tests.kit.reports import column, session_of
 from tests.kit.steady_log import write
 from tests.kit.strategies import logs, unclosed_logs
 

@@ -25,7 +25,8 @@ from converters.report.tree import (
 )
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.reports import Row, printed, rows, session_of
+from tests.kit.in_process import printed
+from tests.kit.reports import Row, rows, session_of
 from tests.kit.strategies import logs
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"

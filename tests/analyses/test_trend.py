@@ -21,8 +21,9 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from tests.conftest import read_events
+from tests.kit.in_process import instr_here, printed, refusal, told
 from tests.kit.made_log import make_log
-from tests.kit.reports import instr, printed, refusal, rows, session_of, told
+from tests.kit.reports import rows, session_of
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 
@@ -224,8 +225,8 @@ def test_fail_above_judges_the_last_version_against_the_first() -> None:
         (groups(0, 1, 2), 1),
         (groups(1, 2, 0), 0),
     ):
-        done = instr("diff", *versions, "--by", "phase", "--fail-above", "5%")
-        assert done.exit_code == status, versions
+        done = instr_here("diff", *versions, "--by", "phase", "--fail-above", "5%")
+        assert done.returncode == status, versions
 
 
 def test_parts_of_a_session_are_one_log_unless_there_is_no_other(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.model.file import load_model_file
-from tests.kit import reports
+from tests.kit import in_process
 from tests.kit.block_models import write_blocks
-from tests.kit.reports import Row, printed
+from tests.kit.in_process import printed
+from tests.kit.reports import Row
 
 RANDOM = np.random.default_rng(11)
 HOSTILE = "blk.0.<img src=x onerror=alert(1)>\x1b[31m"
 
 
 def told(*words: object) -> dict[str, Row]:
-    return {report["title"]: report for report in reports.told("weights", *words)}
+    return {report["title"]: report for report in in_process.told("weights", *words)}
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import COMMANDS, main
 from llamacpp_instr.schema import SessionStart
+from tests.kit.in_process import instr_here, printed, told
 from tests.kit.made_log import make_log
-from tests.kit.reports import instr, printed, told
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write
 from tests.kit.trace_processor import check, needs_node
@@ -128,7 +128,7 @@ def test_tables_say_of_which_log_each_row_is(form: str, logs: list[str], tmp_pat
 
     def tables(*chosen: str) -> dict[str, pd.DataFrame]:
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        done = instr("to-parquet", *chosen, *["--csv"] * (form == "csv"), "-o", str(out))
+        done = instr_here("to-parquet", *chosen, *["--csv"] * (form == "csv"), "-o", str(out))
         assert done.stderr.count(f"{other}: the log was not closed") == (other in chosen)
         read = pd.read_csv if form == "csv" else pd.read_parquet
         return {path.stem: read(path) for path in out.iterdir()}
@@ -169,13 +169,13 @@ def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> 
     log.write_bytes(whole.replace(b'"event":"note"', b'"event":"not"', 1))
     out = tmp_path / "out"
     words = line.replace("LOG", str(log)).replace("OUT", str(out)).split()
-    refused = instr(*words)
-    assert refused.exit_code == 2
-    assert "a.log:" in refused.output
+    refused = instr_here(*words)
+    assert refused.returncode == 2
+    assert "a.log:" in refused.stderr
     assert not out.exists()
-    done = instr(*words, "--lenient")
-    assert done.exit_code == 0, done.output
-    said = done.output + (out.read_text(errors="replace") if out.is_file() else "")
+    done = instr_here(*words, "--lenient")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr + (out.read_text(errors="replace") if out.is_file() else "")
     assert "1 damaged line was skipped" in " ".join(said.split())
 
 

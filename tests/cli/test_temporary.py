@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Instr
+from tests.kit.mutants import damaged
 from tests.kit.native_kit import DEMO
-from tests.llama.test_crashes import damaged
 from tests.recording.test_faults import in_namespace
 
 pytestmark = pytest.mark.native

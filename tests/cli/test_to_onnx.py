@@ -14,8 +14,9 @@ import pytest
 from llamacpp_instr.llama.engine import Context, ContextOptions
 from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
+from tests.kit.in_process import instr_here, printed, refusal, told
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.reports import Row, instr, printed, refusal, told
+from tests.kit.reports import Row
 
 pytestmark = pytest.mark.native
 
@@ -52,8 +53,8 @@ def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
 
 def test_a_graph_is_whole_and_says_what_each_operator_is(tmp_path: Path) -> None:
     out = tmp_path / "graph.onnx"
-    done = instr("to-onnx", "demo", "-o", out, "--tokens", 8)
-    assert done.exit_code == 0, done.output
+    done = instr_here("to-onnx", "demo", "-o", out, "--tokens", 8)
+    assert done.returncode == 0, done.stderr
     assert re.search(r"graph.onnx: \d+ operators, 39 weights", done.stderr)
     onnx.checker.check_model(str(out), full_check=True)
     graph = onnx.load(out, load_external_data=False).graph

@@ -23,7 +23,7 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import RECORDED, write_log, write_logs
-from tests.kit.in_process import full_disk, instr_here, tables_of
+from tests.kit.in_process import full_disk, instr_here, told
 from tests.kit.native_kit import ROOT
 
 
@@ -40,7 +40,7 @@ def test_the_middle_of_a_bucket_is_within_the_error_of_all_in_it(tmp_path: Path)
     """The middle that SQL takes percentiles from."""
     ns = np.unique(np.geomspace(1, 1e15, 10_000).astype(np.int64))
     buckets = np.concatenate([[0], bucket_of(ns)]).tolist()
-    assert collect(RECORDED, "-o", tmp_path / "fleet").exit_code == 0
+    assert collect(RECORDED, "-o", tmp_path / "fleet").returncode == 0
     asked = rows(tmp_path / "fleet", f"select middle_ns(unnest({buckets}))")
     middles = np.array(asked).ravel()
     assert middles[:2].tolist() == [0, 1]
@@ -277,6 +277,6 @@ def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> N
 
 def test_json_has_raw_numbers(tmp_path: Path) -> None:
     collect(RECORDED, "-o", tmp_path / "fleet")
-    (table,) = tables_of("sql", tmp_path / "fleet", "select ns, time from steps limit 1")
+    (table,) = told("sql", tmp_path / "fleet", "select ns, time from steps limit 1")
     assert table["units"] == {"ns": "ns", "time": "text"}
     assert isinstance(table["rows"][0]["ns"], int)

@@ -12,13 +12,13 @@ from converters.fleet.database import open_database
 from converters.fleet.queries import QUERIES
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import write_log
-from tests.kit.in_process import instr_here, tables_of
+from tests.kit.in_process import instr_here, told
 
 FAST, SLOW = "0.3.36+instr.1", "0.3.37+instr.1"
 
 
 def rows(dataset: Path, query: str) -> list[dict[str, Any]]:
-    return list(tables_of("sql", dataset, query)[0]["rows"])
+    return told("sql", dataset, query)[0]["rows"]
 
 
 @pytest.fixture(scope="module")

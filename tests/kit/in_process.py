@@ -11,21 +11,39 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from llamacpp_instr import cli
+from llamacpp_instr.cli import main
 
 
 def instr_here(*words: object) -> subprocess.CompletedProcess[str]:
     """Like the fixture `instr`; an exception that the command does not handle is raised."""
     arguments = [*map(str, words)]
-    done = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-def tables_of(*words: object) -> list[dict[str, Any]]:
-    """The tables that a command prints with --json."""
-    done = instr_here(*words, "--json")
+def printed(*words: object) -> str:
+    """The output of a command that must succeed."""
+    done = instr_here(*words)
     assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
+    return done.stdout
+
+
+def told(*words: object) -> list[dict[str, Any]]:
+    """The reports of a command in JSON, which has no NaN and no infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    found: list[dict[str, Any]] = json.loads(printed(*words, "--json"), parse_constant=refuse)
+    return found
+
+
+def refusal(*words: object) -> str:
+    """The only line that a command with wrong input prints."""
+    done = instr_here(*words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
 
 
 @contextmanager

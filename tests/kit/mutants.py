@@ -1,10 +1,12 @@
-"""Copies of the demo model whose tokenizer lacks or claims something.
+"""Copies of models with other values, and of the demo model whose tokenizer lacks or claims
+something.
 
 `tests.programs.claims` does the same with the numbers of the architectures.
 """
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,14 @@ N = 1024
 _TYPES = gguf.GGUFValueType
 U8, U32, I32, F32 = _TYPES.UINT8, _TYPES.UINT32, _TYPES.INT32, _TYPES.FLOAT32
 _CODES = {U8: "B", U32: "I", I32: "i", F32: "f"}
+
+
+def damaged(source: Path, path: Path, key: str, value: float) -> Path:
+    """A copy of a model with another value in its metadata."""
+    shutil.copyfile(source, path)
+    field = gguf.GGUFReader(path, "r+").fields[key]
+    field.parts[field.data[0]][0] = value
+    return path
 
 
 def text(value: str) -> bytes:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import read_events
-from tests.kit.reports import Row, printed, told
+from tests.kit.in_process import printed, told
+from tests.kit.reports import Row
 
 
 def report(*args: object) -> str:

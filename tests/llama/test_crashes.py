@@ -9,11 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-import gguf
 import pytest
 
 from tests.conftest import Instr, assert_refused, read_events, start_run
-from tests.kit.mutants import N, texts, write_mutant
+from tests.kit.mutants import N, damaged, texts, write_mutant
 from tests.kit.native_kit import random_models
 from tests.kit.programs import run_python
 
@@ -24,14 +23,6 @@ pytestmark = pytest.mark.native
 def instr(started_instr: Instr) -> Instr:
     """A process from its start to its end, which are tested here."""
     return started_instr
-
-
-def damaged(source: Path, path: Path, key: str, value: float) -> Path:
-    """A copy of a model with another value in its metadata."""
-    shutil.copyfile(source, path)
-    field = gguf.GGUFReader(path, "r+").fields[key]
-    field.parts[field.data[0]][0] = value
-    return path
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ from llamacpp_instr.recording.session import record
 from llamacpp_instr.schema import BufferUse
 from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events
+from tests.kit.mutants import damaged
 from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
-from tests.llama.test_crashes import damaged
 
 pytestmark = pytest.mark.native
 

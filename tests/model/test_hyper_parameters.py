@@ -13,8 +13,8 @@ from llamacpp_instr.model.header import read_header
 from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
 from tests.kit.gguf_files import save
+from tests.kit.mutants import damaged
 from tests.kit.native_kit import DEMO, random_models
-from tests.llama.test_crashes import damaged
 
 pytestmark = pytest.mark.native
 

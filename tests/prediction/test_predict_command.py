@@ -19,7 +19,7 @@ from llamacpp_instr.probe.file import probe_json
 from llamacpp_instr.quantize.plan import QuantizeOptions
 from llamacpp_instr.quantize.runner import Quantizer
 from tests.conftest import assert_refused
-from tests.kit.in_process import instr_here, tables_of
+from tests.kit.in_process import instr_here, told
 from tests.kit.made_machine import made_machine
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
@@ -46,7 +46,7 @@ def test_a_type_that_nobody_made_has_the_graph_and_the_memory_of_a_made_one(
 
 def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
     words = ("--machine", MACHINE, "--types", "F16,Q8_0", "--batch", 8, "--ctx", 40)
-    tables = tables_of("predict", "demo", *words)
+    tables = told("predict", "demo", *words)
     overview = tables[0]["rows"]
     assert [(row["type"], row["threads"]) for row in overview] == [
         ("F16", 1), ("F16", 2), ("Q8_0", 1), ("Q8_0", 2),
@@ -61,7 +61,7 @@ def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
 def test_energy_is_shown_if_it_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_bytes(probe_json(made_machine((1,), watts=50.0)))
-    tables = tables_of("predict", "demo", "--machine", path, "--batch", 8, "--ctx", 40)
+    tables = told("predict", "demo", "--machine", path, "--batch", 8, "--ctx", 40)
     (row,) = tables[0]["rows"]
     assert row["joules per token"] == pytest.approx(50 * row["decode"] / 1e9)
     assert "RAPL" not in str(tables)

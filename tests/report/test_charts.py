@@ -22,7 +22,7 @@ from converters.analyses.stored_weights import stored_in_file
 from converters.report import charts
 from converters.report.charts import Chart, Point
 from llamacpp_instr.model.file import load_model_file
-from tests.kit.reports import printed
+from tests.kit.in_process import printed
 
 LAYERS = ["0", "1", "none"]
 CHARTS: dict[str, Callable[[], Chart]] = {

@@ -21,7 +21,7 @@ from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.probe.file import probe_json
 from tests.exports.test_late_tables import check_requests
-from tests.kit import reports
+from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of
 from tests.kit.reports import Row
@@ -33,8 +33,8 @@ RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
-def printed(command: str, log: Path) -> dict[str, Row]:
-    return {report["title"]: report for report in reports.told(command, log)}
+def tables(command: str, log: Path) -> dict[str, Row]:
+    return {report["title"]: report for report in told(command, log)}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
 def test_it_shows_the_summary():
     log = llamacpp_instr.load(RECORDED)
     markup = log._repr_html_()
-    summary = printed("summary", RECORDED)
+    summary = tables("summary", RECORDED)
     for report in summary.values():
         assert f"<h4>{report['title']}</h4>" in markup
         for row in report["rows"]:
@@ -65,7 +65,7 @@ def test_it_shows_the_summary():
 def test_the_findings_are_those_of_the_summary(tmp_path):
     path = write(tmp_path / "session.log", make_log(Random(0).randint, 2))
     (finding,) = llamacpp_instr.load(path).findings
-    (row,) = printed("summary", path)["Findings"]["rows"]
+    (row,) = tables("summary", path)["Findings"]["rows"]
     assert (finding.of, finding.share) == (row["Costs"], row["share"])
     assert row["why, and what to try"] == f"{finding.what} {finding.advice}"
 
@@ -74,22 +74,22 @@ def test_a_probe_of_this_machine_counts_as_in_the_commands(cache, tmp_path):
     cpu = load_session(RECORDED).start.host.cpu
     (cache / "probe.json").write_bytes(probe_json(probe_of(cpu)))
     log = llamacpp_instr.load(RECORDED)
-    rows = printed("summary", RECORDED)["Findings"]["rows"]
+    rows = tables("summary", RECORDED)["Findings"]["rows"]
     assert [of.of for of in log.findings] == [row["Costs"] for row in rows] != []
     assert f"{html.escape(rows[0]['Costs'])}</td>" in log._repr_html_()
     log.page(tmp_path / "session.html")
-    assert (tmp_path / "session.html").read_text() == reports.printed("page", RECORDED, "-o", "-")
+    assert (tmp_path / "session.html").read_text() == printed("page", RECORDED, "-o", "-")
 
 
 def test_a_plot_has_the_numbers_of_the_commands():
     log = llamacpp_instr.load(RECORDED)
-    summary = printed("summary", RECORDED)
+    summary = tables("summary", RECORDED)
     medians = {row["Phase"]: row["tokens/s median"] for row in summary["Speed"]["rows"]}
     drawn = {line.get_label(): line.get_ydata() for line in log.plot_speed().get_lines()}
     assert {phase: float(np.median(y)) for phase, y in drawn.items()} == medians
 
     lines = {line.get_label(): line.get_ydata() for line in log.plot_requests().get_lines()}
-    latency = printed("requests", RECORDED)["Latency of requests"]["rows"]
+    latency = tables("requests", RECORDED)["Latency of requests"]["rows"]
     told = {row["Time"]: row["longest"] / 1e9 for row in latency if row["Time"] in lines}
     assert {label: max(y) for label, y in lines.items()} == pytest.approx(told)
 
@@ -106,7 +106,7 @@ def test_the_page_is_that_of_the_command(tmp_path):
     path = tmp_path / "session.html"
     log = llamacpp_instr.load(RECORDED)
     log.page(path)
-    assert path.read_text() == reports.printed("page", RECORDED, "-o", "-")
+    assert path.read_text() == printed("page", RECORDED, "-o", "-")
     with pytest.raises(InstrError, match=r"session\.html exists; pass force=True"):
         log.page(path)
     log.page(path, force=True)

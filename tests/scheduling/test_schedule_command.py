@@ -16,7 +16,7 @@ from converters.scheduling.split import divide
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import blocks_of
-from tests.kit.in_process import instr_here, tables_of
+from tests.kit.in_process import instr_here, told
 from tests.kit.native_kit import DEMO, ROOT
 
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -35,7 +35,7 @@ after = ["a", "b"]
 
 
 def figures(*words: object) -> dict[str, Any]:
-    whole, *_ = tables_of("schedule", *words)
+    whole, *_ = told("schedule", *words)
     return {name: of["value"] for name, of in whole["figures"].items()}
 
 
@@ -88,7 +88,7 @@ def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_the_schedules_one_by_one() -> None:
-    (table,) = tables_of("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5")
+    (table,) = told("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5")
     assert [row["engines"] for row in table["rows"]] == [1, 2, 3, 4, 5]
     for row in table["rows"]:
         words = ("--layers", 0, "--split", "rows", "--engines", row["engines"])
@@ -147,6 +147,6 @@ def test_heads_of_a_recording_of_this_machine(instr: Instr, tmp_path: Path) -> N
         log = tmp_path / f"{flash}.log"
         words = ("-p", "Once upon a time", "-n", 4, "--threads", 1, "--flash-attn", flash)
         assert instr("run", DEMO, *words, "--log", log).returncode == 0
-        whole, *_ = tables_of("schedule", log, "--layers", 1, "--split", "heads")
+        whole, *_ = told("schedule", log, "--layers", 1, "--split", "heads")
         assert whole["figures"]["tasks"]["value"] == {"on": 49, "off": 53}[flash]
         assert any("were timed on this machine" in note for note in whole["notes"])
