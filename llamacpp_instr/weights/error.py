@@ -182,9 +182,10 @@ class ErrorSum:
                 return
         # sqrt(x*x) is |x| exactly
         self._max_error = max(self._max_error, float(np.sqrt(errors.max())))
-        if n % self._block:
-            blocks[-1] *= self._block / (n % self._block)
-        self._add(n, Sums(n, x2, y2, e2), blocks / np.float32(self._block), sample)
+        mean_squares = blocks / np.float32(self._block)
+        if rest := n % self._block:
+            mean_squares[-1] = blocks[-1] / np.float32(rest)
+        self._add(n, Sums(n, x2, y2, e2), mean_squares, sample)
 
     def _sampled(self, n: int) -> slice:
         return slice(-(self._first + self._done) % self._stride, n, self._stride)

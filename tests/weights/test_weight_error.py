@@ -121,6 +121,7 @@ def test_tiny_errors_of_large_numbers() -> None:
     block=st.sampled_from([32, 64, 256]),
 )
 @example(values=np.full((2, 3), np.nan, np.float32), block=32)
+@example(values=np.array([[2e18], [0]], np.float32), block=64)  # 64 times its square overflows
 def test_any_numbers_and_what_is_none(values: Floats, block: int) -> None:
     x, y = values
     found = measured(x, y, block)
