@@ -121,7 +121,7 @@ def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) ->
     """The median of every row of `samples` (rows, samples) in ns; NaN means that a row lacks the
     sample. `n_timed` has the number of timed intervals in a row's sum."""
     medians: list[Median] = []
-    known: dict[bytes, tuple[Int64, int, int, float]] = {}
+    known: dict[bytes, tuple[Int64 | None, int, int, float]] = {}
     for row, n in zip(samples, n_timed, strict=True):
         present = ~np.isnan(row)
         values = row[present]
@@ -136,7 +136,7 @@ def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) ->
         draws, n_blocks, freedom, scale = known[key]
         value = float(np.median(values))
         error = None
-        if n_blocks >= MIN_BLOCKS and freedom > 0 and value > 0:
+        if draws is not None and value > 0:
             spread = np.log(np.maximum(np.median(values[draws], axis=1), 1.0))
             # rounding adds the variance of a uniform distribution over one step
             tick = (TICK_NS * n / value) ** 2 / 12
@@ -232,9 +232,10 @@ def _welch_freedom(a: Median, b: Median) -> int:
     return max(1, int((va + vb) ** 2 / (va**2 / a.freedom + vb**2 / b.freedom)))
 
 
-def _draw(block: Int64, stratum: Int64) -> tuple[Int64, int, int, float]:
-    """DRAWS rows of sample indices (whole blocks drawn with replacement within each stratum), the
-    number of blocks, the degrees of freedom, and a factor for the variance.
+def _draw(block: Int64, stratum: Int64) -> tuple[Int64 | None, int, int, float]:
+    """DRAWS rows of sample indices (whole blocks drawn with replacement within each stratum), None
+    if the blocks are too few; the number of blocks, the degrees of freedom, and a factor for the
+    variance.
 
     Rows have equal length: draws are truncated, or repeated from their beginning. A bootstrap's
     variance is (n - 1) / n of the variance it estimates, where n is the number of blocks in a
@@ -242,11 +243,13 @@ def _draw(block: Int64, stratum: Int64) -> tuple[Int64, int, int, float]:
     """
     members = _groups(block)
     strata = _groups(stratum[[of[0] for of in members]])
+    fewest = min(map(len, strata))
+    freedom = len(members) - len(strata) if fewest > 1 else 0
+    if len(members) < MIN_BLOCKS or not freedom:
+        return None, len(members), freedom, math.inf
     random = np.random.default_rng(1)
     chosen = np.hstack([of[random.integers(0, len(of), (DRAWS, len(of)))] for of in strata])
     draws = np.array(
         [np.resize(np.concatenate([members[i] for i in row]), len(block)) for row in chosen]
     )
-    fewest = min(map(len, strata))
-    scale = fewest / (fewest - 1) if fewest > 1 else math.inf
-    return draws, len(members), len(members) - len(strata) if fewest > 1 else 0, scale
+    return draws, len(members), freedom, fewest / (fewest - 1)
