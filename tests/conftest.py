@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -34,6 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not {"nursery", "started_instr"}.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("native")
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays, so the garbage collector need not look at it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

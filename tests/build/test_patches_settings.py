@@ -9,6 +9,8 @@ import pytest
 from tests.kit.patches_kit import World, git
 from tools.patches.check import find_faults
 
+pytestmark = pytest.mark.native
+
 HOSTILE = """\
 [user]
     name = Somebody Else
