@@ -115,7 +115,7 @@ def test_swapped_lines_are_found_when_one_refers_to_the_other(path, events, data
 
 
 @given(events=logs(), data=st.data())
-@settings(ONE, max_examples=150)
+@settings(ONE, max_examples=300)
 def test_a_flipped_bit_is_found_or_leaves_a_line_of_the_schema(path, events, data):
     log = bytearray(encode(events))
     at = data.draw(st.integers(0, len(log) - 1))

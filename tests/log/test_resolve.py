@@ -35,7 +35,7 @@ NOT_WHOLE = re.compile(
 
 
 @given(log=damaged_logs(LOGS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_all_readers_agree_on_what_is_whole(
     log: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
