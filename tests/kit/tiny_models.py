@@ -16,6 +16,19 @@ from tests.kit.gguf_files import save
 
 WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 256
 TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
+ATTENTION = "attn_q attn_k attn_v attn_output"
+
+_SHAPES: dict[str, tuple[int, ...]] = {
+    "token_embd": (VOCABULARY, WIDTH),
+    "position_embd": (POSITIONS, WIDTH),
+    "token_types": (2, WIDTH),
+    "attn_qkv": (3 * WIDTH, WIDTH),
+    "attn_rel_b": (32, HEADS),
+    "ffn_gate": (FEED_FORWARD, WIDTH),
+    "ffn_up": (FEED_FORWARD, WIDTH),
+    "ffn_down": (WIDTH, FEED_FORWARD),
+}
+"""of the matrices that are not square"""
 
 
 def write_llama(
@@ -31,7 +44,7 @@ def write_llama(
     `NAME-00001-of-….gguf`."""
     writer = _writer(path, "llama", tokenizer, part=part, layers=layers)
     writer.add_layer_norm_rms_eps(1e-5)
-    return _finish(writer, path, _llama_tensors(VOCABULARY, layers), nan_in, dtypes)
+    return _finish(writer, path, _llama_tensors(layers), nan_in, dtypes)
 
 
 def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
@@ -43,51 +56,24 @@ def write_speaker(path: Path, pieces: Sequence[str]) -> Path:
     writer.add_token_types(special + [gguf.TokenType.NORMAL] * (len(tokens) - len(special)))
     writer.add_add_space_prefix(False)
     writer.add_layer_norm_rms_eps(1e-5)
-    return _finish(writer, path, _llama_tensors(len(tokens)))
+    return _finish(writer, path, _llama_tensors(), vocabulary=len(tokens))
 
 
-def _llama_tensors(vocabulary: int, layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (vocabulary, WIDTH),
-        "output_norm.weight": (WIDTH,),
-    }
-    for i in range(layers):
-        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
-        tensors |= {
-            f"blk.{i}.attn_norm.weight": (WIDTH,),
-            f"blk.{i}.ffn_norm.weight": (WIDTH,),
-            f"blk.{i}.ffn_gate.weight": (FEED_FORWARD, WIDTH),
-            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
-            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
-        }
-    return tensors
+def _llama_tensors(layers: int = LAYERS) -> list[str]:
+    layer = _tensors(f"{ATTENTION} attn_norm ffn_norm ffn_gate ffn_up ffn_down")
+    return [*_tensors("token_embd output_norm"), *_in_layers(layer, layers)]
 
 
 def write_gpt2(path: Path) -> Path:
     """A decoder with learned positions."""
     writer = _writer(path, "gpt2")
     writer.add_layer_norm_eps(1e-5)
-    tensors = {
-        "token_embd.weight": (VOCABULARY, WIDTH),
-        "position_embd.weight": (POSITIONS, WIDTH),
-        "output_norm.weight": (WIDTH,),
-        "output_norm.bias": (WIDTH,),
-    }
-    for i in range(LAYERS):
-        tensors |= {
-            f"blk.{i}.attn_norm.weight": (WIDTH,),
-            f"blk.{i}.attn_norm.bias": (WIDTH,),
-            f"blk.{i}.attn_qkv.weight": (3 * WIDTH, WIDTH),
-            f"blk.{i}.attn_qkv.bias": (3 * WIDTH,),
-            f"blk.{i}.attn_output.weight": (WIDTH, WIDTH),
-            f"blk.{i}.attn_output.bias": (WIDTH,),
-            f"blk.{i}.ffn_norm.weight": (WIDTH,),
-            f"blk.{i}.ffn_norm.bias": (WIDTH,),
-            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
-            f"blk.{i}.ffn_up.bias": (FEED_FORWARD,),
-            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
-            f"blk.{i}.ffn_down.bias": (WIDTH,),
-        }
+    layer = "attn_norm attn_qkv attn_output ffn_norm ffn_up ffn_down"
+    tensors = [
+        *_tensors("token_embd position_embd"),
+        *_tensors("output_norm", "weight", "bias"),
+        *_in_layers(_tensors(layer, "weight", "bias")),
+    ]
     return _finish(writer, path, tensors)
 
 
@@ -98,26 +84,13 @@ def write_bert(path: Path) -> Path:
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
     writer.add_token_type_count(2)
-    tensors = {
-        "token_embd.weight": (VOCABULARY, WIDTH),
-        "token_types.weight": (2, WIDTH),
-        "position_embd.weight": (POSITIONS, WIDTH),
-        "token_embd_norm.weight": (WIDTH,),
-        "token_embd_norm.bias": (WIDTH,),
-    }
-    for i in range(LAYERS):
-        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in _attention().items()}
-        tensors |= {f"blk.{i}.attn_{name}.bias": (WIDTH,) for name in ("q", "k", "v", "output")}
-        tensors |= {
-            f"blk.{i}.attn_output_norm.weight": (WIDTH,),
-            f"blk.{i}.attn_output_norm.bias": (WIDTH,),
-            f"blk.{i}.ffn_up.weight": (FEED_FORWARD, WIDTH),
-            f"blk.{i}.ffn_up.bias": (FEED_FORWARD,),
-            f"blk.{i}.ffn_down.weight": (WIDTH, FEED_FORWARD),
-            f"blk.{i}.ffn_down.bias": (WIDTH,),
-            f"blk.{i}.layer_output_norm.weight": (WIDTH,),
-            f"blk.{i}.layer_output_norm.bias": (WIDTH,),
-        }
+    layer = [*_tensors(ATTENTION), *_tensors(ATTENTION, "bias")]
+    layer += _tensors("attn_output_norm ffn_up ffn_down layer_output_norm", "weight", "bias")
+    tensors = [
+        *_tensors("token_embd token_types position_embd"),
+        *_tensors("token_embd_norm", "weight", "bias"),
+        *_in_layers(layer),
+    ]
     return _finish(writer, path, tensors)
 
 
@@ -128,32 +101,27 @@ def write_t5(path: Path) -> Path:
     writer.add_value_length(WIDTH // HEADS)
     writer.add_relative_attn_buckets_count(32)
     writer.add_decoder_start_token_id(0)
-    tensors = {
-        "token_embd.weight": (VOCABULARY, WIDTH),
-        "enc.output_norm.weight": (WIDTH,),
-        "dec.output_norm.weight": (WIDTH,),
-    }
+    tensors = _tensors("token_embd enc.output_norm dec.output_norm")
+    attention = "attn_rel_b attn_norm attn_q attn_k attn_v attn_o"
+    cross = "cross_attn_norm cross_attn_q cross_attn_k cross_attn_v cross_attn_o"
     for i in range(LAYERS):
-        for side, parts in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
-            at = f"{side}.blk.{i}"
-            tensors[f"{at}.attn_rel_b.weight"] = (32, HEADS)
-            for part in parts:
-                tensors[f"{at}.{part}_norm.weight"] = (WIDTH,)
-                tensors |= {f"{at}.{part}_{name}.weight": (WIDTH, WIDTH) for name in "qkvo"}
-            tensors |= {
-                f"{at}.ffn_norm.weight": (WIDTH,),
-                f"{at}.ffn_up.weight": (FEED_FORWARD, WIDTH),
-                f"{at}.ffn_down.weight": (WIDTH, FEED_FORWARD),
-            }
+        for side, parts in (("enc", attention), ("dec", f"{attention} {cross}")):
+            layer = _tensors(f"{parts} ffn_norm ffn_up ffn_down")
+            tensors += [f"{side}.blk.{i}.{name}" for name in layer]
     return _finish(writer, path, tensors)
 
 
 def write_vocabulary(path: Path) -> Path:
-    return _finish(_writer(path, "llama"), path, {})
+    return _finish(_writer(path, "llama"), path, [])
 
 
-def _attention() -> dict[str, tuple[int, ...]]:
-    return {f"attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
+def _tensors(parts: str, *kinds: str) -> list[str]:
+    """The names of tensors, of weights if no kind is given."""
+    return [f"{part}.{kind}" for part in parts.split() for kind in kinds or ("weight",)]
+
+
+def _in_layers(tensors: Sequence[str], layers: int = LAYERS) -> list[str]:
+    return [f"blk.{i}.{name}" for i in range(layers) for name in tensors]
 
 
 def _writer(
@@ -180,12 +148,18 @@ def _writer(
 def _finish(
     writer: gguf.GGUFWriter,
     path: Path,
-    tensors: dict[str, tuple[int, ...]],
+    tensors: Sequence[str],
     nan_in: str = "",
     dtypes: Mapping[str, type] | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> Path:
     random = np.random.default_rng(1)
-    for name, shape in tensors.items():
+    shapes = {**_SHAPES, "token_embd": (vocabulary, WIDTH)}
+    for name in tensors:
+        *_, part, kind = name.split(".")
+        shape = shapes.get(part, (WIDTH, WIDTH))
+        if kind == "bias" or part.endswith("norm"):
+            shape = shape[:1]
         # weights of a norm are close to one
         mean = 1 if name.endswith("norm.weight") else 0
         values = random.normal(mean, 0.3, shape).astype(np.float32)
