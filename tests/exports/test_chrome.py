@@ -85,18 +85,18 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
             if names[e["tid"]] == track and e["cat"] not in not_of
         )
 
-    assert rows("layers", "layer", "block") == Counter(row[:3] for row in wanted.ops)
+    assert rows("layers", "layer", "block") == Counter(row[:3] for row in wanted.rows["ops"])
     steps = Counter((e["ts"], e["dur"], e["name"]) for e in slices if e["cat"] == "step")
-    assert steps == Counter(row[:3] for row in wanted.steps)
-    for thread in {row[0] for row in wanted.threads}:
-        ops = Counter(row[1:4] for row in wanted.threads if row[0] == thread)
+    assert steps == Counter(row[:3] for row in wanted.rows["steps"])
+    for thread in {row[0] for row in wanted.rows["threads"]}:
+        ops = Counter(row[1:4] for row in wanted.rows["threads"] if row[0] == thread)
         assert rows(f"thread {thread}") == ops
     sampled = Counter(
         (e["ts"], e["dur"], e["args"]["text"]) for e in slices if e["cat"] == "sampler"
     )
-    assert sampled == Counter(row[:3] for row in wanted.tokens)
+    assert sampled == Counter(row[:3] for row in wanted.rows["tokens"])
     used = sorted((e["ts"], e["args"]["value"]) for e in events if e["name"] == "KV cells")
-    assert used == sorted(wanted.kv)
+    assert used == sorted(wanted.rows["kv"])
 
 
 # --- any log ---
@@ -172,13 +172,13 @@ def test_trace_processor_reads_what_stands_in_the_log(log: Path, tmp_path: Path)
         "select ts, dur, name from slice where category = 'layer'",
     )
     assert Counter(map(tuple, ops)) == Counter(
-        (begin - start, *rest) for begin, *rest, _ in wanted.ops
+        (begin - start, *rest) for begin, *rest, _ in wanted.rows["ops"]
     )
     assert Counter(map(tuple, steps)) == Counter(
-        (begin - start, dur, name) for begin, dur, name, *_ in wanted.steps
+        (begin - start, dur, name) for begin, dur, name, *_ in wanted.rows["steps"]
     )
     assert Counter(map(tuple, layers)) == Counter(
-        (begin - start, *rest) for begin, *rest in wanted.layers
+        (begin - start, *rest) for begin, *rest in wanted.rows["layers"]
     )
 
 

@@ -182,25 +182,25 @@ def test_any_log_reads_back_to_the_same_numbers(events, tmp_path_factory) -> Non
     steps = [row for name in set(roots) for row in back.rows(name, "step", "tokens", "status")]
     names = ("prefill", "decode", "encode")
     key = lambda row: tuple(map(str, row))  # noqa: E731
-    assert sorted((r for r in steps if r[2] in names), key=key) == expected.steps
+    assert sorted((r for r in steps if r[2] in names), key=key) == expected.rows["steps"]
     layers = [r for r in back.rows("layers") if r[2].startswith(("layer ", "no layer"))]
-    assert layers == expected.layers
+    assert layers == expected.rows["layers"]
     ops = [
         (t, dur, name.partition(" ")[0], tensor)
         for t, dur, name, tensor in back.rows("layers", "tensor", but=("layer", "block"))
     ]
-    assert sorted(ops, key=key) == [row[:4] for row in expected.ops]
+    assert sorted(ops, key=key) == [row[:4] for row in expected.rows["ops"]]
     threads = {name for name in back.tracks.values() if name.startswith("thread ")}
     found = [
         (int(name[7:]), t, dur, op.partition(" ")[0], wait)
         for name in threads
         for t, dur, op, wait in back.rows(name, "wait_ns", but=("wait",))
     ]
-    assert sorted(found, key=key) == expected.threads
+    assert sorted(found, key=key) == expected.rows["threads"]
     cells = sorted((t, v) for name, t, v in back.counters if name.startswith("KV cells"))
-    assert cells == sorted(expected.kv)
+    assert cells == sorted(expected.rows["kv"])
     samples = [(r[0], r[1], *r[3:]) for r in back.rows("sampler", "text", "id", "p")]
-    assert sorted(samples, key=key) == expected.tokens
+    assert sorted(samples, key=key) == expected.rows["tokens"]
     n_flows = expected.n_edges + expected.n_taken + expected.n_served
     assert len(back.flows_out) == n_flows, "each with a beginning"
     assert back.flows_out == back.flows_in, "and an end"

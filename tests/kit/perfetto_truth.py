@@ -6,8 +6,10 @@ import json
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from tests.kit.perfetto_queries import ROWS
 
 Row = tuple[Any, ...]
 MEMORY = "memory_update"
@@ -15,46 +17,14 @@ MEMORY = "memory_update"
 
 @dataclass
 class Truth:
-    """Sorted rows of (begin, duration, ...)."""
+    """What is in a log."""
 
-    steps: list[Row] = field(default_factory=list)
-    layers: list[Row] = field(default_factory=list)
-    ops: list[Row] = field(default_factory=list)
-    """and name, tensor, bytes of the result's type and shape"""
-    threads: list[Row] = field(default_factory=list)
-    """thread, begin, duration, name, time inside barriers"""
+    rows: dict[str, list[Row]] = field(
+        default_factory=lambda: {name: [] for name in (*ROWS, "rates")}
+    )
+    """sorted, with the columns that the queries of these names ask for"""
     gaps: Counter[int] = field(default_factory=Counter)
     """by thread: time between its kernels and after them"""
-    tokens: list[Row] = field(default_factory=list)
-    kv: list[Row] = field(default_factory=list)
-    titles: list[Row] = field(default_factory=list)
-    faults: list[Row] = field(default_factory=list)
-    rates: list[Row] = field(default_factory=list)
-    texts: list[Row] = field(default_factory=list)
-    """of the tokens, quoted, on the steps that they came out of"""
-    phases: list[Row] = field(default_factory=list)
-    loads: list[Row] = field(default_factory=list)
-    marks: list[Row] = field(default_factory=list)
-    """spans and instants; a span that was not ended is left out"""
-    said: list[Row] = field(default_factory=list)
-    """notes and messages"""
-    kv_bytes: list[Row] = field(default_factory=list)
-    kv_changes: list[Row] = field(default_factory=list)
-    memory: list[Row] = field(default_factory=list)
-    """time, counter, bytes"""
-    major_faults: list[Row] = field(default_factory=list)
-    splits: list[Row] = field(default_factory=list)
-    syncs: list[Row] = field(default_factory=list)
-    values: list[Row] = field(default_factory=list)
-    """time, counter, value"""
-    stats: list[Row] = field(default_factory=list)
-    """time, name of an argument, its value"""
-    machine: list[Row] = field(default_factory=list)
-    """time, counter, value"""
-    args: list[Row] = field(default_factory=list)
-    """begin of the op, name of an argument, its value"""
-    work: list[Row] = field(default_factory=list)
-    """begin, floating-point operations and bytes of each product of matrices alone"""
     n_edges: int = 0
     """reads of another kernel's result, all computes together"""
     n_taken: int = 0
@@ -96,41 +66,42 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             dur = end - b["t"]
             if e["status"] == 0 and e["step"] not in warm_ups:
                 found.n_served += len(b.get("seq") or [0] * (b["n_seqs"] == 1))
-            found.steps.append((b["t"], dur, name, b["step"], b["n_tokens"], e["status"]))
-            found.faults.append((b["t"], e.get("minflt", 0)))
-            found.major_faults.append((b["t"], e.get("majflt", 0)))
-            found.faults.append((end, 0))
-            found.major_faults.append((end, 0))
-            found.phases += step_phases(b, e, [c for c in computed.values() if in_step(c, b)])
+            found.rows["steps"].append((b["t"], dur, name, b["step"], b["n_tokens"], e["status"]))
+            found.rows["faults"].append((b["t"], e.get("minflt", 0)))
+            found.rows["major_faults"].append((b["t"], e.get("majflt", 0)))
+            found.rows["faults"].append((end, 0))
+            found.rows["major_faults"].append((end, 0))
+            computes = [c for c in computed.values() if c.get("step", -1) == b["step"]]
+            found.rows["phases"] += step_phases(b, e, computes)
             ended[b["step"]] = end
             if dur:
-                found.rates.append((b["t"], b["n_tokens"] / (dur / 1e9)))
+                found.rows["rates"].append((b["t"], b["n_tokens"] / (dur / 1e9)))
         elif kind == "token":
             p = e.get("p")
-            found.tokens.append((e["t"], e["dur"], e["text"], e["id"], p))
+            found.rows["tokens"].append((e["t"], e["dur"], e["text"], e["id"], p))
             if e.get("step", -1) in ended:
                 begin = begun[e["step"]]["t"]
                 text = json.dumps(e["text"], ensure_ascii=False)
-                found.texts.append((begin, ended[e["step"]] - begin, text))
+                found.rows["texts"].append((begin, ended[e["step"]] - begin, text))
             sampled[e["ctx"]] += 1
         elif kind == "compute":
             computed[e["compute"]] = e
             now = e["t"]
             for name in ("apply", "build", "alloc", "inputs"):
                 if dur := e.get(name, 0):
-                    found.phases.append((now, dur, name))
+                    found.rows["phases"].append((now, dur, name))
                     now += dur
-            found.phases.append((e["t"] + e.get("start", 0), e["dur"], "compute"))
+            found.rows["phases"].append((e["t"] + e.get("start", 0), e["dur"], "compute"))
         elif kind == "splits":
             known = graphs[computed[e["compute"]]["graph"]]["splits"]
             beside = zip(e["split"], e["asynchronous"], strict=True)
             for begin, dur, (split, asynchronous) in intervals(e, beside):
                 name = ("submit to " if asynchronous else "") + known[split]["backend"]
-                found.splits.append((begin, dur, name, split))
+                found.rows["splits"].append((begin, dur, name, split))
         elif kind == "layers":
             for begin, dur, layer in intervals(e, e["layer"]):
                 name = f"layer {layer}" if layer >= 0 else "no layer"
-                found.layers.append((begin, dur, name))
+                found.rows["layers"].append((begin, dur, name))
         elif kind == "ops":
             plan = plans[e["plan"]]
             nodes = graphs[plan["graph"]]["nodes"]
@@ -146,25 +117,25 @@ def truth(events: list[dict[str, Any]]) -> Truth:
                 for begin, dur, (name, inside, _) in rows:
                     last = inside[-1]
                     shape = f"{nodes['type'][last]} {nodes['ne'][last]}"
-                    found.ops.append((begin, dur, name, nodes["name"][last], shape))
+                    found.rows["ops"].append((begin, dur, name, nodes["name"][last], shape))
                     for arg, value in op_args(graphs[plan["graph"]], inside):
-                        found.args.append((begin, arg, value))
+                        found.rows["args"].append((begin, arg, value))
                         if arg == "weight" and name != "ROPE":
                             role = re.sub(r"^(enc\.|dec\.)?blk\.\d+\.|\.weight$", "", value)
-                            found.titles.append((begin, f"{name} {role}"))
+                            found.rows["titles"].append((begin, f"{name} {role}"))
                     if name == "MUL_MAT":
-                        found.work.append((begin, *product_work(graphs[plan["graph"]], last)))
+                        found.rows["work"].append(
+                            (begin, *product_work(graphs[plan["graph"]], last))
+                        )
                 found.n_edges += count_edges(nodes, insides)
             if "wait" in e:
                 thread = e.get("thread", 0)
                 for begin, dur, (name, _, wait) in rows:
-                    found.threads.append((thread, begin, dur, name, wait))
+                    found.rows["threads"].append((thread, begin, dur, name, wait))
                 if "gap" in e:
                     found.gaps[thread] += sum(e["gap"][1:]) + e.get("tail", 0)
-    for column in fields(found):
-        rows = getattr(found, column.name)
-        if isinstance(rows, list):
-            rows.sort(key=lambda row: tuple(map(str, row)))
+    for column in found.rows.values():
+        column.sort(key=lambda row: tuple(map(str, row)))
     return found
 
 
@@ -190,31 +161,31 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: in
     match e["event"]:
         case "model":
             name = e.get("name") or e["path"].split("/")[-1]
-            found.loads.append((t, e["dur"], name, e["arch"], e["params"], e["bytes"]))
+            found.rows["loads"].append((t, e["dur"], name, e["arch"], e["params"], e["bytes"]))
         case "mark":
             if e["phase"] == "begin":
                 marked[e["mark"]] = e
             else:
                 begin = marked.pop(e["mark"]) if e["phase"] == "end" else e
-                found.marks.append((begin["t"], t - begin["t"], begin["name"], e["mark"]))
+                found.rows["marks"].append((begin["t"], t - begin["t"], begin["name"], e["mark"]))
         case "note":
-            found.said.append((t, e["name"], compact(e["data"])))
+            found.rows["said"].append((t, e["name"], compact(e["data"])))
         case "message":
-            found.said.append((t, e["level"], e["text"]))
+            found.rows["said"].append((t, e["level"], e["text"]))
         case "kv":
-            found.kv.append((t, e["used"]))
-            found.kv_bytes.append((t, e.get("bytes", 0)))
+            found.rows["kv"].append((t, e["used"]))
+            found.rows["kv_bytes"].append((t, e.get("bytes", 0)))
             if e["op"] != "apply":
                 told = (e.get(name) for name in ("seq", "seq_dst", "p0", "p1", "arg"))
-                found.kv_changes.append((t, f"KV {e['op']}", *told))
+                found.rows["kv_changes"].append((t, f"KV {e['op']}", *told))
         case "memory":
             for use in e["buffers"]:
                 for kind in ("model", "context", "compute"):
-                    found.memory.append((t, f"{use['buffer']} {kind}", use.get(kind, 0)))
+                    found.rows["memory"].append((t, f"{use['buffer']} {kind}", use.get(kind, 0)))
             if e.get("rss"):
-                found.memory.append((t, "resident memory", e["rss"]))
+                found.rows["memory"].append((t, "resident memory", e["rss"]))
         case "sync":
-            found.syncs.append((t, e["dur"]))
+            found.rows["syncs"].append((t, e["dur"]))
         case "machine":
             values = {"load": e.get("load")}
             if "delay" in e:
@@ -227,24 +198,20 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: in
                 values["waiting for a CPU"] = 100 * (taken / max(taken + e["cpu"], 1))
             for name, value in values.items():
                 if value is not None:
-                    found.machine += [(max(t - e["dur"], 0), name, value), (t, name, 0)]
+                    found.rows["machine"] += [(max(t - e["dur"], 0), name, value), (t, name, 0)]
         case "tensor_stats":
             names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
             values = {"layer": -1, **e}
-            found.values += [
+            found.rows["values"] += [
                 (t, f"{e['name']} {name}", e[name])
                 for name in ("min", "max", "mean", "std")
                 if name in e
             ]
-            found.stats += [(t, name, values[name]) for name in names if name in values]
+            found.rows["stats"] += [(t, name, values[name]) for name in names if name in values]
 
 
 def compact(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-
-
-def in_step(compute: dict[str, Any], begin: dict[str, Any]) -> bool:
-    return compute.get("step", -1) == begin["step"]
 
 
 def step_phases(begin: dict[str, Any], end: dict[str, Any], computes: list[Any]) -> list[Row]:
