@@ -1,6 +1,6 @@
 """A server with continuous batching, recorded, and clients whose own clocks are the truth.
 
-    python -m tests.kit.batch_server MODEL LOG [--clients 8] [--slots 4] [--requests 3]
+    python -m tests.kit.batch_server MODEL LOG
 
 Every client is a thread that sends requests, one after the other, and notes when it sent each and
 when it got each token. A loop in the main thread serves all of them in one context, whose sequences
@@ -9,21 +9,22 @@ are its slots. A prompt reuses what its slot has of it. Prints what the clients 
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-
 import llamacpp_instr
 from llamacpp_instr.recording.session import Recording
+from tests.kit.decoder import Decoder
 
-CTX = 1024
+CLIENTS, SLOTS = 8, 4
+REQUESTS = 3
+"""of each client"""
 MOST_TOKENS = 40
 
 
@@ -65,21 +66,10 @@ class Slot:
         """tokens that are not computed"""
 
 
-class Server:
-    def __init__(self, model: str, n_slots: int) -> None:
-        api.llama_backend_init()
-        self.model = api.llama_model_load_from_file(
-            model.encode(), api.llama_model_default_params()
-        )
-        params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_seq_max = CTX, 512, n_slots
-        params.n_threads = params.n_threads_batch = 2
-        params.kv_unified = True
-        self.ctx = api.llama_init_from_model(self.model, params)
-        self.memory = api.llama_get_memory(self.ctx)
-        self.batch = api.llama_batch_init(512, 0, 1)
-        self.sampler = api.llama_sampler_init_greedy()
-        self.slots = [Slot(seq) for seq in range(n_slots)]
+class Server(Decoder):
+    def __init__(self, model: str) -> None:
+        super().__init__(model, threads=2, n_ctx=1024, n_seq_max=SLOTS)
+        self.slots = [Slot(seq) for seq in range(SLOTS)]
         self.calls: queue.Queue[Call] = queue.Queue()
 
     def serve(self, n_calls: int) -> None:
@@ -89,9 +79,9 @@ class Server:
             self._accept()
             if not any(slot.call for slot in self.slots):
                 self._start(self.slots[0], self.calls.get())
-            outputs = self._decode()
-            for slot, output in outputs:
-                left -= self._sample(slot, output)
+            outputs = self.decode({slot.seq: slot.waiting for slot in self.slots if slot.waiting})
+            for seq, output in outputs.items():
+                left -= self._sample(self.slots[seq], output)
 
     def _accept(self) -> None:
         for slot in self.slots:
@@ -104,49 +94,30 @@ class Server:
             if slot.cells[same] != call.prompt[same]:
                 break
             same += 1
-        api.llama_memory_seq_rm(self.memory, slot.seq, same, -1)
+        self.cut(slot.seq, same)
         slot.cells = slot.cells[:same]
         slot.waiting = call.prompt[same:]
         slot.call, call.slot, call.reused = call, slot.seq, same
-
-    def _decode(self) -> list[tuple[Slot, int]]:
-        batch, n, outputs = self.batch, 0, []
-        for slot in self.slots:
-            for i, token in enumerate(slot.waiting):
-                last = i == len(slot.waiting) - 1
-                batch.token[n], batch.pos[n] = token, len(slot.cells)
-                batch.n_seq_id[n], batch.seq_id[n][0] = 1, slot.seq
-                batch.logits[n] = last
-                if last:
-                    outputs.append((slot, n))
-                slot.cells.append(token)
-                n += 1
-            slot.waiting = []
-        batch.n_tokens = n
-        assert api.llama_decode(self.ctx, batch) == 0
-        return outputs
 
     def _sample(self, slot: Slot, output: int) -> bool:
         """Whether the call is done."""
         call = slot.call
         assert call is not None
-        token = api.llama_sampler_sample(self.sampler, self.ctx, output)
+        slot.cells += slot.waiting
+        token = self.sample(output)
         call.pushed.append(time.monotonic_ns())
         done = len(call.pushed) == call.n_tokens
+        slot.waiting = [] if done else [token]
         if done:
             slot.call = None
-        else:
-            slot.waiting = [token]
         call.tokens.put(token)
         return done
 
 
-def act_as_client(
-    number: int, n_calls: int, server: Server, session: Recording, seen: list[Call]
-) -> None:
+def act_as_client(number: int, server: Server, session: Recording, seen: list[Call]) -> None:
     random = Random(number)
     prompt = [1] + [random.randrange(5, 400) for _ in range(random.randrange(6, 40))]
-    for _ in range(n_calls):
+    for _ in range(REQUESTS):
         call = Call(number, list(prompt), random.randrange(4, MOST_TOKENS))
         call.sent = time.monotonic_ns()
         with session.mark(f"client {number}") as span:
@@ -162,23 +133,17 @@ def act_as_client(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("log")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=3)
-    asked = parser.parse_args()
-    server = Server(asked.model, asked.slots)
+    model, log = sys.argv[1:]
+    server = Server(model)
     seen: list[Call] = []
-    with llamacpp_instr.record(asked.log, force=True) as session:
+    with llamacpp_instr.record(log, force=True) as session:
         clients = [
-            threading.Thread(target=act_as_client, args=(i, asked.requests, server, session, seen))
-            for i in range(asked.clients)
+            threading.Thread(target=act_as_client, args=(i, server, session, seen))
+            for i in range(CLIENTS)
         ]
         for client in clients:
             client.start()
-        server.serve(asked.clients * asked.requests)
+        server.serve(CLIENTS * REQUESTS)
         for client in clients:
             client.join()
     print(json.dumps([call.seen() for call in seen]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.probe.file import probe_json
 from llamacpp_instr.quantize.plan import QuantizeOptions
+from tests.kit.decoder import Decoder
 from tests.kit.quantize_kit import quantize_model
 from tests.kit.short_probe import short_probe
 from tests.kit.sparse_models import write_sparse_llama
@@ -27,55 +27,6 @@ from tests.kit.tiny_models import write_llama
 
 with suppress(ImportError):  # tests read KINDS also where `instr build` did not run
     import llama_cpp.llama_cpp as api
-
-
-class Decoder:
-    """A model, a context and a loop that decodes."""
-
-    def __init__(self, model: str, threads: int = 1, **params: int) -> None:
-        api.llama_backend_init()
-        self.model = api.llama_model_load_from_file(
-            model.encode(), api.llama_model_default_params()
-        )
-        options = api.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.kv_unified = 512, 512, True
-        options.n_threads = options.n_threads_batch = threads
-        for name, value in params.items():
-            setattr(options, name, value)
-        self.n_batch = options.n_batch
-        self.ctx = api.llama_init_from_model(self.model, options)
-        self.sampler = api.llama_sampler_init_greedy()
-        self.batch = api.llama_batch_init(512, 0, 1)
-        self.pos = [0] * options.n_seq_max
-
-    def decode(self, tokens: list[int], n_seqs: int = 1) -> None:
-        """Compute the tokens of each of the first `n_seqs` sequences in one batch."""
-        n = 0
-        for seq in range(n_seqs):
-            for i, token in enumerate(tokens):
-                self.batch.token[n], self.batch.pos[n] = token, self.pos[seq]
-                self.batch.n_seq_id[n], self.batch.seq_id[n][0] = 1, seq
-                self.batch.logits[n] = i == len(tokens) - 1
-                self.pos[seq] += 1
-                n += 1
-        self.batch.n_tokens = n
-        assert api.llama_decode(self.ctx, self.batch) == 0
-
-    def generate(self, n_prompt: int = 64, n: int = 60, pause: float = 0) -> None:
-        """A prompt, then `n` tokens, with `pause` seconds of the application after each."""
-        prompt = [1 + i % 300 for i in range(n_prompt)]
-        for first in range(0, n_prompt, self.n_batch):
-            self.decode(prompt[first : first + self.n_batch])
-        for _ in range(n):
-            token = api.llama_sampler_sample(self.sampler, self.ctx, -1)
-            if pause:
-                time.sleep(pause)
-            self.decode([token])
-
-    def forget(self) -> None:
-        """Empty the cache."""
-        api.llama_memory_clear(api.llama_get_memory(self.ctx), False)
-        self.pos = [0] * len(self.pos)
 
 
 def nothing(model: str, log: str) -> None:
@@ -103,10 +54,10 @@ def small_batches(model: str, log: str) -> None:
 def rebuilt_graphs(model: str, log: str) -> None:
     """The number of sequences differs from step to step."""
     session = Decoder(model, n_seq_max=4)
-    session.decode([1, 2, 3], n_seqs=4)
+    session.decode({seq: [1, 2, 3] for seq in range(4)})
     with llamacpp_instr.record(log, force=True):
         for i in range(80):
-            session.decode([5 + i], n_seqs=1 + i % 4)
+            session.decode({seq: [5 + i] for seq in range(1 + i % 4)})
 
 
 def cold_start(model: str, log: str) -> None:

@@ -1,6 +1,6 @@
 """A program to watch: several requests at once in one context, recorded, until they are all served.
 
-    python -m tests.kit.watched LOG [--requests 12] [--slots 4] [--tokens 60] [--pace 0.01]
+    python -m tests.kit.watched LOG [--requests 12] [--pace 0.01]
 
 Prints `recording` once the log exists, then waits for a line. Prints a hash of all logits at the
 end. `--pace` is a pause after each step, in seconds.
@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -21,9 +22,12 @@ import numpy as np
 
 import llamacpp_instr
 from llamacpp_instr.recording.session import Recording, Span
+from tests.kit.decoder import Decoder
 from tests.kit.native_kit import DEMO
 
-CTX = 1024
+SLOTS = 4
+TOKENS = 60
+"""of each request"""
 OPENINGS = (
     "Once upon a time, there was", "There once was a girl named Nora who", "Long ago, an old owl",
     "One day, a small boat came to the lake. Tom and his friend Pip",
@@ -37,95 +41,71 @@ class Slot:
     seq: int
     waiting: list[int] = field(default_factory=list)
     """tokens that are not computed"""
-    position: int = 0
     left: int = 0
     """tokens to sample"""
     mark: ExitStack = field(default_factory=ExitStack)
     span: Span | None = None
 
 
-class Watched:
+class Watched(Decoder):
     """A model, and the slots of its context."""
 
-    def __init__(self, n_slots: int) -> None:
-        api.llama_backend_init()
-        path = str(DEMO).encode()
-        self.model = api.llama_model_load_from_file(path, api.llama_model_default_params())
+    def __init__(self) -> None:
+        super().__init__(str(DEMO), n_ctx=1024, n_seq_max=SLOTS)
         self.vocab = api.llama_model_get_vocab(self.model)
-        params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_seq_max = CTX, 512, n_slots
-        params.n_threads = params.n_threads_batch = 1
-        params.kv_unified = True
-        self.context = api.llama_init_from_model(self.model, params)
-        self.batch = api.llama_batch_init(512, 0, 1)
-        self.slots = [Slot(seq) for seq in range(n_slots)]
+        self.sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        api.llama_sampler_chain_add(self.sampler, api.llama_sampler_init_temp(0.8))
+        api.llama_sampler_chain_add(self.sampler, api.llama_sampler_init_dist(7))
+        self.slots = [Slot(seq) for seq in range(SLOTS)]
         self.hash = hashlib.sha256()
 
-    def serve(self, session: Recording, requests: int, tokens: int, pace: float) -> None:
-        """Serve that many requests of that many tokens."""
-        sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-        api.llama_sampler_chain_add(sampler, api.llama_sampler_init_temp(0.8))
-        api.llama_sampler_chain_add(sampler, api.llama_sampler_init_dist(7))
+    def serve(self, session: Recording, requests: int, pace: float) -> None:
+        """Serve that many requests."""
         begun = 0
         while begun < requests or any(slot.left for slot in self.slots):
             for slot in self.slots:
                 if not slot.left and begun < requests:
-                    self._begin(slot, session, begun, tokens)
+                    self._begin(slot, session, begun)
                     begun += 1
-            outputs = self._decode()
-            for slot, output in outputs:
-                token = api.llama_sampler_sample(sampler, self.context, output)
-                slot.waiting = [token]
+            outputs = self.decode({slot.seq: slot.waiting for slot in self.slots if slot.left})
+            self._add_logits(outputs.values())
+            for seq, output in outputs.items():
+                slot = self.slots[seq]
+                slot.waiting = [self.sample(output)]
                 slot.left -= 1
                 if not slot.left:
                     assert slot.span is not None
                     slot.span.seq = slot.seq
                     slot.mark.close()
-                    slot.waiting = []
             time.sleep(pace)
 
-    def _begin(self, slot: Slot, session: Recording, number: int, tokens: int) -> None:
-        api.llama_memory_seq_rm(api.llama_get_memory(self.context), slot.seq, -1, -1)
+    def _begin(self, slot: Slot, session: Recording, number: int) -> None:
+        self.cut(slot.seq)
         slot.span = slot.mark.enter_context(session.mark(f"story {number}"))
         text = OPENINGS[number % len(OPENINGS)].encode()
         ids = (ctypes.c_int32 * 64)()
         n = api.llama_tokenize(self.vocab, text, len(text), ids, 64, True, False)
-        slot.waiting, slot.position, slot.left = ids[:n], 0, tokens
+        slot.waiting, slot.left = ids[:n], TOKENS
 
-    def _decode(self) -> list[tuple[Slot, int]]:
-        batch, n, outputs = self.batch, 0, []
-        for slot in self.slots:
-            for token in slot.waiting:
-                batch.token[n], batch.pos[n] = token, slot.position
-                batch.n_seq_id[n], batch.seq_id[n][0] = 1, slot.seq
-                batch.logits[n] = False
-                slot.position += 1
-                n += 1
-            if slot.waiting:
-                batch.logits[n - 1] = True
-                outputs.append((slot, n - 1))
-        batch.n_tokens = n
-        assert api.llama_decode(self.context, batch) == 0
+    def _add_logits(self, outputs: Iterable[int]) -> None:
+        """Add the logits of a decode to the hash."""
         size = api.llama_vocab_n_tokens(self.vocab)
-        for _, output in outputs:
-            logits = api.llama_get_logits_ith(self.context, output)
+        for output in outputs:
+            logits = api.llama_get_logits_ith(self.ctx, output)
             self.hash.update(np.ctypeslib.as_array(logits, (size,)).tobytes())
-        return outputs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("log")
     parser.add_argument("--requests", type=int, default=12)
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--pace", type=float, default=0.01)
     asked = parser.parse_args()
     with llamacpp_instr.record(asked.log, force=True) as session:
-        watched = Watched(asked.slots)
+        watched = Watched()
         print("recording", flush=True)
         sys.stdin.readline()
-        watched.serve(session, asked.requests, asked.tokens, asked.pace)
+        watched.serve(session, asked.requests, asked.pace)
     print(watched.hash.hexdigest())
 
 

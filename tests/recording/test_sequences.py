@@ -11,9 +11,9 @@ import pytest
 import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from tests.conftest import read_events
+from tests.kit.decoder import Decoder
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import run_python
-from tests.kit.provoke import Decoder
 
 pytestmark = pytest.mark.native
 api = pytest.importorskip("llama_cpp.llama_cpp")  # tests of other files need no `instr build`
@@ -22,12 +22,12 @@ api = pytest.importorskip("llama_cpp.llama_cpp")  # tests of other files need no
 def test_a_step_names_its_sequences_and_a_token_its_own(tmp_path: Path) -> None:
     session = Decoder(str(DEMO), n_seq_max=3)
     with llamacpp_instr.record(tmp_path / "a.log", level="minimal"):
-        session.decode([1, 7, 9], n_seqs=3)
+        session.decode({seq: [1, 7, 9] for seq in range(3)})
         for output in (8, 2, 5, -1, -3):
-            api.llama_sampler_sample(session.sampler, session.ctx, output)
-        session.decode([4], n_seqs=2)
-        session.decode([5, 6, 7])
-        api.llama_sampler_sample(session.sampler, session.ctx, 2)
+            session.sample(output)
+        session.decode({0: [4], 1: [4]})
+        session.decode({0: [5, 6, 7]})
+        session.sample(2)
     api.llama_free(session.ctx)
     keys = ("seq", "seq_pos", "seq_tokens", "seq_outputs")
     steps = [
@@ -58,7 +58,7 @@ def test_a_mark_names_its_sequence_at_its_end(tmp_path: Path) -> None:
 
 USED = """
 import json, resource, sys, time
-from tests.kit.provoke import Decoder
+from tests.kit.decoder import Decoder
 import llamacpp_instr
 
 session = Decoder(sys.argv[1])
