@@ -56,7 +56,7 @@ def test_no_option_that_names_a_file_is_forgotten() -> None:
                 found.add((command, name))
     # the values of `compare --prompt` and of the cache types have no metavar
     found -= {(c, n) for c, n in found if n == "--prompt" or n.startswith("--cache-type-")}
-    assert found == set(CASES) | READ_ONLY | NO_INPUT | PEERS
+    assert found == CASES | READ_ONLY | NO_INPUT | PEERS
     assert forced <= {command for command, _ in (*CASES, *NO_INPUT, *PEERS)}
 
 
@@ -94,13 +94,11 @@ def ids(case: object) -> str | None:
     return case.line.replace(sys.executable, "python") if isinstance(case, Case) else None
 
 
-@pytest.mark.parametrize(("option", "case"), ALL, ids=ids)
-def test_nothing_else_is_written(
-    option: tuple[str, str], case: Case, place: Path, instr: Instr
-) -> None:
-    force = () if option[0] == "build" else ("--force",)  # build has none: a wheel has its digest
+@pytest.mark.parametrize("case", ALL, ids=ids)
+def test_nothing_else_is_written(case: Case, place: Path, instr: Instr) -> None:
     before = files(place)
     command, *words = case.line.format(case.output).split()
+    force = () if command == "build" else ("--force",)  # build has none: a wheel has its digest
     done = instr(command, *force, *words)
     assert done.returncode == 0, said(done)
     others = changed(before, files(place))
@@ -110,30 +108,28 @@ def test_nothing_else_is_written(
     assert others, "it wrote its output"
 
 
-def inputs(option: tuple[str, str], case: Case) -> set[str]:
+def inputs(case: Case) -> set[str]:
     """Files that the output of a command must not replace."""
-    if option == ("blocks", "--heat-map"):
+    if case.option == ("blocks", "--heat-map"):
         return {"part.svg"}  # other suffixes are refused anyway
-    if option[0] == "quantize":
+    if case.option[0] == "quantize":
         return {SPLIT, PARTS[1]}  # a model may replace any other model
     return case.reads | {"linked.gguf", "named.gguf", PARTS[1]}
 
 
 INPUTS = [
-    (option, case, name)
-    for option, case in ALL
+    (case, name)
+    for case in ALL
     if case.output not in ("data", "kept", "wheels")
-    for name in sorted(inputs(option, case))
+    for name in sorted(inputs(case))
 ]
 
 
-@pytest.mark.parametrize(("option", "case", "name"), INPUTS, ids=ids)
-def test_no_input_is_written_over(
-    option: tuple[str, str], case: Case, name: str, refused: Callable[..., None]
-) -> None:
+@pytest.mark.parametrize(("case", "name"), INPUTS, ids=ids)
+def test_no_input_is_written_over(case: Case, name: str, refused: Callable[..., None]) -> None:
     """Neither another part of an input, nor a model that an input names."""
     command, *words = case.line.format(name).split()
-    why = ["name another"] if option[1] != "--log" else []
+    why = ["name another"] if case.option[1] != "--log" else []
     refused([command, "--force", *words], name, *why)
 
 
@@ -264,14 +260,14 @@ def test_the_log_that_names_a_model_does(place: Path) -> None:
 
 @pytest.mark.parametrize("length", [255, 256])
 @pytest.mark.parametrize(
-    ("option", "case"),
-    [(option, case) for option, case in ALL if (option[0], case.output) != ("quantize", "kept")],
+    "case",
+    [case for case in ALL if (case.option[0], case.output) != ("quantize", "kept")],
     ids=ids,
 )
 def test_the_longest_name_is_written_and_a_longer_one_refused(
-    option: tuple[str, str], case: Case, length: int, place: Path, instr: Instr
+    case: Case, length: int, place: Path, instr: Instr
 ) -> None:
-    suffix = Path(case.output).suffix if option[0] != "exec" else ""
+    suffix = Path(case.output).suffix if case.option[0] != "exec" else ""
     name = "n" * (length - len(suffix)) + suffix
     (place / "new.log").unlink()
     before = files(place)

@@ -43,6 +43,13 @@ class Case:
     """the files that it should write; by default the output"""
 
     @property
+    def option(self) -> tuple[str, str]:
+        """The command, and its option that names the output."""
+        command, *words = self.line.split()
+        option = [command, *words][words.index("{}")]
+        return command, "--output" if option == "-o" else option
+
+    @property
     def reads(self) -> set[str]:
         """The inputs in the line."""
         return set(self.line.split()) & {*MODELS, *OTHER_INPUTS}
@@ -58,85 +65,61 @@ PROFILE = tuple(f"profile/{name}" for name in TORCH)
 KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
 RUN = "-n 1"
 
-# by the option that names the output
-CASES: dict[tuple[str, str], list[Case]] = {
-    **{
-        (command, "--output"): [Case(f"{command} session.log -o {{}}")]
+ALL = [
+    *(
+        Case(f"{command} session.log -o {{}}")
         for command in (
             "cat", "summary", "stats", "requests", "tree", "page", "to-perfetto", "ops",
         )
-    },
-    ("values", "--output"): [Case("values values.log -o {}")],
-    ("roofline", "--output"): [Case("roofline session.log --probe probe.json -o {}")],
-    ("schedule", "--output"): [
-        Case("schedule session.log --engines engines.toml -o {}"),
-        Case("schedule graph.toml -o {}"),
-        Case("schedule model.gguf --machine machine.json -o {}"),
-    ],
-    ("schedule", "--perfetto"): [
-        Case("schedule session.log --engines engines.toml --perfetto {}"),
-    ],
-    ("predict", "--output"): [
+    ),
+    Case("values values.log -o {}"),
+    Case("roofline session.log --probe probe.json -o {}"),
+    Case("schedule session.log --engines engines.toml -o {}"),
+    Case("schedule graph.toml -o {}"),
+    Case("schedule model.gguf --machine machine.json -o {}"),
+    Case("schedule session.log --engines engines.toml --perfetto {}"),
+    *(
         Case(f"predict {name} --machine machine.json --batch 4 --ctx 4 -o {{}}")
         for name in ("model.gguf", SPLIT)
-    ],
-    ("diff", "--output"): [Case("diff session.log named.log -o {}")],
-    ("to-parquet", "--output"): [Case("to-parquet --csv session.log -o {}", "data", TABLES)],
-    ("to-torch", "--output"): [Case("to-torch session.log -o {}", "profile", PROFILE)],
-    ("to-onnx", "--output"): [
-        Case("to-onnx model.gguf -o {}", "out.onnx", ("out.onnx", "out.data"))
-    ],
-    ("sql", "--output"): [Case("sql fleet logs -o {}")],
-    ("validate", "--output"): [Case("validate model.gguf -n 1 -o {}")],
-    ("diverge", "--output"): [
-        Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}"),
-    ],
-    ("inspect", "--output"): [Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)],
-    ("memory", "--output"): [
+    ),
+    Case("diff session.log named.log -o {}"),
+    Case("to-parquet --csv session.log -o {}", "data", TABLES),
+    Case("to-torch session.log -o {}", "profile", PROFILE),
+    Case("to-onnx model.gguf -o {}", "out.onnx", ("out.onnx", "out.data")),
+    Case("sql fleet logs -o {}"),
+    Case("validate model.gguf -n 1 -o {}"),
+    Case(f"diverge {SPLIT} model.gguf --text text.txt --tokens 8 -o {{}}"),
+    *(Case(f"inspect {name} -o {{}}") for name in ("model.gguf", SPLIT)),
+    *(
         Case(f"memory {name} -o {{}}")
         for name in ("model.gguf", SPLIT, "session.log", "named.log")
-    ],
-    ("compare", "--output"): [
-        Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}"),
-        Case("compare model.gguf named.gguf --log session.log --log named.log -o {}"),
-    ],
-    ("compare", "--keep"): [
-        Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", KEPT)
-    ],
-    ("quality", "--output"): [
-        Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
-    ],
-    ("blocks", "--output"): [Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}")],
-    ("blocks", "--heat-map"): [
-        Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg")
-    ],
-    ("weights", "--output"): [
-        Case(f"weights quantized.gguf --against {SPLIT} -o {{}}"),
-        Case("weights quantized.gguf -o {}", "out.npz"),
-        Case(f"weights {SPLIT} -o {{}}", "out.safetensors"),
-    ],
-    ("quantize", "--output"): [
-        Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
-             ("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
-        Case(f"quantize {SPLIT} --types Q8_0 --imatrix imatrix.gguf -o {{}}", "out.gguf"),
-    ],
-    ("run", "--log"): [Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log {{}}", "old.log")],
-    ("run", "--perfetto"): [
-        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --perfetto {{}}",
-             creates=("out", "new.log")),
-    ],
-    ("run", "--output"): [
-        Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --capture l_out-* -o {{}}",
-             "captured", ("captured", "captured/*", "new.log")),
-    ],
-    ("debug", "--log"): [Case(f"debug {SPLIT} -p hello {RUN} --log {{}}", "old.log")],
-    ("exec", "--log"): [
+    ),
+    Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}"),
+    Case("compare model.gguf named.gguf --log session.log --log named.log -o {}"),
+    Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", KEPT),
+    Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
+    Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}"),
+    Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg"),
+    Case(f"weights quantized.gguf --against {SPLIT} -o {{}}"),
+    Case("weights quantized.gguf -o {}", "out.npz"),
+    Case(f"weights {SPLIT} -o {{}}", "out.safetensors"),
+    Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
+         ("kept/model-Q8_0.gguf", "kept/model-F16.gguf")),
+    Case(f"quantize {SPLIT} --types Q8_0 --imatrix imatrix.gguf -o {{}}", "out.gguf"),
+    Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log {{}}", "old.log"),
+    Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --perfetto {{}}",
+         creates=("out", "new.log")),
+    Case(f"run {SPLIT} --prompt-file text.txt {RUN} --log new.log --capture l_out-* -o {{}}",
+         "captured", ("captured", "captured/*", "new.log")),
+    Case(f"debug {SPLIT} -p hello {RUN} --log {{}}", "old.log"),
+    *(
         Case(f"exec --log {{}} {rotate} -- {sys.executable} program.py", "old.log",
              ("old.log", "old.part2.log"))
         for rotate in ("", "--rotate 1MB")
-    ],
-    ("build", "--wheel-dir"): [Case("build --wheel-dir {}", "wheels", ("wheels/*.whl",))],
-}  # fmt: skip
+    ),
+    Case("build --wheel-dir {}", "wheels", ("wheels/*.whl",)),
+]  # fmt: skip
+CASES = {case.option for case in ALL}
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("diverge", "--text"),
@@ -155,7 +138,6 @@ NO_FILE = {
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
-ALL = [(option, case) for option, cases in CASES.items() for case in cases]
 
 
 def write_stock(place: Path) -> None:
