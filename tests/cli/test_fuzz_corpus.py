@@ -3,7 +3,6 @@ kind: at most an error of ours, bounded time and memory, escaped text."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,19 +15,18 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.session import record
 from tests.fuzz import growth, guard
 from tests.fuzz.guard import CONTROL, Finding, try_input
-from tests.fuzz.targets import SURFACES, debug_protocol
+from tests.fuzz.targets import SURFACES, attempt_of, dap
 
 pytestmark = pytest.mark.native
 
 CORPUS = Path(__file__).parent.parent / "fuzz" / "corpus"
 INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file())
-TARGETS = {name: importlib.import_module(f"tests.fuzz.targets.{name}") for name in SURFACES}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_stays_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
-    debug_protocol.end()
+    dap.end()
     with record(tmp_path_factory.mktemp("after") / "session.log"):
         pass
 
@@ -36,14 +34,14 @@ def _nothing_stays_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_no_input_does_what_none_may(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
-    for target in TARGETS.values():
-        if path.parent.name == target.KIND:
-            try_input(target.attempt, data, tmp_path)
+    for surface, kind in SURFACES.items():
+        if path.parent.name == kind:
+            try_input(attempt_of(surface), data, tmp_path)
 
 
 def test_every_surface_has_inputs() -> None:
     kinds = {path.parent.name for path in INPUTS}
-    assert {target.KIND for target in TARGETS.values()} == kinds
+    assert set(SURFACES.values()) == kinds
     assert sum(path.stat().st_size for path in INPUTS) < 400_000
 
 

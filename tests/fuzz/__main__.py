@@ -54,11 +54,11 @@ def main(names: list[str], seconds: int) -> int:
 
 
 def fuzz(surface: str, seconds: int) -> Row:
-    kind = _kind(surface)
     learnt = OUT / "corpus" / surface
     learnt.mkdir(parents=True, exist_ok=True)
     findings = OUT / "findings"
-    arguments = [surface, str(findings), str(seconds), str(learnt), str(COMMITTED / kind)]
+    corpus = (str(learnt), str(COMMITTED / SURFACES[surface]))
+    arguments = [surface, str(findings), str(seconds), *corpus]
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.worker", *arguments],
@@ -89,12 +89,6 @@ def _print_row(row: Row) -> None:
 def _line(surface: str, *figures: str | int) -> str:
     executions, seconds, edges, features, findings = figures
     return f"{surface:<15}{executions:>12}{seconds:>9}{edges:>8}{features:>10}{findings:>10}"
-
-
-def _kind(surface: str) -> str:
-    text = (Path(__file__).parent / "targets" / f"{surface}.py").read_text()
-    (kind,) = re.findall(r'^KIND = "(\w+)"$', text, re.MULTILINE)
-    return str(kind)
 
 
 if __name__ == "__main__":

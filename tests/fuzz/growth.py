@@ -9,7 +9,6 @@ and respect whose CPU time grows faster; exits with status 1 if there are any.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import struct
 import sys
 import time
@@ -20,7 +19,7 @@ from random import Random
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import InstrError
 from tests.fuzz.guard import workspace
-from tests.fuzz.targets import SURFACES
+from tests.fuzz.targets import SURFACES, attempt_of
 from tests.kit.made_log import encode, make_log
 
 WORTH = 0.4
@@ -353,10 +352,10 @@ INPUTS: dict[str, dict[str, Callable[[int], bytes]]] = {
 
 
 def measure(surface: str, path: Path) -> float:
-    target = importlib.import_module(f"tests.fuzz.targets.{surface}")
+    attempt = attempt_of(surface)
     begin = time.process_time()
     with contextlib.suppress(InstrError):
-        target.attempt(path)
+        attempt(path)
     return time.process_time() - begin
 
 
@@ -365,8 +364,7 @@ def main(surfaces: list[str]) -> int:
     with workspace() as directory:
         path = directory / "input"
         for surface in surfaces or SURFACES:
-            kind = importlib.import_module(f"tests.fuzz.targets.{surface}").KIND
-            for respect, make in INPUTS[kind].items():
+            for respect, make in INPUTS[SURFACES[surface]].items():
                 n, before = 500, 0.0
                 while before < WORTH and n < LARGEST:
                     n *= 4 if before < WORTH / 8 else 2

@@ -44,11 +44,8 @@ def try_input(attempt: Callable[[Path], None], data: bytes, directory: Path) -> 
     path.write_bytes(data)
     _forget_peak()
     before, begin = _status("VmRSS"), time.process_time()
-    with limited_address_space(), contextlib.suppress(InstrError):
-        try:
-            attempt(path)
-        except InstrError as error:
-            check_message(error)
+    with limited_address_space(), may_refuse():
+        attempt(path)
     took, grown = time.process_time() - begin, _status("VmHWM") - before
     if took > CPU_SECONDS * (1 + len(data) / 100_000):
         raise Finding(f"{len(data)} bytes took {took:.1f} s of CPU time")
@@ -99,9 +96,14 @@ def _status(key: str) -> int:
 # --- output for the user ---
 
 
-def check_message(error: InstrError) -> None:
-    """An error is one line that a terminal can show, as the command line prints it."""
-    check_terminal(printable(str(error)))
+@contextlib.contextmanager
+def may_refuse() -> Iterator[None]:
+    """Inside, an error of ours is allowed, if a terminal can show it as the command line prints
+    it."""
+    try:
+        yield
+    except InstrError as error:
+        check_terminal(printable(str(error)))
 
 
 def check_terminal(text: str) -> None:

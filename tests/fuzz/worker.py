@@ -18,6 +18,9 @@ from random import Random
 
 import atheris  # type: ignore[import-not-found]
 
+from tests.fuzz.mutate import MUTATORS
+from tests.fuzz.targets import SURFACES, attempt_of
+
 MAX_LENGTH = 1 << 16
 HANG = 60.0
 """CPU seconds"""
@@ -27,9 +30,8 @@ def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
     with atheris.instrument_imports(include=["llamacpp_instr", "converters"]):
         # the modules that the guard imports are the product's code, too
         guard = importlib.import_module("tests.fuzz.guard")
-        target = importlib.import_module(f"tests.fuzz.targets.{surface}")
-    mutators = importlib.import_module("tests.fuzz.mutate").MUTATORS
-    mutator = mutators[target.KIND]
+        attempt = attempt_of(surface)
+    mutator = MUTATORS[SURFACES[surface]]
     findings.mkdir(parents=True, exist_ok=True)
     known: set[str] = set()
 
@@ -43,7 +45,7 @@ def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
         def one_input(data: bytes) -> None:
             signal.setitimer(signal.ITIMER_PROF, HANG)
             try:
-                guard.try_input(target.attempt, data, directory)
+                guard.try_input(attempt, data, directory)
             except Exception as error:
                 _keep(error, data)
             finally:

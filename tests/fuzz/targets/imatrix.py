@@ -6,9 +6,6 @@ from pathlib import Path
 
 from llamacpp_instr.model.imatrix import load_imatrix
 
-KIND = "imatrix"
 
-
-def attempt(path: Path) -> None:
-    matrix = load_imatrix(path)
-    matrix.metadata()
+def imatrix(path: Path) -> None:
+    load_imatrix(path).metadata()

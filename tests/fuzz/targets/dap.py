@@ -17,16 +17,15 @@ from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import read_message, write_message
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.run.launch import Launched, launch
-from tests.fuzz.guard import check_message, check_terminal
+from tests.fuzz.guard import check_terminal, may_refuse
 
-KIND = "dap"
 WHERE = "ffn_out-1"
 _ENDED = threading.Event()
 
 
-def attempt(path: Path) -> None:
+def debug_protocol(path: Path) -> None:
     sent = io.BytesIO()
     adapter = Adapter(lambda message: write_message(sent, message), check_launch)
     real, stop = stopped()
@@ -35,11 +34,9 @@ def attempt(path: Path) -> None:
     waits = threading.Thread(target=adapter.reached, args=(stop,))
     waits.start()
     try:
-        with path.open("rb") as source:
+        with may_refuse(), path.open("rb") as source:
             while not adapter.is_over and (message := read_message(source)) is not None:
                 adapter.handle(message)
-    except InstrError as error:
-        check_message(error)
     finally:
         adapter.close()
         waits.join()
@@ -80,7 +77,7 @@ def stopped() -> tuple[Debugger, Stop]:
             launch(wanted, None, None, debugger, print, print).run()
 
     _ENDED.clear()
-    thread = threading.Thread(target=run, name=KIND, daemon=True)
+    thread = threading.Thread(target=run, name=WHERE, daemon=True)
     thread.start()
     assert reached.wait(60)
     return debugger, stops[0]
@@ -91,6 +88,6 @@ def end() -> None:
     and every other compute of it stops, too."""
     _ENDED.set()
     for thread in threading.enumerate():
-        if thread.name == KIND:
+        if thread.name == WHERE:
             thread.join()
     stopped.cache_clear()
