@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from msgspec.structs import replace
+
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import InstrError
 from tests.fuzz.guard import workspace
@@ -41,13 +43,7 @@ def _of(events: list[s.Event], kind: type[s.Event]) -> s.Event:
 
 def _more(event: s.Event, n: int, **changes: Callable[[int], object]) -> list[s.Event]:
     """`n` copies of an event, each with other values."""
-    copies = []
-    for i in range(n):
-        copy = type(event)(**{k: getattr(event, k) for k in event.__struct_fields__})
-        for key, value in changes.items():
-            setattr(copy, key, value(i))
-        copies.append(copy)
-    return copies
+    return [replace(event, **{key: of(i) for key, of in changes.items()}) for i in range(n)]
 
 
 def _marks_open(n: int) -> list[s.Event]:
@@ -83,22 +79,24 @@ def _steps_in_marks(n: int) -> list[s.Event]:
     begin, end = _of(events, s.StepBegin), _of(events, s.StepEnd)
     t = events[-1].t
     for i in range(n):
-        events.append(s.Mark(t=t + 4 * i, mark=i, name="run", phase="begin"))
-        events += _more(begin, 1, step=lambda _, i=i: 1000 + i, t=lambda _, i=i: t + 4 * i + 1)
-        events += _more(end, 1, step=lambda _, i=i: 1000 + i, t=lambda _, i=i: t + 4 * i + 2)
-        events.append(s.Mark(t=t + 4 * i + 3, mark=i, name="run", phase="end"))
+        at = t + 4 * i
+        events += [
+            s.Mark(t=at, mark=i, name="run", phase="begin"),
+            replace(begin, step=1000 + i, t=at + 1),
+            replace(end, step=1000 + i, t=at + 2),
+            s.Mark(t=at + 3, mark=i, name="run", phase="end"),
+        ]
     return events
 
 
 def _contexts(n: int) -> list[s.Event]:
     events = _log()
-    kinds = (s.Context, s.Memory, s.Graph, s.Kv, s.Compute)
+    kinds = [_of(events, kind) for kind in (s.Context, s.Memory, s.Graph, s.Kv, s.Compute)]
     for i in range(n):
-        for event in (_more(_of(events, kind), 1, ctx=lambda _, i=i: 1 + i)[0] for kind in kinds):
-            for key, value in {"graph": 1000 + i, "compute": 1000 + i, "step": -1}.items():
-                if hasattr(event, key):
-                    setattr(event, key, value)
-            events.append(event)
+        numbers = {"ctx": 1 + i, "graph": 1000 + i, "compute": 1000 + i, "step": -1}
+        for event in kinds:
+            known = {k: v for k, v in numbers.items() if k in event.__struct_fields__}
+            events.append(replace(event, **known))
     return events
 
 
@@ -122,8 +120,8 @@ def _graphs(n: int) -> list[s.Event]:
     events = _log()
     graph, plan = _of(events, s.Graph), _of(events, s.Plan)
     for i in range(n):
-        events += _more(graph, 1, graph=lambda _, i=i: 1000 + i)
-        events += _more(plan, 1, graph=lambda _, i=i: 1000 + i, plan=lambda _, i=i: 1000 + i)
+        events.append(replace(graph, graph=1000 + i))
+        events.append(replace(plan, graph=1000 + i, plan=1000 + i))
     return events
 
 
@@ -146,13 +144,9 @@ def _with_graph(nodes: s.Nodes, plan: s.Plan, splits: list[s.Split]) -> list[s.E
         leafs=[s.Leaf(name="blk.0.attn_q.weight", type="f32", ne=[1], bytes=4, tensor=0)],
     )  # fmt: skip
     plan.t = graph.t
-    events += [graph, plan]
-    events += _more(compute, 1, graph=lambda _: 900, compute=lambda _: 900, step=lambda _: -1)
-    events += _more(
-        ops, 1, compute=lambda _: 900, plan=lambda _: 900, dur=lambda _: [1] * len(plan.node),
-        gap=lambda _: None, wait=lambda _: None,
-    )  # fmt: skip
-    return events
+    compute = replace(compute, graph=900, compute=900, step=-1)
+    ops = replace(ops, compute=900, plan=900, dur=[1] * len(plan.node), gap=None, wait=None)
+    return [*events, graph, plan, compute, ops]
 
 
 def _plan(node: list[int], n: list[int] | None = None) -> s.Plan:
@@ -232,12 +226,9 @@ def _notes(n: int) -> list[s.Event]:
 
 def _layers(n: int) -> list[s.Event]:
     events = _log()
-    layers = _of(events, s.Layers)
-    compute = _more(_of(events, s.Compute), 1, compute=lambda _: 900, step=lambda _: -1)
-    return events + compute + _more(
-        layers, 1, compute=lambda _: 900, layer=lambda _: [*range(n)], dur=lambda _: [1] * n,
-        gap=lambda _: None,
-    )  # fmt: skip
+    compute = replace(_of(events, s.Compute), compute=900, step=-1)
+    layers = replace(_of(events, s.Layers), compute=900, layer=[*range(n)], dur=[1] * n, gap=None)
+    return [*events, compute, layers]
 
 
 def _types(n: int) -> list[s.Event]:
@@ -251,11 +242,10 @@ def _types(n: int) -> list[s.Event]:
 
 def _computes(n: int) -> list[s.Event]:
     events = _log()
-    (compute,) = _more(_of(events, s.Compute), 1, step=lambda _: -1)
+    compute = replace(_of(events, s.Compute), step=-1)
     ops, layers = _of(events, s.Ops), _of(events, s.Layers)
     for i in range(n):
-        for event in (compute, layers, ops):
-            events += _more(event, 1, compute=lambda _, i=i: 1000 + i)
+        events += [replace(event, compute=1000 + i) for event in (compute, layers, ops)]
     return events
 
 

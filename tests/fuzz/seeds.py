@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 import gguf
-import msgspec
 import numpy as np
 import zstandard
 
@@ -40,7 +39,7 @@ def write_logs(directory: Path) -> None:
                 setattr(event, name, HOSTILE)
         if isinstance(event, s.Graph) and event.nodes is not None:
             event.nodes.name[3] = event.nodes.op[3] = HOSTILE
-    (directory / "seed-hostile.log").write_bytes(_encoded(events))
+    (directory / "seed-hostile.log").write_bytes(encode(events))
     real = (FIXTURES / "demo-verbose.log").read_bytes().splitlines(keepends=True)
     (directory / "seed-recorded.log").write_bytes(b"".join(real[:12]))
     every = (FIXTURES / "every-event.log").read_bytes()
@@ -49,11 +48,6 @@ def write_logs(directory: Path) -> None:
     (directory / "seed-every-event.log.zst").write_bytes(zstandard.compress(every))
     for path in (FIXTURES / "dialects").glob("*.log"):
         (directory / f"seed-{path.name}").write_bytes(path.read_bytes())
-
-
-def _encoded(events: list[s.Event]) -> bytes:
-    encoder = msgspec.json.Encoder()
-    return b"".join(encoder.encode(event) + b"\n" for event in events)
 
 
 _KNOWN = {type_.value for type_ in gguf.GGMLQuantizationType} - {9, 15}
@@ -77,7 +71,7 @@ def write_models(directory: Path) -> None:
         rows = random.integers(0, 256, (2, size), np.uint8)
         number = gguf.GGMLQuantizationType(type_.number)
         writer.add_tensor(f"blk.1.{type_.name.lower()}.weight", rows, raw_dtype=number)
-    _write(writer)
+    save(writer)
     writer = gguf.GGUFWriter(directory / "seed-hostile.gguf", HOSTILE[:40])
     _add_metadata(writer)
     writer.add_string("general.name", HOSTILE)
@@ -87,7 +81,7 @@ def write_models(directory: Path) -> None:
         writer.add_tensor(name, np.full((1 + i, 32), 0.5, np.float32))
     rows = random.integers(0, 256, (2, 34), np.uint8)
     writer.add_tensor("blk.0.\x1b[1m", rows, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    _write(writer)
+    save(writer)
 
 
 def _add_metadata(writer: gguf.GGUFWriter) -> None:
@@ -117,15 +111,11 @@ def write_importance(directory: Path) -> None:
         n_experts = 2 if "exps" in name else 1
         writer.add_tensor(f"{name}.in_sum2", np.ones((n_experts, 8), np.float32))
         writer.add_tensor(f"{name}.counts", np.full((n_experts, 1), 4, np.float32))
-    _write(writer)
+    save(writer)
     name, values = b"blk.0.attn_q.weight", struct.pack("<4f", 1, 2, 3, 4)
     entry = struct.pack("<i", len(name)) + name + struct.pack("<ii", 2, 4) + values
     tail = struct.pack("<ii", 3, 4) + b"text"
     (directory / "seed-imatrix.dat").write_bytes(struct.pack("<i", 1) + entry + tail)
-
-
-def _write(writer: gguf.GGUFWriter) -> None:
-    save(writer)
 
 
 CONSOLE = (
