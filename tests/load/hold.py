@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -161,7 +162,8 @@ def ask_everything(server: Server, mix: list[list[Request]]) -> dict[Request, Ex
                 told = _told(request, whole)
             expected[request] = Expected(answer, told)
 
-    _in_threads([lambda requests=requests: client(requests) for requests in mix])
+    with ThreadPoolExecutor(len(mix)) as clients:
+        list(clients.map(client, mix))  # raises what one of them raised
     return expected
 
 
@@ -221,7 +223,8 @@ def _load(
     watch = threading.Thread(target=sampler)
     watch.start()
     try:
-        _in_threads([lambda requests=requests: client(requests) for requests in mix])
+        with ThreadPoolExecutor(len(mix)) as clients:
+            list(clients.map(client, mix))  # raises what one of them raised
     finally:
         finished.set()
         watch.join()
@@ -245,22 +248,3 @@ def take_answer(
         left = request.leave_after is not None
         seen = answer.text if left else ""
         held.told[replace(expected.told, left=left, seen=seen)] += 1
-
-
-def _in_threads(targets: list[Callable[[], None]]) -> None:
-    """Run all functions in threads; raises an exception of one of them."""
-    raised: list[BaseException] = []
-
-    def run(target: Callable[[], None]) -> None:
-        try:
-            target()
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]

@@ -35,10 +35,7 @@ def main() -> None:
             look(address, picture=IMAGES / "session.png", size=(WIDTH, 700))
         trace = log.with_suffix(".pftrace")
         # without the arrows, which cover the names
-        subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", "to-perfetto", log, "-o", trace],
-            cwd=ROOT, check=True, capture_output=True,
-        )  # fmt: skip
+        instr("to-perfetto", log, "-o", trace)
         visible, op = close_up(log)
         with served(trace) as address:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
@@ -56,21 +53,13 @@ def take_page(folder: Path) -> None:
     options = ("-n", "96", "--threads", "1")
     logs = [record(folder / f"long-{i}", *options) for i in range(RECORDINGS)]
     log = min(logs, key=whole_time)
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "page", log.name],
-        cwd=log.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
-        capture_output=True,
-    )  # fmt: skip
+    instr("page", log.name, cwd=log.parent)
     look_at_page(log.with_suffix(".html"), size=PAGE, picture=IMAGES / "page.png", whole=False)
 
 
 def take_weights(folder: Path) -> None:
     """Weights of the demo model at the bounds of blocks, before and after quantizing."""
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "quantize", "demo", "--types", "Q4_K_M",
-         "-o", folder / "model-Q4_K_M.gguf"],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+    instr("quantize", "demo", "--types", "Q4_K_M", "-o", folder / "model-Q4_K_M.gguf")
     (folder / "model-F16.gguf").symlink_to(DEMO)
     options = ("--view", "--against", str(folder / "model-F16.gguf"))
     with served(folder / "model-Q4_K_M.gguf", *options, command="weights") as address:
@@ -97,10 +86,7 @@ def take_debugger(folder: Path) -> None:
 def take_netron(folder: Path) -> None:
     """The first operators of a decode of the demo model."""
     graph = folder / "decode.onnx"
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "to-onnx", "demo", "-o", graph],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+    instr("to-onnx", "demo", "-o", graph)
     host, port = netron.start(str(graph), ("127.0.0.1", 0), browse=False)
     try:
         address = f"http://{host}:{port}"
@@ -112,12 +98,16 @@ def take_netron(folder: Path) -> None:
 def record(folder: Path, *options: str) -> Path:
     folder.mkdir()
     log = folder / "session.log"
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "run", "demo", "-p", "Once upon a time",
-         *(options or ("-n", "24")), "--level", "verbose", "--log", log],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+    prompt = ("-p", "Once upon a time", *(options or ("-n", "24")))
+    instr("run", "demo", *prompt, "--level", "verbose", "--log", log)
     return log
+
+
+def instr(*words: str | Path, cwd: Path = ROOT) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", *words],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True,
+    )  # fmt: skip
 
 
 def slowness(log: Path) -> int:
