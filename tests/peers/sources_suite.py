@@ -193,17 +193,17 @@ class Evil:
         return os.system, (f"touch {self.path}",)
 
 
-def evil_meta(folder: Path, _twin: Path) -> None:
+def evil_meta(folder: Path) -> None:
     file = folder / "consolidated.00.pth"
     torch.save({**torch.load(file), "evil": Evil(folder.parent / "ran")}, file)
 
 
-def evil_hugging_face(folder: Path, _twin: Path) -> None:
+def evil_hugging_face(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"evil": Evil(folder.parent / "ran")}, folder / "pytorch_model.bin")
 
 
-def own_code(folder: Path, _twin: Path) -> None:
+def own_code(folder: Path) -> None:
     for name in ("tokenizer_config.json", "config.json"):
         config = json.loads((folder / name).read_text())
         config["auto_map"] = {
@@ -221,38 +221,39 @@ def own_code(folder: Path, _twin: Path) -> None:
     )
 
 
-def another_architecture(folder: Path, _twin: Path) -> None:
+def with_architecture(folder: Path, name: str) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["AbacusForCausalLM"]
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
 
 
-def other_words(folder: Path, _twin: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["GPT2LMHeadModel"]
-    (folder / "config.json").write_text(json.dumps(config))
+def another_architecture(folder: Path) -> None:
+    with_architecture(folder, "AbacusForCausalLM")
+
+
+def other_words(folder: Path) -> None:
+    with_architecture(folder, "GPT2LMHeadModel")
     (folder / "tokenizer.model").unlink()
     (folder / "tokenizer_config.json").unlink()
 
 
-def fewer_shards(folder: Path, _twin: Path) -> None:
+def fewer_shards(folder: Path) -> None:
     (folder / "consolidated.01.pth").unlink()
 
 
-def cut_shard(folder: Path, _twin: Path) -> None:
+def cut_shard(folder: Path) -> None:
     file = folder / "consolidated.01.pth"
     os.truncate(file, file.stat().st_size // 2)
 
 
-def another_tokenizer(folder: Path, _twin: Path) -> None:
+def another_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.model").write_text("tokens\n")
 
 
-def no_params(folder: Path, _twin: Path) -> None:
+def no_params(folder: Path) -> None:
     (folder / "params.json").write_text('{"dim": 64}')
 
 
-WRONG: list[tuple[str, Callable[[Path, Path], None], str]] = [
+WRONG: list[tuple[str, Callable[[Path], None], str]] = [
     ("meta", evil_meta, "it was not unpickled, because that could run code"),
     ("hf", evil_hugging_face, "it was not unpickled, because that could run code"),
     ("hf", own_code, "own Python code"),
@@ -268,7 +269,7 @@ WRONG: list[tuple[str, Callable[[Path, Path], None], str]] = [
 @pytest.mark.parametrize(("layout", "spoil", "line"), WRONG, ids=[w[1].__name__ for w in WRONG])
 def test_wrong_input_is_one_line_and_no_file(
     layout: str,
-    spoil: Callable[[Path, Path], None],
+    spoil: Callable[[Path], None],
     line: str,
     llama: tuple[Any, Path, bytes],
     tmp_path: Path,
@@ -280,7 +281,7 @@ def test_wrong_input_is_one_line_and_no_file(
         shutil.copytree(twin, folder)
     else:
         write_meta(folder, model, twin / "tokenizer.model", 2 if layout == "meta2" else 1)
-    spoil(folder, twin)
+    spoil(folder)
     before = set(tmp_path.iterdir())
     done = started_instr("import", folder, "-o", tmp_path / "out.gguf")
     assert line in done.stderr

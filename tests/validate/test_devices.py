@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.native_kit import ROOT, compile_program, installed_library
+from tests.kit.programs import native_program
 from tests.kit.rpc_kit import compile_rpc, instr_over_rpc, rpc_server
 from tests.kit.told import Row
 
@@ -48,9 +48,8 @@ def test_every_op_is_checked_where_it_ran(rpc: Path, layers: int, tmp_path: Path
 
 def test_a_broken_kernel_of_a_server_is_found_there(rpc: Path, tmp_path: Path) -> None:
     """The client's kernels are sound."""
-    source = ROOT / "tests" / "native" / "broken_kernel.cpp"
     flags = ("-shared", "-fPIC", "-Wl,--as-needed")
-    broken = compile_program(source, installed_library(), tmp_path, flags)
+    broken = native_program("broken_kernel", tmp_path, flags=flags)
     with rpc_server(rpc, {"LD_PRELOAD": str(broken), "BROKEN_KERNEL": "GLU"}) as address:
         status, (ops, whole, _) = validated(rpc, address, tmp_path / "a.json", layers=2)
     assert status == 1

@@ -26,13 +26,8 @@ from llamacpp_instr.validate.report import judge
 from llamacpp_instr.validate.run import Validation
 from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import (
-    DEMO,
-    ROOT,
-    compile_program,
-    installed_library,
-    random_models,
-)
+from tests.kit.native_kit import DEMO, random_models
+from tests.kit.programs import native_program
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
 pytestmark = pytest.mark.native
@@ -78,9 +73,8 @@ def test_the_op_that_is_wrong_is_named_and_no_other(name: str, op: str, tmp_path
 
 @pytest.fixture(scope="module")
 def broken_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = ROOT / "tests" / "native" / "broken_kernel.cpp"
     flags = ("-shared", "-fPIC", "-Wl,--as-needed")
-    return compile_program(source, installed_library(), tmp_path_factory.mktemp("broken"), flags)
+    return native_program("broken_kernel", tmp_path_factory.mktemp("broken"), flags=flags)
 
 
 @pytest.mark.parametrize("op", ["ROPE", "GLU", "FLASH_ATTN_EXT", "RMS_NORM"])
