@@ -15,11 +15,11 @@ from converters.analyses.value_comparison import compare_values
 from converters.analyses.value_maps import map_shifts, map_values
 from converters.analyses.value_tokens import same_tokens
 from converters.analyses.values import compute_values, joined
-from converters.report import charts
 from converters.report.charts import Chart
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
+from tests.kit.figures import drawn
 from tests.kit.made_log import make_log
 from tests.kit.reports import rows, session_of
 
@@ -186,10 +186,7 @@ def test_computes_are_paired_until_a_token_differs(
 
 def cells_of(chart: Chart) -> tuple[np.ndarray, list[str]]:
     """The cells of a map as (layer, column), and the labels of its columns."""
-    with charts._settings("black"):
-        figure = charts._figure()
-        chart.draw(figure)
-    axes = figure.axes[0]
+    axes = drawn(chart).axes[0]
     labels = [label.get_text() for label in axes.get_xticklabels()]
     return np.asarray(axes.images[0].get_array()), labels
 

@@ -38,6 +38,13 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 ALL = {**READERS, "check": lambda log: deque(check_log(log), 0)}
 
+
+def findings(path: Path, log: bytes) -> list[tuple[int, str]]:
+    """What `check` finds, with the line, in a log that is written to `path`."""
+    path.write_bytes(log)
+    return [(finding.line, finding.message) for finding in check_log(path)]
+
+
 _IDS = re.compile(rb'"(t|ctx|graph|plan|step|compute|mark)":(\d+)')
 _GIVEN: dict[str, type[Event]] = {
     "ctx": Context, "graph": Graph, "plan": Plan, "step": StepBegin, "compute": Compute,

@@ -16,6 +16,7 @@ from llamacpp_instr.cli.check import check
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.check import MAX_FINDINGS, check_log
 from llamacpp_instr.log.reader import read_events
+from tests.kit.log_readers import findings
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -24,16 +25,6 @@ RECORDED = sorted([*FIXTURES.glob("*.log"), *FIXTURES.glob("*.log.zst")])
 ONE = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "session.log"
-
-
-def findings(path: Path, data: bytes) -> list[tuple[int, str]]:
-    path.write_bytes(data)
-    return [(finding.line, finding.message) for finding in check_log(path)]
 
 
 # --- properties ---

@@ -11,19 +11,8 @@ import msgspec
 import pytest
 
 from llamacpp_instr import schema as s
-from llamacpp_instr.log.check import check_log
+from tests.kit.log_readers import findings
 from tests.kit.made_log import encode, make_log
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "session.log"
-
-
-def findings(path: Path, data: bytes) -> list[tuple[int, str]]:
-    path.write_bytes(data)
-    return [(finding.line, finding.message) for finding in check_log(path)]
-
 
 EVENTS = make_log(Random(3).randint, n_contexts=1, level="verbose")
 

@@ -37,11 +37,6 @@ COMPRESSIONS = {
 }
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "session.log"
-
-
 def read(path: Path, data: bytes, lenient: bool = False) -> tuple[list[Event], LogEnd]:
     path.write_bytes(data)
     reader = read_events(path, lenient)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from typing import Any
 
 import matplotlib as mpl
 import pytest
@@ -22,6 +21,7 @@ from converters.analyses.stored_weights import stored_in_file
 from converters.report import charts
 from converters.report.charts import Chart, Point
 from llamacpp_instr.model.file import load_model_file
+from tests.kit.figures import drawn
 from tests.kit.in_process import printed
 
 LAYERS = ["0", "1", "none"]
@@ -35,14 +35,6 @@ CHARTS: dict[str, Callable[[], Chart]] = {
     ),
     "points": lambda: charts.scatter_size_error("Cost", "MiB", "KL", [Point("a", 1, 2)]),
 }
-
-
-def drawn(chart: Chart) -> Any:
-    with charts._settings("black"):
-        figure = charts._figure()
-        chart.draw(figure)
-        figure.canvas.draw()
-    return figure
 
 
 @pytest.mark.parametrize("kind", CHARTS)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.report import charts
-from converters.report.charts import Chart
 from converters.report.report import Report, render_text
 from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.critical import critical_path
@@ -19,6 +17,7 @@ from converters.scheduling.pictures import MOST_LANES, gantt_chart, sweep_chart
 from converters.scheduling.policies import schedule_list, schedule_program
 from converters.scheduling.report import schedule_reports
 from converters.scheduling.sweep import sweep_point, sweep_reports
+from tests.kit.figures import drawn
 from tests.kit.schedule_kit import graphs, machines, make_tasks
 
 # two products at once, their sum, and a soft-max beside
@@ -91,14 +90,6 @@ def test_the_causes_of_the_critical_path_are_told() -> None:
         "tasks that waited for a source": 10,
         "hand-over to another engine": 4,
     }
-
-
-def drawn(chart: Chart) -> Any:
-    with charts._settings("black"):
-        figure = charts._figure()
-        chart.draw(figure)
-        figure.canvas.draw()
-    return figure
 
 
 def boxes(axes: Any, least: float, most: float = 1.0) -> list[Any]:

@@ -1,0 +1,16 @@
+"""Charts as matplotlib's figures, whose axes and lines a test can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from converters.report import charts
+
+
+def drawn(chart: charts.Chart) -> Any:
+    """The figure of a chart, laid out."""
+    with charts._settings("black"):
+        figure = charts._figure()
+        chart.draw(figure)
+        figure.canvas.draw()
+    return figure
