@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,40 @@ def native_program(
     """A program of tests/native, linked with the installed library or another one."""
     source = ROOT / "tests" / "native" / f"{name}.cpp"
     return compile_program(source, library or installed_library(), into, flags)
+
+
+@contextmanager
+def program(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python program of ours; killed at the end if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, *map(str, words)], cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    assert text, "it has ended"
+    return text.strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    """An empty line to its standard input."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@contextmanager
+def recording(log: Path, *options: object) -> Iterator[None]:
+    """`tests.kit.watched` records meanwhile."""
+    with program("-m", "tests.kit.watched", log, *options) as process:
+        assert line(process) == "recording"
+        say(process)
+        yield

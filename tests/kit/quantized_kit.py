@@ -7,13 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import FILE_TYPES
-from tests.kit.gguf_files import save
 from tests.kit.native_kit import DEMO, unpatched_library
+from tests.kit.quantize_kit import write_imatrix
 
 QUANTIZED_FILE_TYPES = [name for name in FILE_TYPES.values() if name != "NVFP4"]
 """those that llama-quantize writes"""
@@ -48,16 +47,7 @@ def flat_importance() -> Path:
     path = unpatched_library().parent / "quantized" / "flat-imatrix.gguf"
     if not path.exists():
         unfinished = path.with_suffix(f".{os.getpid()}")
-        writer = gguf.GGUFWriter(unfinished, "")
-        writer.add_type("imatrix")
-        writer.add_array("imatrix.datasets", ["flat"])
-        writer.add_uint32("imatrix.chunk_count", 1)
-        writer.add_uint32("imatrix.chunk_size", 512)
-        for weight in load_model_file(DEMO).weights:
-            if len(weight.ne) == 2:
-                sums = np.ones((1, weight.ne[0]), np.float32)
-                writer.add_tensor(f"{weight.name}.in_sum2", sums)
-                writer.add_tensor(f"{weight.name}.counts", np.ones((1, 1), np.float32))
-        save(writer)
-        unfinished.replace(path)
+        matrices = [weight for weight in load_model_file(DEMO).weights if len(weight.ne) == 2]
+        ones = {weight.name: np.ones(weight.ne[0], np.float32) for weight in matrices}
+        write_imatrix(unfinished, ones, count=1).replace(path)
     return path

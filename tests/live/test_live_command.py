@@ -24,6 +24,7 @@ from tests.kit import ui_kit
 from tests.kit.commands_kit import Line, one_line
 from tests.kit.in_process import instr_here
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.programs import recording
 from tests.live.followed_logs import HOSTILE, open_log
 
 pytestmark = pytest.mark.native
@@ -104,19 +105,11 @@ def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int
 def test_one_looks_back_while_it_goes_on_and_opens_a_range(tmp_path: Path) -> None:
     ui_kit.need_ui()
     log = tmp_path / "session.log"
-    words = [sys.executable, "-m", "tests.kit.watched", str(log), "--requests", "4000"]
-    with subprocess.Popen(
-        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
-    ) as program:  # fmt: skip
-        assert program.stdout is not None
-        assert program.stdin is not None
-        assert program.stdout.readline() == "recording\n"
-        program.stdin.write("\n")
-        program.stdin.flush()
-        with ui_kit.served(log, command="live") as address:
-            seen = look(address, script="live_back.mjs", steps=400, open=True)
-        program.kill()
+    with (
+        recording(log, "--requests", 4000),
+        ui_kit.served(log, command="live") as address,
+    ):
+        seen = look(address, script="live_back.mjs", steps=400, open=True)
     assert (seen["errors"], seen["console"]) == ([], [])
     assert "paused" in seen["paused"]["state"]
     # the counting goes on, the drawing does not

@@ -26,10 +26,10 @@ from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
 from tests.kit.in_process import instr_here
 from tests.kit.made_log import encode, make_log
+from tests.kit.programs import line, program, say
 from tests.kit.pseudo_terminal import PseudoTerminal
 from tests.live.followed_logs import followed, open_log
 from tests.live.test_state import state_of
-from tests.live.test_viewers import line, program, say
 
 pytestmark = pytest.mark.native
 

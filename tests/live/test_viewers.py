@@ -7,16 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from converters.live.server import IN_FLIGHT
 from tests.kit import ui_kit
-from tests.kit.native_kit import ROOT
+from tests.kit.programs import line, program, say
 
 pytestmark = pytest.mark.native
 
@@ -35,38 +33,12 @@ Frames = list[tuple[int, int, bool, int, int]]
 """number, lost, is key, bytes, checksum"""
 
 
-@contextmanager
-def program(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python program of ours; killed at the end if it still runs."""
-    with subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=ROOT, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def watched(log: Path, *options: object) -> list[object]:
     return ["-m", "tests.kit.watched", log, "--pace", 0, *options]
 
 
 def viewers(address: str, *options: object) -> list[object]:
     return ["-m", "tests.kit.live_viewers", address, *options]
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    text = process.stdout.readline()
-    assert text, "it has ended"
-    return text.strip()
-
-
-def say(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
 
 
 def see_frame(process: subprocess.Popen[str], number: int) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import sys
 import time
 from pathlib import Path
 
 from tests.kit.native_kit import ROOT
-from tests.load.hold import Held, hold
+from tests.load.hold import Held, growth, hold
 from tests.load.live import VIEWERS, LiveView
 
 MIB = 2**20
@@ -33,11 +32,11 @@ def main() -> int:
         lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True),
         options.live,
     )  # fmt: skip
-    growth = held.growth("recorded") - held.growth("plain")
-    if growth > MAX_GROWTH:
-        held.problems.append(f"the recorded server grew by {growth:,} bytes more than the plain")
+    more = held.growth("recorded") - held.growth("plain")
+    if more > MAX_GROWTH:
+        held.problems.append(f"the recorded server grew by {more:,} bytes more than the plain")
     if held.live:
-        for what, grown in (("server", held.growth("live")), ("page", heap_growth(held.live.heap))):
+        for what, grown in (("server", held.growth("live")), ("page", growth(held.live.heap))):
             if grown > MAX_GROWTH:
                 held.problems.append(f"the {what} of instr live grew by {grown:,} bytes")
     print(table(held))
@@ -85,7 +84,7 @@ def table(held: Held) -> str:
 
 
 def live_rows(held: Held, live: LiveView) -> dict[str, str]:
-    heap = f"{heap_growth(live.heap) / MIB:+.2f} of {live.heap[-1] / MIB:.1f}"
+    heap = f"{growth(live.heap) / MIB:+.2f} of {live.heap[-1] / MIB:.1f}"
     return {
         "live view": f"{VIEWERS} viewers and a page" if live.heap else f"{VIEWERS} viewers",
         "  frames of each viewer": f"{live.frames:,}; {live.lost} lost",
@@ -95,14 +94,6 @@ def live_rows(held: Held, live: LiveView) -> dict[str, str]:
         ),
         "  heap of the page in the second half, MiB": heap if live.heap else "not measured",
     }
-
-
-def heap_growth(heap: list[int]) -> int:
-    """From the middle to the end, in bytes; medians of tenths."""
-    if not heap:
-        return 0
-    tenth, half = max(1, len(heap) // 10), heap[len(heap) // 2 :]
-    return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,12 @@ PENDING = 4 * 1024 * 1024
 a tenth of a second, or has no CPU"""
 SHOWN = 10
 """problems of one kind that are shown"""
+
+
+def growth(values: Sequence[int]) -> int:
+    """From the middle to the end; medians of tenths."""
+    tenth, half = max(1, len(values) // 10), values[len(values) // 2 :]
+    return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth])) if half else 0
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,7 @@ class Held:
 
     def growth(self, server: str, what: str = "Private_Dirty") -> int:
         """Growth of a server in bytes in the second half, from medians of tenths of the samples."""
-        values = [sample[what] for sample in self.memory[server]]
-        tenth = max(1, len(values) // 10)
-        half = values[len(values) // 2 :]
-        return round(statistics.median(half[-tenth:]) - statistics.median(half[:tenth]))
+        return growth([sample[what] for sample in self.memory[server]])
 
     def last(self, server: str, what: str = "Private_Dirty") -> int:
         """Bytes at the end, as a median."""

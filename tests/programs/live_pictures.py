@@ -10,12 +10,9 @@ import html
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from converters.live.hub import Hub
@@ -23,6 +20,7 @@ from converters.live.tui import LiveApp
 from llamacpp_instr.log.follow import FollowedLog
 from tests.kit import ui_kit
 from tests.kit.native_kit import ROOT
+from tests.kit.programs import recording
 from tests.kit.ui_kit import look_at_page, served
 
 IMAGES = ROOT / "docs" / "images"
@@ -34,29 +32,11 @@ SECONDS = 25
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "session.log"
-        with recorded(log):
+        with recording(log, "--requests", 100000, "--pace", 0.02):
             time.sleep(SECONDS)
             with served(log, command="live") as address:
                 take_page(address, IMAGES / "live.png")
             take_terminal(log, Path(folder), IMAGES / "live-tui.png")
-
-
-@contextmanager
-def recorded(log: Path) -> Iterator[None]:
-    words = ("-m", "tests.kit.watched", str(log), "--requests", "100000", "--pace", "0.02")
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    ) as program:  # fmt: skip
-        assert program.stdout is not None
-        assert program.stdin is not None
-        assert program.stdout.readline() == "recording\n"
-        program.stdin.write("\n")
-        program.stdin.flush()
-        try:
-            yield
-        finally:
-            program.kill()
 
 
 def take_page(address: str, picture: Path) -> None:

@@ -325,16 +325,23 @@ def test_without_log_each_run_has_a_log_of_its_own(instr: Instr, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
+def run_into(
+    redirection: str, directory: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """A run whose log goes to standard output, in a shell."""
+    line = '"$0" -m llamacpp_instr run demo --threads 1 -p Once -n 8 --log - ' + redirection
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line, sys.executable],
+        cwd=directory, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("redirection", ["| cat > out", "> out", ">> out"])
 def test_the_log_goes_to_standard_output(
     environment: dict[str, str], tmp_path: Path, redirection: str
 ) -> None:
     (tmp_path / "out").write_text("before\n")
-    line = '"$0" -m llamacpp_instr run demo --threads 1 -p Once -n 8 --log - ' + redirection
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line, sys.executable],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_into(redirection, tmp_path, environment)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "out").read_text()
     if ">>" in redirection:
@@ -351,11 +358,7 @@ def test_the_log_goes_to_standard_output(
 def test_a_log_that_standard_output_does_not_take(
     environment: dict[str, str], tmp_path: Path, device: str, reason: str
 ) -> None:
-    line = '"$0" -m llamacpp_instr run demo --threads 1 -p Once -n 8 --log - ' + device
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line, sys.executable],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_into(device, tmp_path, environment)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"Error: the log cannot be written to standard output: {reason}")
