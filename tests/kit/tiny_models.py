@@ -18,18 +18,6 @@ WIDTH, HEADS, FEED_FORWARD, LAYERS, VOCABULARY, POSITIONS = 32, 2, 64, 2, 64, 25
 TOKENS = tuple(f"<{i}>" for i in range(VOCABULARY))
 ATTENTION = "attn_q attn_k attn_v attn_output"
 
-_SHAPES: dict[str, tuple[int, ...]] = {
-    "token_embd": (VOCABULARY, WIDTH),
-    "position_embd": (POSITIONS, WIDTH),
-    "token_types": (2, WIDTH),
-    "attn_qkv": (3 * WIDTH, WIDTH),
-    "attn_rel_b": (32, HEADS),
-    "ffn_gate": (FEED_FORWARD, WIDTH),
-    "ffn_up": (FEED_FORWARD, WIDTH),
-    "ffn_down": (WIDTH, FEED_FORWARD),
-}
-"""of the matrices that are not square"""
-
 
 def write_llama(
     path: Path,
@@ -154,10 +142,20 @@ def _finish(
     vocabulary: int = VOCABULARY,
 ) -> Path:
     random = np.random.default_rng(1)
-    shapes = {**_SHAPES, "token_embd": (vocabulary, WIDTH)}
+    # of the matrices that are not square; tests change WIDTH
+    shapes = {
+        "token_embd": (vocabulary, WIDTH),
+        "position_embd": (POSITIONS, WIDTH),
+        "token_types": (2, WIDTH),
+        "attn_qkv": (3 * WIDTH, WIDTH),
+        "attn_rel_b": (32, HEADS),
+        "ffn_gate": (FEED_FORWARD, WIDTH),
+        "ffn_up": (FEED_FORWARD, WIDTH),
+        "ffn_down": (WIDTH, FEED_FORWARD),
+    }
     for name in tensors:
         *_, part, kind = name.split(".")
-        shape = shapes.get(part, (WIDTH, WIDTH))
+        shape: tuple[int, ...] = shapes.get(part, (WIDTH, WIDTH))
         if kind == "bias" or part.endswith("norm"):
             shape = shape[:1]
         # weights of a norm are close to one
