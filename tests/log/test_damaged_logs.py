@@ -36,7 +36,7 @@ READ_ON = [
     "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "cat LOG --expand --lenient",
     "summary LOG --lenient", "to-perfetto LOG --lenient -o OUT --force",
 ]  # fmt: skip
-"""what goes on where another command refuses a log, or writes what comes before"""
+"""commands that read beyond an event that others refuse, or print the lines before it"""
 
 
 @pytest.fixture(scope="module")
@@ -93,5 +93,5 @@ def test_no_event_alone_makes_a_traceback(line: str, accepted: list[Path]) -> No
 
 
 @pytest.mark.parametrize("line", READ_ON)
-def test_no_event_alone_stops_who_reads_on(line: str, few_events: list[Path]) -> None:
+def test_nor_does_one_where_a_command_reads_on(line: str, few_events: list[Path]) -> None:
     assert [left(line, log) for log in few_events] == [None] * len(few_events)
