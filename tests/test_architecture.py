@@ -70,7 +70,7 @@ TOP: dict[str, set[str]] = {
         "converters.notebook",
     },
     "llamacpp_instr.__main__": {"llamacpp_instr", "llamacpp_instr.cli"},
-    "llamacpp_instr.view": {"llamacpp_instr.errors"},
+    "llamacpp_instr.view": {"llamacpp_instr.errors", "llamacpp_instr.extras"},
     "converters": set(),
 }
 CLI_SHARED = {
@@ -212,9 +212,7 @@ def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> Non
             if not name.startswith(folder) and any(other.startswith(folder) for other in others)
         }
 
-    assert importers("converters.exports.table") == {
-        "to_parquet", "converters.fleet.dataset", "converters.notebook",
-    }  # fmt: skip
+    assert importers("converters.exports.table") == {"to_parquet", "converters.notebook"}
     assert importers("converters.exports.perfetto") == {
         "run", "to_perfetto", "view", "converters.scheduling.trace",
     }  # fmt: skip

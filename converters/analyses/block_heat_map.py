@@ -6,7 +6,6 @@ part of a tensor's name is rendered as a formula.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from pathlib import PurePath
 from typing import Any, BinaryIO
@@ -15,11 +14,11 @@ import numpy as np
 
 from converters.report.charts import import_matplotlib
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 from llamacpp_instr.terminal import printable
 from llamacpp_instr.weights.statistics import BlockStats, Grid
 
 FORMS = ("png", "svg")
-INSTALL = 'pip install "llamacpp-instr[report]"'
 LONGEST_NAME = 60
 
 
@@ -27,8 +26,7 @@ def check_heat_map(path: str) -> None:
     """Raises `UsageError` if no picture can be written with that name."""
     if _form(path) not in FORMS:
         raise UsageError(f"{path}: use a name that ends in .png or .svg")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"a heat map needs matplotlib; run: {INSTALL}")
+    need("report")
 
 
 def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:

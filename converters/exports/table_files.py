@@ -10,22 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Pieces = Iterable[tuple[str, "pd.DataFrame"]]
-
-
-def check_pyarrow() -> None:
-    """Raises UsageError, with the command that installs it, if pyarrow is missing."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            'Parquet needs pyarrow: pip install "llamacpp-instr[parquet]" (--csv needs nothing)'
-        ) from None
 
 
 def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
@@ -34,7 +24,7 @@ def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
     Categorical columns become dictionaries of strings, which pandas reads as categorical again.
     Raises UsageError if pyarrow is missing.
     """
-    check_pyarrow()
+    need("parquet")
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 

@@ -15,21 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.flashinfer.workloads import Found, Workload
-from llamacpp_instr.errors import UsageError
 
 Arrays = Mapping[str, NDArray[Any]]
 OUTPUT = "llama.cpp:"
 """before the name of an output among the tensors of a workload"""
-
-
-def check_safetensors() -> None:
-    """Raises `UsageError`, with the command that installs it, if safetensors is missing."""
-    try:
-        import safetensors.numpy  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            'safetensors is not installed: pip install "llamacpp-instr[tensors]"'
-        ) from None
 
 
 def write_tensors(found: Found, folder: Path, workload: Workload, arrays: Arrays) -> None:

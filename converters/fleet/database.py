@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from converters.fleet.buckets import GROWTH
 from converters.fleet.dataset import FORMAT, TABLES, schema_of
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -48,10 +49,9 @@ def open_database(dataset: Path) -> DuckDBPyConnection:
 
     Raises UsageError if `dataset` is not one, or if duckdb is missing.
     """
-    try:
-        import duckdb
-    except ImportError:
-        raise UsageError('SQL needs DuckDB: pip install "llamacpp-instr[fleet]"') from None
+    need("fleet", "duckdb")
+    import duckdb
+
     mark = dataset / "_format"
     if not mark.is_file() or mark.read_text() != FORMAT:
         raise UsageError(f"{dataset} is not a data set; make one with instr collect")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from converters.exports.table_files import check_pyarrow
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +85,7 @@ def schema_of(table: str) -> pa.Schema:
 def open_dataset(path: Path) -> None:
     """Creates a data set, or checks that `path` is one. Raises UsageError if it is something else,
     or if pyarrow is missing."""
-    check_pyarrow()
+    need("fleet", "pyarrow")
     mark = path / "_format"
     if mark.is_file():
         if mark.read_text() != FORMAT:

@@ -14,10 +14,8 @@ Result = TypeVar("Result")
 def on_dask(address: str, function: Callable[[Of], Result], of: Sequence[Of]) -> Iterator[Result]:
     """Yields each result when it arrives. Raises UsageError if no scheduler answers at `address`,
     or if Dask is missing."""
-    try:
-        from distributed import Client, as_completed
-    except ImportError:
-        raise UsageError('--dask needs Dask: pip install "llamacpp-instr[dask]"') from None
+    from distributed import Client, as_completed
+
     try:
         client: Any = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:

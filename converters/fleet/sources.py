@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.extras import need
 
 SUFFIXES = (".log", ".ndjson", ".jsonl")
 PACKED = ("", ".gz", ".zst")
@@ -97,12 +98,9 @@ def _remote(name: str) -> Iterator[Source]:
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise UsageError(
-            f'{url}: object stores need fsspec: pip install "llamacpp-instr[fleet]"'
-        ) from None
+    need("fleet", "fsspec")
+    from fsspec.core import url_to_fs
+
     try:
         system, inner = url_to_fs(url)
     except (ImportError, ValueError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import html
-import importlib.util
 import io
 import logging
 import math
@@ -26,6 +25,7 @@ from typing import Any, TypeAlias
 from converters.report.label_places import cost, offsets
 from converters.report.report import shown
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import how_to_install, missing_modules
 from llamacpp_instr.temporary import start_owner
 from llamacpp_instr.terminal import printable
 
@@ -110,9 +110,9 @@ def import_matplotlib() -> Any:
 
 def missing_note() -> str | None:
     """A sentence for the report if matplotlib is not installed, else None."""
-    if importlib.util.find_spec("matplotlib"):
+    if not missing_modules("report"):
         return None
-    return 'Charts need matplotlib: pip install "llamacpp-instr[report]".'
+    return f"Charts need matplotlib: {how_to_install('report')}."
 
 
 def bar_by_layer(

@@ -7,7 +7,6 @@ lower bound of every schedule. The solver is OR-Tools' CP-SAT (extra `schedule`)
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import threading
@@ -22,12 +21,12 @@ from converters.scheduling.schedule import Schedule, costs_of
 from converters.scheduling.shift import shifted_left
 from converters.scheduling.tasks import Tasks
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 from llamacpp_instr.progress import OnProgress
 
 MOST_TASKS = 5000
 MOST_CHOICES = 200_000
 """of an engine for a task, where engines of a kind must be told apart"""
-INSTALL = 'pip install "llamacpp-instr[schedule]"'
 
 
 def schedule_optimal(
@@ -39,8 +38,7 @@ def schedule_optimal(
     in all. A search that proves the optimum gives the same makespan each time; one that ends by
     time may not. Raises UsageError if OR-Tools is missing or there are too many tasks.
     """
-    if importlib.util.find_spec("ortools") is None:
-        raise UsageError(f"the optimum needs OR-Tools: {INSTALL}")
+    need("schedule")
     if len(tasks) > MOST_TASKS:
         raise UsageError(
             f"{len(tasks)} tasks are too many for the optimum, which takes up to {MOST_TASKS};"

@@ -6,7 +6,6 @@ another CPU, with a part missing) is a finding and does not end the diagnosis.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from llamacpp_instr import __version__
 from llamacpp_instr.build.upstream import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.build.wheel import compilers, cpu_identity
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.extras import EXTRAS, is_installed, missing_modules
 from llamacpp_instr.isolated import python
 from llamacpp_instr.llama.native import ABI
 from llamacpp_instr.llama.threads import usable_cpus
@@ -31,6 +31,7 @@ _PROBE = """
 import ctypes, json
 import llama_cpp
 from llama_cpp import llama_cpp as low
+from llamacpp_instr.extras import EXTRAS, is_installed, missing_modules
 answer = {"version": llama_cpp.__version__, "path": low._lib._name}
 answer["features"] = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
 try:
@@ -55,14 +56,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "zstandard": ("logs that end in .zst",),
     "rich": ("tables in the terminal",),
 }
-
-# Optional modules -> the extra that installs them, and what it adds. Recording works without them.
-EXTRAS: dict[str, tuple[str, str]] = {
-    "pyarrow": ("parquet", "instr to-parquet without --csv"),
-    "matplotlib": ("report", "pictures in reports"),
-    "viztracer": ("view", "instr view"),
-}
-
 
 @dataclass
 class Library:
@@ -99,7 +92,7 @@ class Diagnosis:
     missing: dict[str, list[str]]
     """module -> what it is needed for"""
     extras: dict[str, str]
-    """extra that is not installed -> what it adds"""
+    """extra that is not installed as a whole -> what needs it"""
     problems: list[str]
     """one line each, ending with what to do; empty if recording works"""
 
@@ -124,7 +117,7 @@ def diagnose() -> Diagnosis:
         problems.append(str(error))
     library = probe_library()
     problems += library_problems(library, digest)
-    missing = {name: list(uses) for name, uses in NEEDS.items() if not _has(name)}
+    missing = {name: list(uses) for name, uses in NEEDS.items() if not is_installed(name)}
     if missing:
         problems.append(f"missing: {', '.join(missing)}; run: pip install llamacpp-instr")
     return Diagnosis(
@@ -138,7 +131,7 @@ def diagnose() -> Diagnosis:
         cpus=usable_cpus(),
         compiler=compilers()[1] or "",
         missing=missing,
-        extras={extra: use for name, (extra, use) in EXTRAS.items() if not _has(name)},
+        extras={extra: use for extra, (use, _) in EXTRAS.items() if missing_modules(extra)},
         problems=problems,
     )
 
@@ -194,10 +187,3 @@ def library_problems(library: Library, digest: str) -> list[str]:
             "run: instr build"
         ]
     return []
-
-
-def _has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.extras import need
 
 
 @click.command(
@@ -47,6 +48,8 @@ def collect(
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
+    if dask:
+        need("dask")
     spread = partial(on_dask, dask) if dask else map
     sources = find_sources(logs)
     fates: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamacpp_instr.cli.unchanged import ComparedRun
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from converters.weights_view.tensors import Tensors
@@ -105,9 +106,8 @@ def _serving(
     make: Callable[..., Program], breakpoints: Sequence[str], port: int, model: str | None = None
 ) -> tuple[Hub, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
-    from converters.live.installed import check_installed
 
-    check_installed("live")
+    need("live")
     from llamacpp_instr.debug_page.hub import Hub
     from llamacpp_instr.debug_page.looks import Looks
     from llamacpp_instr.debug_page.server import DebugServer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.extras import how_to_install
+
 
 @click.command(
     epilog="""\b
@@ -43,7 +45,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
         *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),
         *(
-            (f"extra {name}", f'missing, for {use}: pip install "llamacpp-instr[{name}]"')
+            (f"extra {name}", f"missing, for {use}: {how_to_install(name)}")
             for name, use in found.extras.items()
         ),
     ]

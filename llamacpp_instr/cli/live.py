@@ -7,6 +7,7 @@ import threading
 import click
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 
 @click.command(
@@ -44,9 +45,8 @@ def show(log: str, port: int = 0, browser: bool = True) -> None:
     import signal
     import webbrowser
 
-    from converters.live.installed import check_installed
 
-    check_installed("live")
+    need("live")
     from converters.live.hub import Hub
     from converters.live.server import LiveServer
     from llamacpp_instr.cli.live_range import RangeOpener
@@ -83,9 +83,8 @@ def show_in_terminal(log: str) -> None:
     import os
     import sys
 
-    from converters.live.installed import check_installed
 
-    check_installed("tui")
+    need("tui")
     from converters.live.hub import Hub
     from converters.live.tui import LiveApp
     from llamacpp_instr.log.follow import FollowedLog

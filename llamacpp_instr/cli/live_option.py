@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.extras import need
+
 LOOK_S = 0.1
 LAST_FRAME_S = 0.5
 """for the page, to get the last figures"""
@@ -34,9 +36,8 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
     if not is_wanted:
         yield
         return
-    from converters.live.installed import check_installed
 
-    check_installed("live")
+    need("live")
     over = threading.Event()
     servers: list[subprocess.Popen[bytes]] = []
 
@@ -66,6 +67,7 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
 # a session may be over before its page is there; signals of the thread that starts it are blocked
 _SERVE = """
 import contextlib, signal, sys
+from llamacpp_instr.extras import need
 with contextlib.suppress(KeyboardInterrupt):
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from llamacpp_instr.cli.live import show

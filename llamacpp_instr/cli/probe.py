@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import click
 
 
@@ -30,6 +28,7 @@ def probe(output: str | None, force: bool) -> None:
     from converters.analyses.probe import probe_reports
     from converters.report.report import render_text
     from llamacpp_instr.build.cache import own_cache
+    from llamacpp_instr.extras import how_to_install, missing_modules
     from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.probe.file import default_path, probe_json
     from llamacpp_instr.probe.measure import measure, thread_counts
@@ -42,9 +41,14 @@ def probe(output: str | None, force: bool) -> None:
     else:
         path = output
         check_output(path, force)
+    missing = missing_modules("predict")
+    if missing:
+        notice(
+            f"{missing[0]} is not installed, so the costs of kernels are not measured, which instr"
+            f" predict needs: {how_to_install('predict')}"
+        )
     with progress_bar("Measuring") as on_progress:
         measured = measure(on_progress)
-    missing = find_spec("scipy") is None
     if not missing:
         from llamacpp_instr.prediction.measure import measure_kernels
 
@@ -55,8 +59,3 @@ def probe(output: str | None, force: bool) -> None:
     if path != "-":
         click.echo(render_text(probe_reports(measured)), nl=False)
         notice(f"wrote {path}")
-    if missing:
-        notice(
-            'without the costs of kernels, which instr predict needs: pip install "'
-            'llamacpp-instr[predict]"'
-        )

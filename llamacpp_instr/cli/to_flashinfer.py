@@ -9,6 +9,7 @@ import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
 from llamacpp_instr.cli.report_output import ReportOutput, form_options
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from converters.flashinfer.dataset import Arrays
@@ -55,13 +56,13 @@ def to_flashinfer(
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
     from converters.flashinfer.coverage import coverage_report, load_definitions
-    from converters.flashinfer.dataset import check_safetensors, write_dataset
+    from converters.flashinfer.dataset import write_dataset
     from converters.flashinfer.workloads import find_workloads
     from llamacpp_instr.output import check_output_directory, open_output_directory
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
-    check_safetensors()
+    need("tensors")
     check_output_directory(output, ())
     there = load_definitions(dataset) if dataset else None
     sessions = load_sessions(logs, lenient)

@@ -10,6 +10,7 @@ import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from converters.exports.onnx.export import Exported
@@ -64,10 +65,10 @@ def to_onnx(
     as it is. MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run,
     which reads no weights. A LOG must be recorded with --level verbose.
     """
+    need("onnx", "onnx")
     from converters.exports.onnx.export import export_graph
     from llamacpp_instr.output import check_not_input, check_output
 
-    _check_onnx()
     data = Path(output).with_suffix(".data")
     check_output(output, force)
     check_not_input(output, source)
@@ -90,15 +91,6 @@ def to_onnx(
     exported = export_graph(graph)
     _write(exported, graph, None if no_weights else model, output, force)
     _tell(exported, output)
-
-
-def _check_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            'this needs the package onnx: pip install "llamacpp-instr[onnx]"'
-        ) from None
 
 
 def _of_model(source: str, tokens: int, past: int) -> _Found:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.extras import need
 
 
 @click.command(
@@ -31,7 +32,7 @@ def to_parquet(
     log are one session. The tables of several sessions have a first column `log` with the name of
     each row's log. DIR appears when all its files are complete.
     """
-    from converters.exports.table_files import check_pyarrow, write_csv, write_parquet
+    from converters.exports.table_files import write_csv, write_parquet
     from converters.exports.tables import NAMES
     from converters.exports.tables.several import stream_runs
     from llamacpp_instr.log.reader import LogEnd
@@ -41,7 +42,7 @@ def to_parquet(
     from llamacpp_instr.terminal import notice
 
     if not as_csv:
-        check_pyarrow()
+        need("parquet", hint="or use --csv")
     names = [f"{table}.{suffix}" for table in NAMES for suffix in ("parquet", "csv")]
     for name in names:
         check_not_input(Path(output) / name, *logs)

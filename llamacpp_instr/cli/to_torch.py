@@ -8,6 +8,7 @@ import click
 
 from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 
 @click.command(
@@ -31,7 +32,6 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     detailed or verbose. The parts of a rotated log are one session; DIR gets one session. It
     appears when its files are complete.
     """
-    from converters.exports.torch.scalars import check_tensorboard
     from converters.exports.torch.stream import NAMES, write_torch
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
@@ -39,7 +39,7 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
-    check_tensorboard()
+    need("torch")
     for name in NAMES:
         check_not_input(Path(output) / name, *logs)
     runs = find_runs(logs)

@@ -10,6 +10,7 @@ import click
 
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from llamacpp_instr.llama.engine import ContextOptions
@@ -97,7 +98,7 @@ def validate(
 def _check_ops(
     model: str, prompt: str | None, n: int, options: ContextOptions, output: ReportOutput
 ) -> Verdict:
-    _check_packages()
+    need("onnx")
     from llamacpp_instr.llama.log import captured
     from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
@@ -120,7 +121,7 @@ def _compare(
     options: ContextOptions,
     output: ReportOutput,
 ) -> Verdict:
-    from llamacpp_instr.importer.libraries import check_libraries
+    need("onnx")  # the tables are those of the ops
     from llamacpp_instr.llama.log import captured
     from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
@@ -133,7 +134,7 @@ def _compare(
     output.check(model)
     source = open_reference(folder)
     source.check_output(Path(output.path))
-    check_libraries()
+    need("hf")
     file = load_model_file(model)
     check_memory(file, options)
     why = "--bound"
@@ -145,10 +146,3 @@ def _compare(
             file, source, prompt, options.threads, options.flash_attn, log, on_progress
         )
     return judge_states(found, bound, why)
-
-
-def _check_packages() -> None:
-    from importlib.util import find_spec
-
-    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
-        raise UsageError(f'this needs {" and ".join(missing)}: pip install "llamacpp-instr[onnx]"')

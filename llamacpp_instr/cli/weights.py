@@ -9,6 +9,7 @@ import click
 
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
     from llamacpp_instr.model.file import ModelFile
@@ -135,9 +136,8 @@ def _show(
     import threading
     import webbrowser
 
-    from converters.live.installed import check_installed
 
-    check_installed("live")
+    need("live")
     from converters.weights_view.server import WeightsServer
     from converters.weights_view.tensors import Tensors
     from llamacpp_instr.llama.threads import usable_cpus

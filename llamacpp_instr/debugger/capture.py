@@ -23,6 +23,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.extras import need
 from llamacpp_instr.output import check_output_directory, file_mode, open_output
 
 INDEX = "index.json"
@@ -163,13 +164,9 @@ def _our_names(folder: Path) -> set[str]:
 
 
 def _load_save() -> Callable[[dict[str, Array], str], None]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise UsageError(
-            'safetensors is not installed: pip install "llamacpp-instr[tensors]"'
-        ) from None
+    need("tensors")
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
 
     def save(tensors: dict[str, Array], path: str) -> None:
         mode = Path(path).stat().st_mode

@@ -21,6 +21,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, write
 from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 NOTE = "instr.change"
 
@@ -175,12 +176,9 @@ class Repeated:
 
 def open_safetensors(path: Path) -> Any:
     """A .safetensors file, opened for numpy. Raises `UsageError` without the library."""
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise UsageError(
-            'safetensors is not installed: pip install "llamacpp-instr[tensors]"'
-        ) from None
+    need("tensors")
+    from safetensors import safe_open
+
     return safe_open(path, framework="numpy")
 
 

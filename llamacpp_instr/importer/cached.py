@@ -13,7 +13,7 @@ from pathlib import Path
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.build.upstream import patches_dir, read_upstream
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.importer.libraries import check_libraries
+from llamacpp_instr.extras import need
 from llamacpp_instr.importer.runner import import_model
 from llamacpp_instr.importer.source import Kind, open_source
 from llamacpp_instr.progress import progress_bar
@@ -33,7 +33,7 @@ def imported(folder: Path, notice: Callable[[str], None]) -> Path:
     if kept.is_file():
         notice(f"model: {kept}, imported from {folder} before")
         return kept
-    check_libraries()
+    need("hf")
     place.mkdir(exist_ok=True)
     notice(f"importing {folder} into the cache: {kept}")
     with progress_bar(f"Importing {folder.name}") as on_progress:

@@ -12,9 +12,9 @@ from typing import Any
 
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.extras import need
 from llamacpp_instr.importer.child import ChildDied, ChildFailed, run_child
 from llamacpp_instr.importer.converter import find_converter
-from llamacpp_instr.importer.libraries import check_libraries
 from llamacpp_instr.importer.source import Kind, Source
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.output import check_model_output, new_model
@@ -36,7 +36,7 @@ def import_model(
     an adapter F32. `on_progress` gets bytes. Raises UsageError for what cannot be imported,
     BuildError if the converter cannot be fetched, InstrError if it fails.
     """
-    check_libraries()
+    need("hf")
     check_model_output(output, force)
     converter = find_converter()
     with new_model(output, force) as temporary, temporary_directory("instr-import-") as staging:

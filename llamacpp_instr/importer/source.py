@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.importer.libraries import check_libraries
+from llamacpp_instr.extras import need
 from llamacpp_instr.output import begins_as_model, check_not_input
 
 INDEX = "model.safetensors.index.json"
@@ -170,7 +170,7 @@ def _check_complete(path: Path, names: dict[str, set[str]]) -> None:
 def _check_safetensors(file: Path, wanted: set[str]) -> None:
     """Raises UsageError if the header is damaged, does not fit the file's size, or lacks one of
     the tensors `wanted`."""
-    check_libraries(["safetensors"])
+    need("hf", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:

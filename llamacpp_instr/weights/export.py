@@ -6,7 +6,6 @@ output. Arrays have the row last, as in gguf-py: the shape of ggml, reversed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tempfile
 import zipfile
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.extras import need
 from llamacpp_instr.model.file import Weight
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.weights.measure import WeightReader
@@ -25,7 +25,6 @@ from llamacpp_instr.weights.measure import WeightReader
 SUFFIXES = (".npz", ".safetensors")
 METADATA = "__metadata__"
 """the array of an .npz that has, as JSON, what safetensors has in its header"""
-INSTALL = 'safetensors is not installed: pip install "llamacpp-instr[tensors]"'
 
 
 def is_export(path: str) -> bool:
@@ -36,8 +35,8 @@ def is_export(path: str) -> bool:
 def check_export(path: str, reader: WeightReader, weights: Sequence[Weight], raw: bool) -> None:
     """Raises `UsageError` if safetensors is needed and not installed, if a tensor has a name that
     the file cannot have, or, unless `raw`, a type that cannot be converted to numbers."""
-    if not path.lower().endswith(".npz") and importlib.util.find_spec("safetensors") is None:
-        raise UsageError(INSTALL)
+    if not path.lower().endswith(".npz"):
+        need("tensors")
     for weight in weights:
         if weight.name == METADATA:
             raise UsageError(f"{weight.path}: no array can have the name {METADATA!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from llamacpp_instr import cli
 from llamacpp_instr.build import doctor
 from llamacpp_instr.build.doctor import Library, library_problems
+from llamacpp_instr.extras import EXTRAS
 
 pytestmark = pytest.mark.native
 
@@ -99,7 +101,8 @@ def test_what_is_missing_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyP
 
 
 def test_an_extra_that_is_missing_is_named_and_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"no_such_module": ("view", "instr view")})
+    monkeypatch.setattr(doctor, "EXTRAS", {"view": EXTRAS["view"]})
+    monkeypatch.setitem(sys.modules, "viztracer", None)
     assert doctor.diagnose().extras == {"view": "instr view"}
     result = CliRunner().invoke(cli.main, ["doctor"])
     line = 'extra view      missing, for instr view: pip install "llamacpp-instr[view]"'

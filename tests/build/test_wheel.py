@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.extras import EXTRAS, how_to_install
 from tools import release
 from tools.oldest import load_bounds
 
@@ -25,12 +26,7 @@ pytestmark = pytest.mark.native
 ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 PACKAGES = ("llamacpp_instr", "converters")
-# the modules of every extra, and those that only tests need
-ABSENT = (
-    "distributed", "duckdb", "fsspec", "llama_cpp", "matplotlib", "ortools", "prometheus_client",
-    "pyarrow", "safetensors", "scipy", "starlette", "tensorboardX", "textual", "uvicorn",
-    "viztracer", "websockets",
-)  # fmt: skip
+ABSENT = ("llama_cpp", *dict.fromkeys(name for _, names in EXTRAS.values() for name in names))
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -97,10 +93,7 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
-    assert sorted(extras) == [
-        "dask", "fleet", "hf", "live", "native", "onnx", "parquet", "peers", "predict", "report",
-        "schedule", "tensors", "test", "torch", "tui", "view",
-    ]  # fmt: skip
+    assert sorted(extras) == sorted([*EXTRAS, "native", "peers", "test"])
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     needed = {line.partition(";")[0] for line in lines}
     bounds = {f"{name}>={bound}" for name, bound in load_bounds().items()}
@@ -151,17 +144,38 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
     assert "Charts need matplotlib: pip install &quot;llamacpp-instr[report]&quot;" in page
 
 
+NEEDS = [
+    ("collect session.log -o fleet --dask tcp://127.0.0.1:1", "dask"),
+    ("collect session.log -o fleet", "fleet"),
+    ("import model -o model.gguf", "hf"),
+    ("run model --prompt hi", "hf"),
+    ("validate demo --against model", "onnx"),
+    ("live session.log", "live"),
+    ("weights demo --view", "live"),
+    ("debug demo --prompt hi --page", "live"),
+    ("to-onnx session.log -o graph.onnx", "onnx"),
+    ("validate demo", "onnx"),
+    ("to-parquet session.log -o tables", "parquet"),
+    ("blocks demo blk.0.ffn_down.weight --heat-map picture.svg", "report"),
+    ("schedule session.log --policy optimal", "schedule"),
+    ("weights demo -o w.safetensors", "tensors"),
+    ("to-flashinfer session.log -o data", "tensors"),
+    ("run demo --prompt hi --capture all --output values", "tensors"),
+    ("to-torch session.log -o data", "torch"),
+    ("live session.log --tui", "tui"),
+    ("view session.log", "view"),
+]
+
+
+def test_every_extra_has_a_command_that_names_it() -> None:
+    assert {extra for _, extra in NEEDS} == set(EXTRAS) - {"predict"}
+
+
 @pytest.mark.parametrize(
     ("command", "cure"),
     [
-        ("view session.log", 'pip install "llamacpp-instr[view]"'),
-        ("to-parquet session.log -o tables", 'pip install "llamacpp-instr[parquet]"'),
+        *((command, f"not installed: {how_to_install(extra)}") for command, extra in NEEDS),
         ("run demo --prompt hi", "run `instr build`"),
-        ("weights demo -o w.safetensors", 'pip install "llamacpp-instr[tensors]"'),
-        ("collect session.log -o fleet", 'pip install "llamacpp-instr[parquet]"'),
-        ("to-flashinfer session.log -o data", 'pip install "llamacpp-instr[tensors]"'),
-        ("to-torch session.log -o data", 'pip install "llamacpp-instr[torch]"'),
-        ("weights demo --view", 'pip install "llamacpp-instr[live]"'),
         ("quantize demo --types Q8_0", "run `instr build`"),
         ("quality demo demo", "run `instr build`, or use --only weights"),
         ("compare demo --types Q8_0", "run `instr build`"),
@@ -170,10 +184,12 @@ def test_a_page_without_matplotlib_says_what_is_missing(run: Run, tmp_path: Path
 def test_what_is_missing_is_named_in_one_line(
     command: str, cure: str, run: Run, tmp_path: Path
 ) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
     done = run("-m", "llamacpp_instr", *command.split())
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")
     assert cure in line
-    assert [entry.name for entry in tmp_path.iterdir()] == ["session.log"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model", "session.log"}

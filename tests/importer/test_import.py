@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -174,15 +173,6 @@ def test_wrong_arguments_are_refused(tmp_path: Path, instr: Instr) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"model", "old.gguf"}
     assert model.read_bytes() == before
     assert_refused(instr("run", tmp_path, "-p", "hi"), "is not a model: it has no config.json")
-
-
-@pytest.mark.native
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
-def test_missing_packages_are_named(tmp_path: Path, instr: Instr) -> None:
-    write_hugging_face(tmp_path)
-    for command in (["import", tmp_path, "-o", "out.gguf"], ["run", tmp_path, "-p", "hi"]):
-        cure = 'pip install "llamacpp-instr[hf]"'
-        assert_refused(instr(*command), "torch", "transformers", cure)
 
 
 @pytest.mark.native

@@ -22,7 +22,6 @@ from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit import ui_kit
 from tests.kit.commands_kit import Line, one_line
-from tests.kit.in_process import instr_here
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import recording
 from tests.live.followed_logs import HOSTILE, open_log
@@ -192,9 +191,3 @@ def test_a_port_in_use_is_refused(instr: Instr, tmp_path: Path) -> None:
         port = other.getsockname()[1]
         refused = instr("live", open_log(tmp_path)[0], "--port", port)
     assert_refused(refused, f"--port {port}: Address already in use")
-
-
-def test_a_missing_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused = instr_here("live", open_log(tmp_path)[0])
-    assert_refused(refused, 'uvicorn is not installed: pip install "llamacpp-instr[live]"')

@@ -24,7 +24,6 @@ from converters.live.tui import Help, LiveApp
 from llamacpp_instr.schema import Message
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
-from tests.kit.in_process import instr_here
 from tests.kit.made_log import encode, make_log
 from tests.kit.programs import line, program, say
 from tests.kit.pseudo_terminal import PseudoTerminal
@@ -199,11 +198,3 @@ def test_it_needs_a_terminal_and_serves_nothing(instr: Instr, tmp_path: Path) ->
     for options in (["--port", "8124"], ["--no-browser"]):
         refused = instr("live", log, "--tui", *options)
         assert_refused(refused, "--tui serves no page; leave out --port and --no-browser")
-
-
-def test_without_textual_there_is_one_clear_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "textual", None)
-    refused = instr_here("live", open_log(tmp_path)[0], "--tui")
-    assert_refused(refused, 'textual is not installed: pip install "llamacpp-instr[tui]"')

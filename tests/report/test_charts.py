@@ -140,7 +140,6 @@ def test_a_chart_of_nothing() -> None:
 
 def test_without_matplotlib_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert charts.missing_note() is None
-    monkeypatch.setattr(charts.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     note = 'Charts need matplotlib: pip install "llamacpp-instr[report]".'
     assert charts.missing_note() == note

@@ -155,7 +155,7 @@ def test_wrong_input_is_one_clear_error(tmp_path):
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InstrError, match=r'pip install "llamacpp-instr\[report\]"'):
         llamacpp_instr.load(RECORDED).plot_speed()
 

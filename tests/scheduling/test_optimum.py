@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, settings
 
@@ -112,17 +109,3 @@ def test_too_many_tasks_are_refused() -> None:
     tasks = make_tasks([("ADD", 1, [])] * 1000)
     with pytest.raises(UsageError, match="1000 tasks on 201 engines are too many for the optimum"):
         schedule_optimal(tasks, Engines(equal_engines(201).kinds, handover_ns=5), 1)
-
-
-def test_without_or_tools_one_line_says_how_to_get_it() -> None:
-    code = (
-        "import sys; sys.modules['ortools'] = None\n"
-        "from converters.scheduling.engines import equal_engines\n"
-        "from converters.scheduling.optimum import schedule_optimal\n"
-        "schedule_optimal([], equal_engines(1), 1)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == (
-        "llamacpp_instr.errors.UsageError: the optimum needs OR-Tools:"
-        ' pip install "llamacpp-instr[schedule]"'
-    )

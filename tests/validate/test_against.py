@@ -160,20 +160,6 @@ def test_a_wrong_argument_is_one_line(
     assert done.stdout == ""
 
 
-def test_without_the_extra_hf_it_says_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "llamacpp_instr.importer.libraries.importlib.util.find_spec",
-        lambda name: None if name in ("torch", "transformers") else object(),
-    )
-    done = CliRunner().invoke(main, ["validate", "demo", "--against", str(folder)])
-    assert done.stderr == (
-        'Error: this needs the packages torch, transformers: pip install "llamacpp-instr[hf]"\n'
-    )
-    assert done.exit_code == 2
-
-
 @pytest.mark.native
 def test_a_model_without_one_residual_stream_is_refused() -> None:
     (model,) = random_models().glob("*deepseek4*.gguf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -17,10 +16,8 @@ from urllib.parse import urlsplit
 import gguf
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from gguf.quants import dequantize, quantize
 
-from llamacpp_instr.cli import main
 from tests.kit import ui_kit
 from tests.kit.block_models import write_blocks
 from tests.kit.commands_kit import Line, one_line
@@ -169,13 +166,3 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
     assert models == [word for word in words if word.endswith(".gguf")]
-
-
-def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name)
-    )
-    done = CliRunner().invoke(main, ["weights", "demo", "--view", "--no-browser"])
-    assert done.exit_code == 2
-    assert 'starlette is not installed: pip install "llamacpp-instr[live]"' in done.output

@@ -8,18 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import UsageError
-
-
-def check_tensorboard() -> None:
-    """Raises `UsageError`, with the command that installs it, if tensorboardX is missing."""
-    try:
-        import tensorboardX  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            'TensorBoard\'s files need tensorboardX: pip install "llamacpp-instr[torch]"'
-        ) from None
-
 
 class Scalars:
     """An event file that is being written."""
