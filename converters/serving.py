@@ -25,6 +25,7 @@ from llamacpp_instr.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
+LONGEST_URL = 1000
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
@@ -116,6 +117,9 @@ class _OwnOnly:
                 await send({"type": "websocket.close", "code": 4403})
             else:
                 await Response(status_code=421)(scope, receive, send)
+            return
+        if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_URL:
+            await Response(status_code=414)(scope, receive, send)
             return
 
         async def with_headers(message):  # type: ignore[no-untyped-def]

@@ -412,11 +412,11 @@ class StepBegin(Event, kw_only=True):
     @property
     def sequences(self) -> list[tuple[int, int, int, int]]:
         """The sequence, first position, number of tokens and of outputs of each sequence in the
-        batch; empty in logs that do not have them."""
+        batch; empty in logs that do not have them, and if the columns differ in length."""
         seq = self.seq or []
         ones = [1] * len(seq)
         columns = (seq, self.seq_pos or [], self.seq_tokens or ones, self.seq_outputs or ones)
-        return list(zip(*columns, strict=True))
+        return list(zip(*columns, strict=True)) if len(set(map(len, columns))) == 1 else []
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,9 @@ import click
 from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.terminal import abandon_standard_output, notice, replace_what_cannot_be_shown
+
+SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
+"""the variable of the environment with which an unexpected error is raised, as in our tests"""
 
 _Commands = dict[str, tuple[str, str]]
 GROUPS: dict[str, _Commands] = {
@@ -242,10 +246,9 @@ class LazyGroup(click.Group):
         except Exception as error:
             if _came_of_an_interruption(error):
                 _leave("Interrupted", 130)
-            if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
+            if os.environ.get(SHOW_TRACEBACK) and not isinstance(error, OSError):
                 raise
-            abandon_standard_output()
-            _leave(f"Error: standard output cannot be written: {error.strerror}", 1)
+            _leave(*_line_about(error))
         # only `ctx.exit(status)` returns a number: commands return None
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -259,6 +262,24 @@ def _reader_may_leave() -> Iterator[None]:
     except BrokenPipeError:
         abandon_standard_output()
         raise click.exceptions.Exit(0) from None
+
+
+def _line_about(error: Exception) -> tuple[str, int]:
+    """The line and the exit status of an error that no command expected."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+        abandon_standard_output()
+        return f"Error: standard output cannot be written: {error.strerror}", 1
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
+        return f"Error: {os.fsdecode(error.filename)}: {error.strerror}", 2
+    if isinstance(error, MemoryError):
+        return "Error: there is not enough memory for this", 1
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    line = (
+        f"Error: a defect of instr: {what} ({Path(place.filename).name}:{place.lineno}); please"
+        f" report it with the traceback that {SHOW_TRACEBACK}=1 shows"
+    )
+    return line, 1
 
 
 def _came_of_an_interruption(error: BaseException) -> bool:

@@ -157,6 +157,7 @@ def give(monkeypatch: pytest.MonkeyPatch, end: BaseException) -> None:
         (BuildError("no tea; boil water"), 1, "Error: no tea; boil water\n"),
         (LogError("not a log", "a.log", 3), 2, "Error: a.log:3: not a log\n"),
         (KeyboardInterrupt(), 130, "\nInterrupted\n"),
+        (OSError(36, "File name too long", "a.log"), 2, "Error: a.log: File name too long\n"),
         (click.ClickException("no"), 1, "Error: no\n"),
         (click.exceptions.Exit(0), 0, ""),
         (click.exceptions.Exit(1), 1, ""),
@@ -207,6 +208,36 @@ def test_an_empty_path_is_named(command: str) -> None:
     assert str(result.stderr).endswith("is named: the path is empty\n")
 
 
+NO_NAME = "x" * 300
+"""longer than a file system allows"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check NO_NAME", "cat NO_NAME", "summary NO_NAME NO_NAME", "stats LOG -o NO_NAME",
+        "diff LOG NO_NAME", "diff --before LOG --after NO_NAME", "exec -- NO_NAME",
+        "exec --log NO_NAME -- true", "inspect NO_NAME", "blocks NO_NAME tensor", "live NO_NAME",
+        "collect NO_NAME -o fleet", "collect LOG -o NO_NAME", "sql NO_NAME summary", "view NO_NAME",
+        "to-parquet LOG -o NO_NAME", "to-torch LOG -o NO_NAME", "to-onnx NO_NAME -o graph.onnx",
+        "import NO_NAME -o model.gguf", "validate demo --against NO_NAME", "page LOG -o NO_NAME",
+        "quantize demo --types Q8_0 --imatrix NO_NAME", "quality demo demo --text NO_NAME",
+        "predict demo --machine NO_NAME", "schedule NO_NAME", "run NO_NAME -p hi", "ops NO_NAME",
+        "run demo -p hi --log NO_NAME", "debug demo -p hi --log NO_NAME",
+    ],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"NO_NAME": NO_NAME, "LOG": str(SAMPLE)}
+    result = instr(*(named.get(word, word) for word in command.split()))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.native
 def test_ctrl_c_is_one_line_from_the_first_import(
     tmp_path: Path, environment: dict[str, str]
@@ -241,9 +272,17 @@ def test_ctrl_c_is_one_line_where_python_makes_an_error_of_it(
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted")
 
 
-def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, ZeroDivisionError("a bug"))
-    assert isinstance(instr("try").exception, ZeroDivisionError)
+def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, ZeroDivisionError("a bug\nof ours"))
+    assert isinstance(instr("try").exception, ZeroDivisionError), "the tests see it"
+    monkeypatch.delenv(cli.SHOW_TRACEBACK)
+    result = instr("try")
+    assert result.exit_code == 1
+    assert re.fullmatch(
+        r"Error: a defect of instr: ZeroDivisionError: a bug of ours \(test_cli\.py:\d+\); please "
+        r"report it with the traceback that LLAMACPP_INSTR_TRACEBACK=1 shows\n",
+        result.stderr,
+    )
 
 
 @pytest.mark.native

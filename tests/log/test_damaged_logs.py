@@ -4,6 +4,7 @@ with an error of ours."""
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,18 @@ def test_no_log_makes_a_traceback(line: str, data: bytes, place: Path) -> None:
     log = place / "damaged"
     log.write_bytes(data)
     assert left(line, log) is None
+
+
+@pytest.mark.parametrize("line", ["check LOG", "cat LOG --expand", "summary LOG"])
+def test_no_value_that_is_missing_makes_a_traceback(line: str, place: Path) -> None:
+    log = place / "changed"
+    for at, text in enumerate(LINES):
+        event = json.loads(text)
+        for key, value in event.items():
+            for other in (None, *([[], value[1:]] if isinstance(value, list) else ())):
+                changed = json.dumps({**event, key: other}).encode() + b"\n"
+                log.write_bytes(b"".join([*LINES[:at], changed, *LINES[at + 1 :]]))
+                assert left(line, log) is None, changed
 
 
 @pytest.mark.parametrize("line", STRICT)

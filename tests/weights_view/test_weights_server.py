@@ -175,6 +175,11 @@ def test_other_pages_and_names_get_nothing(served: Served, headers: dict[str, st
         assert served.get(path, **headers).status == 421
 
 
+@pytest.mark.parametrize("path", [f"tensor/{'9' * 5000}", f"figures?begin={'9' * 5000}"])
+def test_a_number_of_thousands_of_digits_is_refused(path: str, served: Served) -> None:
+    assert served.get(path).status == 414
+
+
 def test_without_its_name_nothing_is_served(served: Served) -> None:
     for path in ("/", "/tensors", "/weights.js", "/tile/largest/0/0/0/0/0"):
         assert served.get(path, name="").status == 404
