@@ -218,6 +218,7 @@ def _debug_model(
     terminal.debugger.witnesses.append(logits)
     written = run(options, sys.stdout.buffer, debugger=terminal.debugger)
     notice(f"log: {written}")
+    terminal.end()
     if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
         notice("running again without the changes, for comparison")
         compared, texts = compare_with_unchanged(options, written, logits)
@@ -239,3 +240,4 @@ def _debug_program(program: Sequence[str], terminal: Terminal, log: Path, force:
             if terminal.debugger.go is not Go.QUIT:
                 raise
     notice(f"log: {log}")
+    terminal.end()

@@ -133,10 +133,10 @@ def change(
     where = parse_slice(part, whole.shape) if isinstance(part, str) else part
     old = whole[where]
     try:
-        new = np.broadcast_to(np.asarray(edit.new(old)), old.shape)
+        with np.errstate(all="ignore"):  # too large a number becomes infinity
+            whole[where] = np.broadcast_to(np.asarray(edit.new(old)), old.shape)
     except ValueError:
         raise UsageError(f"{edit.what}: the values do not fit the shape {old.shape}") from None
-    whole[where] = new
     write(address, whole.reshape(values.shape))
     note(
         NOTE,

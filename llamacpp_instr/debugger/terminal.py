@@ -49,10 +49,12 @@ class Terminal(cmd.Cmd):
         self._go = Go.ON
         self._listing: tuple[LiveGraph, Listing] | None = None
         self._checked: set[int] = set()
+        self._stopped = False
 
     def on_stop(self, stop: Stop) -> Go:
         """Print where the compute is, and read commands until one goes on."""
         self._stop = stop
+        self._stopped = True
         self._write(f"\n{describe_stop(stop)}")
         try:
             with _interruptible():
@@ -63,6 +65,22 @@ class Terminal(cmd.Cmd):
         finally:
             self._stop = None
         return self._go
+
+    def end(self) -> None:
+        """After the run: print what did not happen, and why."""
+        for point in self.debugger.breakpoints:
+            if point.hits < point.from_hit:
+                self._write(
+                    f"breakpoint {point.number} never stopped the run: {point.text}"
+                    f"  ({point.hits} hits)"
+                )
+        if not self._stopped and not self.use_rawinput:
+            self._write("the run never stopped, so no command on standard input was carried out")
+        if self.commands.changes and self.debugger.go is Go.QUIT:
+            self._write(
+                "no comparison with the run without the changes: this run was ended at a stop; end"
+                " the commands with `delete NUMBER` and `continue`, or give the breakpoint step=N"
+            )
 
     def _check(self, graph: LiveGraph) -> None:
         """Raises `UsageError` if a breakpoint matches nothing of the first graph."""

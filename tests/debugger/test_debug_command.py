@@ -44,6 +44,27 @@ def test_breakpoints_stop_where_their_condition_holds(instr: Instr) -> None:
     assert "ffn_out-1 = MUL_MAT" in said
 
 
+@pytest.mark.parametrize(
+    ("condition", "hits"), [("if absmax > 1e30", 0), ("step=99", 0), ("step=0-1 hits=3", 2)]
+)
+def test_a_breakpoint_that_stops_nothing_is_named_at_the_end(
+    condition: str, hits: int, instr: Instr
+) -> None:
+    assert debug(instr, "zero\ncontinue\n", "-b", f"ffn_out-1 {condition}").splitlines() == [
+        "log: debug.log",
+        f"breakpoint 1 never stopped the run: ffn_out-1 {condition}  ({hits} hits)",
+        "the run never stopped, so no command on standard input was carried out",
+    ]
+
+
+def test_why_a_run_that_is_ended_is_not_compared(instr: Instr) -> None:
+    said = debug(instr, "scale 1e38\ncontinue\n", "-b", "ffn_out-1")
+    assert "ffn_out-1: scale by 1e+38" in said
+    assert "Warning" not in said
+    assert said.splitlines()[-1].startswith("no comparison with the run without the changes: ")
+    assert "KL divergence" not in said
+
+
 def test_a_session_of_commands(instr: Instr) -> None:
     commands = """\
 step layer
