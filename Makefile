@@ -14,6 +14,8 @@
 # make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
 # make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
 #                   LIVE=1 shows it with instr live meanwhile
+# make mutate       make MUTANTS (60) small mistakes in the product, and count how many the tests notice;
+#                   SEED (1) draws others; NATIVE=1 also runs the native tests, for hours
 # make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
 # make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
@@ -28,6 +30,9 @@ PROMPT ?= Once upon a time
 export FUZZ_SECONDS ?= 60
 LOAD_MINUTES ?= 10
 STRESS_SECONDS ?= 20
+MUTANTS ?= 60
+SEED ?= 1
+AT_LEAST ?= 0
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -44,7 +49,7 @@ UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test test-oldest test-peers test-docs lint lint-native audit native sanitize image image-test docker-test
-.PHONY: load fuzz release pictures quantization bench ui-kit clean
+.PHONY: load mutate fuzz release pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -122,6 +127,9 @@ docker-test: $(TEST_INSTALLED)
 
 load: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES) $(if $(LIVE),--live)
+
+mutate: $(TEST_INSTALLED)
+	$(BIN)/python -m tools.mutate --count $(MUTANTS) --seed $(SEED) --at-least $(AT_LEAST) $(if $(NATIVE),--native)
 
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz
