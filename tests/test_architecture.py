@@ -14,7 +14,7 @@ OURS = ("llamacpp_instr", "converters")
 # Each folder, with those that it may import. All folders may import the modules beside the folders
 # of llamacpp_instr (the floor).
 BELOW: dict[str, set[str]] = {
-    "graph": set(),
+    "graph": {"model"},
     "model": set(),
     "log": {"graph"},
     "llama": {"model"},

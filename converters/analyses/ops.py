@@ -15,6 +15,7 @@ from llamacpp_instr.graph.attention import Ubatch, attention_work, attentions
 from llamacpp_instr.graph.kernels import node_backends, node_work, weight_read
 from llamacpp_instr.graph.ops import VIEW_OPS, op_params, role_of
 from llamacpp_instr.graph.standard import OPSET, standard_operator
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.schema import Graph, Nodes
@@ -156,9 +157,8 @@ def _kind(graph: Graph, nodes: Nodes, i: int) -> Kind:
     params = op_params(nodes.op[i], nodes.params[i]) if nodes.params else {}
     inputs = []
     for source in nodes.src[i]:
-        leaf = graph.leafs[-1 - source] if source < 0 else None
-        type_, ne = (leaf.type, leaf.ne) if leaf else (nodes.type[source], nodes.ne[source])
-        inputs.append(_typed(type_, ne))
+        of = tensor(graph, source)
+        inputs.append(_typed(of.type, of.ne))
     told = tuple((name, value) for name, value in params.items() if value not in _UNSAID)
     return Kind(nodes.op[i], told, tuple(inputs), _typed(nodes.type[i], nodes.ne[i]))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from converters.scheduling.timed_graph import TimedGraph, written_cache
 from llamacpp_instr.graph.ops import is_cache
+from llamacpp_instr.graph.tensors import tensor
 
 ELEMENTWISE = frozenset(
     {
@@ -56,8 +57,7 @@ class Axes:
 
     def shape(self, source: int) -> list[int]:
         """Four numbers, of a node or a leaf."""
-        ne = self._nodes.ne[source] if source >= 0 else self._graph.leafs[-1 - source].ne
-        return [*ne, 1, 1, 1, 1][:4]
+        return [*tensor(self._graph, source).ne, 1, 1, 1, 1][:4]
 
     def result(self, kernel: int) -> list[int]:
         """The shape that slices of a kernel cut; of SET_ROWS that of the rows it writes."""

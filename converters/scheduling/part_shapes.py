@@ -11,6 +11,7 @@ from math import prod
 from converters.scheduling.axes import Axes
 from converters.scheduling.split import kernels_with_parts
 from converters.scheduling.timed_graph import TimedGraph
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.probe.shapes import AttentionShape, KernelShape, ScaledNormShape
 
 
@@ -34,10 +35,7 @@ def part_shapes(timed: TimedGraph) -> dict[int, KernelShape]:
 def _flash_attention(timed: TimedGraph, axes: Axes, kernel: int) -> AttentionShape:
     nodes, (node,) = timed.nodes, timed.inside[kernel]
     query, key, value = (axes.shape(source) for source in nodes.src[node][:3])
-    type_k, type_v = (
-        nodes.type[source] if source >= 0 else timed.graph.leafs[-1 - source].type
-        for source in nodes.src[node][1:3]
-    )
+    type_k, type_v = (tensor(timed.graph, source).type for source in nodes.src[node][1:3])
     return AttentionShape(
         tokens=query[1],
         heads=query[2] * query[3],

@@ -18,6 +18,7 @@ from converters.scheduling.tasks import Int64, Kind
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.ops import is_cache
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.graph.timeline import PlanTimeline, plan_timeline
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -182,21 +183,17 @@ def _loaded(graph: Graph, nodes: Nodes, node: int) -> int:
     for k, source in enumerate(sources):
         leaf = leaf_below(nodes, source)
         if leaf < 0 and k != written and is_load(graph, leaf):
-            total += _read(graph, nodes, node, k, [_shape(graph, nodes, s) for s in sources])
+            total += _read(graph, nodes, node, k, [tensor(graph, s).ne for s in sources])
     return total
 
 
 def _read(graph: Graph, nodes: Nodes, node: int, k: int, shapes: Sequence[Sequence[int]]) -> int:
     """Bytes of source `k` that a node reads, as `ops.bytes_moved` counts them."""
     op, source = nodes.op[node], nodes.src[node][k]
-    size = nodes.bytes[source] if source >= 0 else graph.leafs[-1 - source].bytes
+    size = tensor(graph, source).bytes
     if k == 0 and op == "GET_ROWS" and len(shapes) > 1:
         return min(size, prod(shapes[1]) * (size // max(1, prod(shapes[0][1:]))))
     if k == 0 and op == "MUL_MAT_ID" and len(shapes) > 2:
         experts = shapes[0][2] if len(shapes[0]) > 2 else 1
         return size * min(experts, prod(shapes[2])) // max(1, experts)
     return size
-
-
-def _shape(graph: Graph, nodes: Nodes, source: int) -> Sequence[int]:
-    return nodes.ne[source] if source >= 0 else graph.leafs[-1 - source].ne

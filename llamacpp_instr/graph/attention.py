@@ -23,6 +23,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.schema import Graph
 
 TILE = 64
@@ -114,15 +115,9 @@ def attentions(graph: Graph, backends: Sequence[str | None]) -> dict[int, Attent
 def _attention(graph: Graph, node: int, backend: str | None, n_masks: int) -> Attention:
     nodes = graph.nodes
     assert nodes is not None
-    shapes, types, sizes = [], [], []
-    for source in nodes.src[node][:3]:
-        of = nodes if source >= 0 else None
-        leaf = graph.leafs[-1 - source] if of is None else None
-        ne = leaf.ne if leaf else nodes.ne[source]
-        shapes.append((*ne, 1, 1, 1, 1)[:4])
-        types.append(leaf.type if leaf else nodes.type[source])
-        sizes.append(leaf.bytes if leaf else nodes.bytes[source])
-    q, k, v = shapes
+    read = [tensor(graph, source) for source in nodes.src[node][:3]]
+    types = [of.type for of in read]
+    q, k, v = ((*of.ne, 1, 1, 1, 1)[:4] for of in read)
     same_floats = types[0] == "f32" and types[1] == types[2] and types[1] in ("f16", "f32")
     key, mask = _leaf(graph, nodes.src[node][1]), _mask(graph, node)
     kind, size = "other", 0
@@ -138,7 +133,7 @@ def _attention(graph: Graph, node: int, backend: str | None, n_masks: int) -> At
         streams=q[3],
         n_kv=k[1],
         width=q[0] + v[0],
-        cell_bytes=sum(sizes[1:]) // max(1, k[1]),
+        cell_bytes=sum(of.bytes for of in read[1:]) // max(1, k[1]),
         tiled=same_floats and q[1] >= TILE,
         mask=kind,
         size=size,

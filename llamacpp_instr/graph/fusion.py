@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
 
@@ -43,15 +44,6 @@ def _is_scaled_norm(graph: Graph, nodes: Nodes, uses: Counter[int], norm: int) -
     sources = nodes.src[product]
     if nodes.op[product] != "MUL" or norm not in sources or nodes.ne[product] != nodes.ne[norm]:
         return False
-    factor = sources[1] if sources[0] == norm else sources[0]
-    read = nodes.src[norm][0]
-    types = {_type(graph, nodes, read), nodes.type[product], _type(graph, nodes, factor)}
-    return types == {"f32"} and _ne(graph, nodes, factor)[:1] == nodes.ne[norm][:1]
-
-
-def _type(graph: Graph, nodes: Nodes, source: int) -> str:
-    return nodes.type[source] if source >= 0 else graph.leafs[-1 - source].type
-
-
-def _ne(graph: Graph, nodes: Nodes, source: int) -> list[int]:
-    return nodes.ne[source] if source >= 0 else graph.leafs[-1 - source].ne
+    factor = tensor(graph, sources[1] if sources[0] == norm else sources[0])
+    types = {tensor(graph, nodes.src[norm][0]).type, nodes.type[product], factor.type}
+    return types == {"f32"} and factor.ne[:1] == nodes.ne[norm][:1]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.graph.attention import Attention, Ubatch, attention_work, attentions
 from llamacpp_instr.graph.ops import Block, blocks_of, bytes_moved, flops
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
 Int64 = NDArray[np.int64]
@@ -113,7 +114,7 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
         inside = range(first, first + count)
         label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
         n_flops[i] = sum(work[node][0] for node in inside)
-        passed = sum(nodes.bytes[node] for node in inside[:-1])
+        passed = sum(tensor(graph, node).bytes for node in inside[:-1])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
     layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
     shapes = attentions(graph, node_backends(graph))
@@ -140,8 +141,7 @@ def _label(graph: Graph, nodes: Nodes, node: int) -> str:
     op = nodes.op[node]
     if not op.startswith("MUL_MAT") or not nodes.src[node]:
         return op
-    weight = nodes.src[node][0]
-    return f"{op} {nodes.type[weight] if weight >= 0 else graph.leafs[-1 - weight].type}"
+    return f"{op} {tensor(graph, nodes.src[node][0]).type}"
 
 
 def node_work(graph: Graph, node: int) -> tuple[int, int]:
@@ -149,11 +149,10 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
     have its nodes."""
     nodes = graph.nodes
     assert nodes is not None
-    sources = nodes.src[node]
-    shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in sources]
-    sizes = [nodes.bytes[s] if s >= 0 else graph.leafs[-1 - s].bytes for s in sources]
-    op, ne, size = nodes.op[node], nodes.ne[node], nodes.bytes[node]
-    return flops(op, ne, shapes), bytes_moved(op, ne, size, shapes, sizes)
+    sources = [tensor(graph, source) for source in nodes.src[node]]
+    shapes, sizes = [of.ne for of in sources], [of.bytes for of in sources]
+    op, made = nodes.op[node], tensor(graph, node)
+    return flops(op, made.ne, shapes), bytes_moved(op, made.ne, made.bytes, shapes, sizes)
 
 
 def weight_use(graph: Graph, nodes: Iterable[int]) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels, weight_read
 from llamacpp_instr.graph.ops import Block, bytes_written, op_params, role_of
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.schema import Graph, Nodes, Plan
 
@@ -232,7 +233,8 @@ def _args(
     made_inside = set(inside)
     sources = [s for node in inside for s in nodes.src[node] if s not in made_inside]
     for i, source in enumerate(sources):
-        args[f"source_{i}"] = _tensor(graph, nodes, source)
+        read = tensor(graph, source)
+        args[f"source_{i}"] = f"{read.name} {_shaped(read.type, read.ne)}"
     if weights:
         args["weight"] = weights[0].name
         args["weight_type"] = weights[0].type
@@ -253,19 +255,13 @@ def _args(
 
 
 def _written(graph: Graph, nodes: Nodes, node: int) -> int:
-    shapes = [nodes.ne[s] if s >= 0 else graph.leafs[-1 - s].ne for s in nodes.src[node]]
-    return bytes_written(nodes.op[node], nodes.ne[node], nodes.bytes[node], shapes)
+    shapes = [tensor(graph, source).ne for source in nodes.src[node]]
+    made = tensor(graph, node)
+    return bytes_written(nodes.op[node], made.ne, made.bytes, shapes)
 
 
 def _shaped(kind: str, ne: list[int]) -> str:
     return f"{kind} [{', '.join(map(str, ne))}]"
-
-
-def _tensor(graph: Graph, nodes: Nodes, source: int) -> str:
-    if source < 0:
-        leaf = graph.leafs[-1 - source]
-        return f"{leaf.name} {_shaped(leaf.type, leaf.ne)}"
-    return f"{nodes.name[source]} {_shaped(nodes.type[source], nodes.ne[source])}"
 
 
 def _leafs(facts: _Facts, node: int) -> list[str]:

@@ -10,6 +10,7 @@ from math import prod
 
 from llamacpp_instr.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.schema import Graph, Plan
 
 REPACKED = "CPU_REPACK"
@@ -86,7 +87,7 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
         if i in kernels.attention:
             of = kernels.attention[i]
             window = SHORT if of.n_kv <= SHORT_WINDOW else LONG
-            label += f" {_ne(graph, sources[0])[0]}{window}{' tiled' * of.tiled}"
+            label += f" {tensor(graph, sources[0]).ne[0]}{window}{' tiled' * of.tiled}"
             label += ALONE * (tokens == 1)
             rows = of.rows * of.heads * of.streams
             units = float(rows * of.n_kv)
@@ -103,8 +104,8 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
     assert nodes is not None
     sources = nodes.src[node]
     weight = graph.leafs[-1 - sources[0]]
-    read = [nodes.bytes[s] if s >= 0 else graph.leafs[-1 - s].bytes for s in sources[1:]]
-    n_bytes = float(moved - sum(read) - nodes.bytes[node])
+    others = [tensor(graph, of).bytes for of in (*sources[1:], node)]
+    n_bytes = float(moved - sum(others))
     length, results = weight.ne[0], prod(nodes.ne[node])
     experts = nodes.op[node] == "MUL_MAT_ID"
     tokens = prod(nodes.ne[node][1:])
@@ -116,15 +117,9 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
         experts,
         tokens,
         float(length * results),
-        float(prod(_ne(graph, sources[1]))),
+        float(prod(tensor(graph, sources[1]).ne)),
         n_bytes,
     )
-
-
-def _ne(graph: Graph, source: int) -> list[int]:
-    nodes = graph.nodes
-    assert nodes is not None
-    return nodes.ne[source] if source >= 0 else graph.leafs[-1 - source].ne
 
 
 def ubatch_of(tokens: int, past: int, threads: int, cells: int) -> Ubatch:

@@ -160,7 +160,7 @@ def test_fused_kernels_move_nothing_between_their_nodes():
     leafs = ["inp_embd", "blk.0.attn_norm.weight", "blk.0.attn_q.weight"]
     names = ["norm-0", "attn_norm-0", "Qcur-0"]
     graph = graph_of(leafs, names, [[-1], [0, -2], [-3, 1]])
-    graph.leafs[2] = Leaf(name=leafs[2], type="q4_K", ne=[4, 2], bytes=9)
+    graph.leafs[2] = Leaf(name=leafs[2], type="q4_K", ne=[256, 2], bytes=288)
     assert graph.nodes is not None
     graph.nodes.op = ["RMS_NORM", "MUL", "MUL_MAT"]
     graph.nodes.ne[2], graph.nodes.bytes[2] = [2], 8
@@ -168,9 +168,9 @@ def test_fused_kernels_move_nothing_between_their_nodes():
     assert kernels.label == ["RMS_NORM+MUL", "MUL_MAT q4_K"]
     assert kernels.block == ["norm", "attention"]
     assert kernels.layer.tolist() == [0, 0]
-    assert kernels.flops.tolist() == [4, 16]
+    assert kernels.flops.tolist() == [4, 2 * 256 * 2]
     # input, weight and result; then weight, input and result
-    assert kernels.bytes.tolist() == [16 + 16 + 16, 9 + 16 + 8]
+    assert kernels.bytes.tolist() == [16 + 16 + 16, 288 + 16 + 8]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.graph.timeline import plan_timeline
-from llamacpp_instr.schema import Graph, Nodes, Plan
+from llamacpp_instr.schema import Graph, Plan
 
 Int64 = NDArray[np.int64]
 SEPARATOR = b",\n"
@@ -34,12 +35,12 @@ class KernelText:
         stream = b'"pid":%d,"tid":%d' % (DEVICE, ctx)
         times = b',"ts":%d.%03d,"dur":%d.%03d'
         for i, (first, op) in enumerate(zip(plan.node, timeline.ops, strict=True)):
-            sources = [_type_and_shape(graph, nodes, source) for source in nodes.src[first]]
+            sources = [tensor(graph, source) for source in nodes.src[first]]
             # PyTorch's shapes begin with the slowest dimension
-            dims = [list(reversed(ne)) for _, ne in sources]
+            dims = [list(reversed(of.ne)) for of in sources]
             args: dict[str, Any] = {
                 "Input Dims": dims,
-                "Input type": [type_ for type_, _ in sources],
+                "Input type": [of.type for of in sources],
                 "node": nodes.name[first],
                 "layer": op.layer,
                 "block": op.block,
@@ -68,13 +69,6 @@ class KernelText:
         times = np.stack(np.divmod(np.column_stack((begin, dur)), 1000), axis=2).reshape(-1, 4)
         numbers = np.hstack((times, ids, times[:, :2], ids, ids, times, ids, ids))
         return self._text % tuple(numbers.ravel().tolist())
-
-
-def _type_and_shape(graph: Graph, nodes: Nodes, source: int) -> tuple[str, list[int]]:
-    if source >= 0:
-        return nodes.type[source], nodes.ne[source]
-    leaf = graph.leafs[-1 - source]
-    return leaf.type, leaf.ne
 
 
 def _text(value: Any) -> bytes:
