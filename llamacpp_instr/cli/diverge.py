@@ -61,12 +61,13 @@ def diverge(
     """Find where two models part, op by op, and why.
 
     Runs both models on the same tokens. Reports the error of every tensor of B against A: along the
-    layers, the first op beyond --bound, the ops that add the most error, outlier channels, and the
-    positions that suffer. JSON, HTML and CSV have every tensor.
+    layers, the first op beyond --bound, the ops that add the most error because they read a weight
+    that differs, outlier channels, and the positions that suffer. JSON, HTML and CSV have every
+    tensor.
 
-    With --why it also exchanges weights of A with those of B, by groups and then one by one, and
-    measures the KL divergence of each: about two passes over the tokens for each layer and more for
-    its weights.
+    --why lists the weights instead of the ops: it exchanges weights of A with those of B, by groups
+    and then one by one, and measures the KL divergence of each. This takes about two passes over
+    the tokens for each layer, and more for its weights.
 
     A and B are GGUF files with the same architecture and vocabulary, or demo for the demo model.
     """

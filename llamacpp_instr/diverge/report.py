@@ -39,18 +39,17 @@ def first_beyond(errors: Sequence[TensorError], bound: float) -> TensorError | N
 def divergence_reports(
     found: Divergences, a: Path, b: Path, bound: float, every_row: bool
 ) -> list[Report]:
-    """By layer; the ops that add the most error; outlier channels; positions; the shares, if they
-    were measured; and last, with `every_row`, all tensors. Without it, long tables have their worst
-    rows only."""
+    """By layer; the causes; outlier channels; positions; and last, with `every_row`, all tensors.
+    Without it, long tables have their worst rows only."""
     most = None if every_row else MOST
     reports = [
         _by_layer(found, a, b, bound),
-        _worst(found.errors, most),
+        _worst(found, most)
+        if found.shares is None
+        else _shares(found.shares, None if every_row else MOST_SHARES),
         _channels(found.errors, most),
         _positions(found, most),
     ]
-    if found.shares is not None:
-        reports.append(_shares(found.shares, None if every_row else MOST_SHARES))
     return [*reports, all_tensors(found.errors)] if every_row else reports
 
 
@@ -187,9 +186,11 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
     return report
 
 
-def _worst(errors: Sequence[TensorError], most: int | None) -> Report:
+def _worst(found: Divergences, most: int | None) -> Report:
+    """The ops that read a weight that differs: all others only pass errors on, or amplify them."""
+    errors, differ = found.errors, set(found.differ)
     added = _added(errors)
-    order = [i for i, of in enumerate(added) if of]
+    order = [i for i, e in enumerate(errors) if differ.intersection(e.weights)]
     order.sort(key=lambda i: -(added[i] or 0.0))
     columns = [
         Column("tensor"),
@@ -207,8 +208,9 @@ def _worst(errors: Sequence[TensorError], most: int | None) -> Report:
     ]  # fmt: skip
     report = Report("Ops that add the most error", columns, rows)
     report.notes.append(
-        "added: the error that is not that of the op's sources; with it, their squares give the"
-        " square of the relative error."
+        "Of the ops that read a weight that differs. added: the error that is not that of the op's"
+        " sources; with it, their squares give the square of the relative error. --why measures"
+        " what each weight costs."
     )
     return report
 

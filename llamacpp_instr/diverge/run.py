@@ -60,6 +60,8 @@ class Divergences:
     """their texts"""
     positions: list[int]
     """in their chunks"""
+    differ: list[str]
+    """the weights that are not the same in both"""
     notes: list[str] = field(default_factory=list)
     shares: Shares | None = None
     most_bytes: int = 0
@@ -137,10 +139,10 @@ def compare_models(
     with opened_pair(a, b, text, options) as pair:
         most = pair.compare(on_progress)
         comparison, shares, texts = pair.comparison, None, pair.texts()
+        differ = that_differ(a, b, [weight.name for weight in comparison.weights])
         if why:
-            names = that_differ(a, b, [weight.name for weight in comparison.weights])
             with pair.mixer() as mixer:
-                shares = measure_shares(mixer.kl_of, names, on_exchange)
+                shares = measure_shares(mixer.kl_of, differ, on_exchange)
     if len(texts) < options.tokens:
         notes.append(f"The text has only {len(texts):,} tokens.")
     for name, only in zip("AB", comparison.not_shared, strict=True):
@@ -151,6 +153,7 @@ def compare_models(
         np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan),
         texts,
         [i for chunk in pair.chunks for i in range(len(chunk))],
+        differ,
         notes,
         shares,
         most,

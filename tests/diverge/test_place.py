@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacpp_instr.diverge.report import first_beyond
+from llamacpp_instr.diverge.report import divergence_reports, first_beyond
 from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models
 from llamacpp_instr.model.file import ModelFile, load_model_file, role_of
 from tests.kit.native_kit import random_models
+from tests.kit.reports import rows
 
 pytestmark = pytest.mark.native
 
@@ -26,14 +27,14 @@ def compared(a: ModelFile, b: ModelFile, **options: int) -> Divergences:
     return compare_models(a, b, None, chosen, False, lambda *_: None, lambda *_: None)
 
 
-def damaged(model: ModelFile, name: str, to: Path) -> ModelFile:
-    """A copy in which the values of one weight are another half larger, and none is zero."""
+def damaged(model: ModelFile, to: Path, *names: str) -> ModelFile:
+    """A copy in which the values of these weights are another half larger, and none is zero."""
     shutil.copyfile(model.path, to)
-    weight = model.by_name[name]
-    dtype = {"F32": np.float32, "F16": np.float16}[weight.type.name]
-    values = np.memmap(to, dtype, "r+", weight.offset, (weight.n_elements,))
-    values[:] = values * dtype(1.5) + dtype(0.01)
-    values.flush()
+    for weight in (model.by_name[name] for name in names):
+        dtype = {"F32": np.float32, "F16": np.float16}[weight.type.name]
+        values = np.memmap(to, dtype, "r+", weight.offset, (weight.n_elements,))
+        values[:] = values * dtype(1.5) + dtype(0.01)
+        values.flush()
     return load_model_file(to)
 
 
@@ -53,10 +54,23 @@ def test_a_damaged_weight_is_named_first(name: str, tmp_path: Path) -> None:
     model = load_model_file(random_models() / f"{name}.gguf")
     chosen = places(model)
     for weight in chosen:
-        found = compared(model, damaged(model, weight, tmp_path / "b.gguf"))
+        found = compared(model, damaged(model, tmp_path / "b.gguf", weight))
         first = first_beyond(found.errors, 0.01)
         assert first is not None, weight
         assert weight in first.weights
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_list_of_causes_names_the_damaged_weights_only(name: str, tmp_path: Path) -> None:
+    """Ops that read nothing that differs are not named, however much they amplify."""
+    model = load_model_file(random_models() / f"{name}.gguf")
+    chosen = set(places(model))
+    b = damaged(model, tmp_path / "b.gguf", *chosen)
+    reports = divergence_reports(compared(model, b), model.path, b.path, 0.01, every_row=True)
+    (causes,) = (rows(of) for of in reports if of.title == "Ops that add the most error")
+    assert {name for row in causes for name in row["reads"].split(", ")} == chosen
+    added = [row["added"] for row in causes]
+    assert added == sorted(added, reverse=True)
 
 
 def test_a_model_does_not_differ_from_itself() -> None:
