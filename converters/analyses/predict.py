@@ -129,5 +129,5 @@ def _notes(cases: Sequence[Case], probe: Probe) -> list[str]:
     if unknown:
         notes.append(f"Not measured, so predicted from others: {', '.join(unknown)}.")
     if not any(case.watts for case in cases):
-        notes.append("Energy is left out: the system that was measured does not report it (RAPL).")
+        notes.append("Energy is left out: `instr probe` found no counter (RAPL) that it may read.")
     return notes

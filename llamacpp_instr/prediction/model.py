@@ -59,9 +59,12 @@ def kernel_model(probe: Probe, threads: int) -> KernelModel:
     (`with_threads`). Raises UsageError if it has no costs, or those of another architecture."""
     model = probe.kernel_model
     if model is None:
+        why = "it was measured without scipy"
+        if probe.probe == 1:
+            why = "an older `instr probe` wrote it"
         raise UsageError(
-            "the machine file has no costs of kernels, because an older `instr probe` wrote it; "
-            "measure the machine again"
+            f"the machine file has no costs of kernels, because {why}; run `instr probe` again"
+            ' after pip install "llamacpp-instr[predict]"'
         )
     here = platform.machine()
     if model.architecture != here:

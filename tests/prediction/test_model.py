@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -148,9 +149,17 @@ def test_a_file_of_another_architecture_is_refused() -> None:
         kernel_model(machine, 1)
 
 
-def test_a_file_of_the_first_version_has_to_be_measured_again() -> None:
-    with pytest.raises(UsageError, match="measure the machine again"):
-        kernel_model(replace(made_machine(), kernel_model=None), 1)
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [(1, "because an older `instr probe` wrote it"), (2, "because it was measured without scipy")],
+)
+def test_a_file_without_costs_says_why_and_what_to_install(
+    version: Literal[1, 2], why: str
+) -> None:
+    """The first version of the file has none; later, they are missing without the extra."""
+    with pytest.raises(UsageError, match=why) as error:
+        kernel_model(replace(made_machine(), kernel_model=None, probe=version), 1)
+    assert 'after pip install "llamacpp-instr[predict]"' in str(error.value)
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
