@@ -40,6 +40,11 @@ def probe_reports(probe: Probe) -> list[Report]:
 
 def busy_note(probe: Probe) -> str | None:
     """A sentence if the machine was busy when it was measured."""
+    if probe.left_out:
+        return (
+            f"{probe.left_out} figures were left out: more threads, or less memory, were less than"
+            " half as fast. Run `instr probe` again while no other process computes."
+        )
     if probe.load <= BUSY * probe.cores:
         return None
     return (

@@ -21,9 +21,10 @@ def probe(output: str | None, force: bool) -> None:
 
     Measures how fast threads copy memory, by the amount that they copy, how fast ggml multiplies
     weights of each type, and what an op costs that computes nothing. Then it records small random
-    models, and fits what each kernel costs. It takes about a minute, and another one for each
-    number of threads, and should run on an idle machine. `instr roofline` compares logs of this
-    machine with the result, and `instr predict` predicts models.
+    models, and fits what each kernel costs. All this is done with 1, 2, 4 and more threads, up to
+    as many as `instr run` uses, and takes minutes. Run it while no other process computes: it
+    measures implausible figures again, and leaves them out if they remain so. `instr roofline`
+    compares logs of this machine with the result, and `instr predict` predicts models.
     """
     from converters.analyses.probe import probe_reports
     from converters.report.report import render_text

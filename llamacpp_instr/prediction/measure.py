@@ -18,8 +18,8 @@ from llamacpp_instr.progress import OnProgress
 def measure_kernels(
     threads: Sequence[int], on_progress: OnProgress, subjects: Sequence[Subject] = SUBJECTS
 ) -> KernelModel:
-    """The costs for these numbers of threads, in about a minute for each; `on_progress` gets the
-    recordings done and in total. Needs scipy. Must not be called while a session is recorded."""
+    """The costs for these numbers of threads; `on_progress` gets the recordings done and in total.
+    Needs scipy. Must not be called while a session is recorded."""
     found: dict[str, list[Sample]] = defaultdict(list)
     joules: dict[int, float] = defaultdict(float)
     seconds: dict[int, float] = defaultdict(float)

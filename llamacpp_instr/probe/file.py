@@ -60,6 +60,8 @@ class Probe(Struct, forbid_unknown_fields=True):
     barriers: Annotated[list[Barrier], Meta(max_length=1000)]
     kernel_model: KernelModel | None = None
     """for `instr predict`"""
+    left_out: Annotated[int, Meta(ge=0)] = 0
+    """figures that were implausible, however often they were measured"""
 
     def bandwidth_of(self, threads: int, working_set: float) -> Bandwidth:
         """The one measured with as many threads, or the next fewer, on the smallest amount of

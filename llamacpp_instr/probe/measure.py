@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain
+from math import inf
 from pathlib import Path
 
 from llamacpp_instr.llama.native import load
@@ -30,10 +32,13 @@ FLOPS_AT_ONCE = 2e8
 EMPTY_OPS = 500
 SECONDS = 0.3
 """for each figure"""
+TRIES = 4
+SLOWER = 2
+"""times as slow as fewer threads, or as more memory, is implausible"""
 
 
 def measure(on_progress: OnProgress) -> Probe:
-    """Measures everything, in about a minute; `on_progress` gets figures done and in total."""
+    """Measures everything but what is implausible; `on_progress` gets figures done and in total."""
     (load_average, _, _) = os.getloadavg()
     ggml = Ggml()
     counts = thread_counts()
@@ -50,18 +55,38 @@ def measure(on_progress: OnProgress) -> Probe:
         kernels=[],
         barriers=[],
     )
-    done = 0
-    for part in (bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts)):
-        for figure in part:
-            if isinstance(figure, Bandwidth):
-                probe.bandwidth.append(figure)
-            elif isinstance(figure, Kernel):
-                probe.kernels.append(figure)
-            else:
-                probe.barriers.append(figure)
-            done += 1
-            on_progress(done, total)
+    parts = chain(bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts))
+    for done, figure in enumerate(parts, 1):
+        if isinstance(figure, Bandwidth):
+            probe.bandwidth.append(figure)
+        elif isinstance(figure, Kernel):
+            probe.kernels.append(figure)
+        else:
+            probe.barriers.append(figure)
+        on_progress(done, total)
+    probe.bandwidth = [of for of in probe.bandwidth if _is_plausible(of, probe.bandwidth)]
+    probe.left_out = total - sum(map(len, (probe.bandwidth, probe.kernels, probe.barriers)))
+    on_progress(total, total)
     return probe
+
+
+def _is_plausible(of: Bandwidth, all_: Sequence[Bandwidth]) -> bool:
+    """Whether it is not far slower than with more memory."""
+    more = (o for o in all_ if o.threads == of.threads and o.bytes > of.bytes)
+    return all(o.bytes_per_second <= SLOWER * of.bytes_per_second for o in more)
+
+
+def _times(graph: Graph, counts: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """ns for each number of threads, without those that are far slower than fewer threads: a thread
+    that another process keeps from its CPU lets all others wait."""
+    fewer = inf
+    for n in counts:
+        for _ in range(TRIES):
+            ns = fastest_ns(partial(graph.compute, n), SECONDS)
+            if ns <= SLOWER * fewer:
+                yield n, ns
+                fewer = min(fewer, ns)
+                break
 
 
 def thread_counts() -> list[int]:
@@ -79,8 +104,7 @@ def bandwidth(ggml: Ggml, sizes: Sequence[int], counts: Sequence[int]) -> Iterat
             one, other = graph.numbers(ROW, rows), graph.numbers(ROW, rows)
             for _ in range(times):
                 graph.copy(one, other)
-            for n in counts:
-                ns = fastest_ns(partial(graph.compute, n), SECONDS)
+            for n, ns in _times(graph, counts):
                 yield Bandwidth(n, size * MIB, times * size * MIB / ns * 1e9)
 
 
@@ -96,8 +120,7 @@ def _kernels(ggml: Ggml, counts: list[int]) -> Iterator[Kernel]:
                 activations = graph.numbers(WIDTH, tokens)
                 for _ in range(times):
                     graph.product(weight, activations)
-                for n in counts:
-                    ns = fastest_ns(partial(graph.compute, n), SECONDS)
+                for n, ns in _times(graph, counts):
                     yield Kernel(name, tokens, n, times * n_flops / ns * 1e9)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from converters.analyses.probe import busy_note
 from converters.analyses.roofline import roofline
 from converters.exports.tables import load_tables
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.probe import measure
-from llamacpp_instr.probe.file import probe_json, read_probe
+from llamacpp_instr.probe.file import Bandwidth, probe_json, read_probe
 from llamacpp_instr.probe.ggml import Ggml, Graph
 from tests.conftest import Instr
 from tests.kit.made_probe import MIB, probe_of
@@ -97,6 +100,36 @@ def test_the_kernels_that_are_timed_multiply(name: str) -> None:
 
 
 @pytest.mark.native
+@pytest.mark.parametrize(("disturbed", "kept"), [(3, [1, 2]), (99, [1])])
+def test_what_another_process_disturbed_is_measured_again_and_then_left_out(
+    monkeypatch: pytest.MonkeyPatch, disturbed: int, kept: list[int]
+) -> None:
+    """With two threads, so many runs take as long as a process that had to wait for its CPU."""
+    for name, value in (("SIZES", (1,)), ("TYPES_OF_WEIGHTS", ("F16",)), ("TOKENS", (8,))):
+        monkeypatch.setattr(measure, name, value)
+    runs: list[int] = []
+
+    def fastest_ns(run: partial[None], _seconds: float) -> float:
+        runs.extend(run.args)
+        return 60.0 if run.args == (1,) else 40_000.0 if runs.count(2) % 4 < disturbed else 30.0
+
+    monkeypatch.setattr(measure, "fastest_ns", fastest_ns)
+    monkeypatch.setattr(measure, "thread_counts", lambda: [1, 2])
+    probe = measure.measure(lambda *_: None)
+    assert [of.threads for of in probe.kernels] == kept
+    assert [of.threads for of in probe.bandwidth] == kept
+    assert probe.left_out == 2 * (2 - len(kept))
+    note = busy_note(replace(probe, load=0.0))
+    assert (note or "").startswith("2 figures were left out" if probe.left_out else "")
+
+
+def test_a_cache_that_seems_slower_than_the_memory_is_left_out() -> None:
+    slow, memory, fast = Bandwidth(1, MIB, 4e9), Bandwidth(1, 64 * MIB, 1e10), Bandwidth(2, 1, 9e9)
+    entries = [slow, memory, fast, Bandwidth(1, 4 * MIB, 5e9)]
+    assert [measure._is_plausible(of, entries) for of in entries] == [False, True, True, True]
+
+
+@pytest.mark.native
 def test_a_machine_is_measured_and_a_log_compared_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instr: Instr
 ) -> None:
@@ -104,10 +137,11 @@ def test_a_machine_is_measured_and_a_log_compared_with_it(
         monkeypatch.setattr(measure, name, value)
     done: list[tuple[int, int]] = []
     probe = measure.measure(lambda *at: done.append(at))
-    assert done[-1][0] == done[-1][1] == len(done)
     counts = measure.thread_counts()
-    assert [(of.bytes, of.threads) for of in probe.bandwidth] == [(MIB, n) for n in counts]
-    assert len(probe.kernels) == len(counts) * len(measure.TOKENS)
+    assert done[-1] == (len(counts) * (2 + len(measure.TOKENS)),) * 2
+    assert probe.bandwidth[0] == Bandwidth(1, MIB, probe.bandwidth[0].bytes_per_second)
+    found = len(probe.bandwidth) + len(probe.kernels) + len(probe.barriers)
+    assert found + probe.left_out == done[-1][1]
     (tmp_path / "probe.json").write_bytes(probe_json(probe))
 
     log = tmp_path / "a.log"
