@@ -297,21 +297,18 @@ def _memory(session: Session) -> Report:
     figures: Figures = {}
     if len(latest) > 1:
         notes.append("Contexts of one model share its weights.")
-    kv = session.kv
     for ctx in sorted(latest):
-        of_ctx = kv["ctx"] == ctx
-        if of_ctx.any():
-            at = int(np.argmax(np.where(of_ctx, kv["used"], -1)))
-            used, size = int(kv["used"][at]), int(kv["size"][at])
-            figures |= {
-                f"cells used of context {ctx}": (used, "count"),
-                f"cells of context {ctx}": (size, "count"),
-                f"bytes used of context {ctx}": (int(kv["bytes"][at]), "bytes"),
-            }
-            notes.append(
-                f"Context {ctx} used at most {used:,} of {size:,} cells"
-                f" ({shown(int(kv['bytes'][at]), 'bytes')})."
-            )
+        if caches := _fullest(session, ctx):
+            n_bytes = sum(n for n, _, _ in caches.values())
+            figures[f"bytes used of context {ctx}"] = (n_bytes, "bytes")
+            for cache, (_, used, size) in sorted(caches.items()):
+                of = f"context {ctx}" + (f", cache {cache}" if len(caches) > 1 else "")
+                figures |= {
+                    f"cells used of {of}": (used, "count"),
+                    f"cells of {of}": (size, "count"),
+                }
+            cells = " and ".join(f"{used:,} of {size:,} cells" for _, used, size in caches.values())
+            notes.append(f"Context {ctx} used at most {cells} ({shown(n_bytes, 'bytes')}).")
     if rss := max((memory.rss for memory in session.memory), default=0):
         figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
@@ -323,6 +320,19 @@ def _memory(session: Session) -> Report:
         Column("compute", "bytes"),
     ]
     return Report("Memory", columns, rows, notes, figures=figures)
+
+
+def _fullest(session: Session, ctx: int) -> dict[int, tuple[int, int, int]]:
+    """Bytes and cells in use, and all cells, of each cache of a context, when most was in use."""
+    now: dict[int, tuple[int, int, int]] = {}
+    most, fullest = -1, now
+    kv = session.kv.rows(session.kv["ctx"] == ctx)
+    columns = (kv[name].tolist() for name in ("cache", "bytes", "used", "size"))
+    for cache, *of in zip(*columns, strict=True):
+        now[cache] = (of[0], of[1], of[2])
+        if (total := sum(n for n, _, _ in now.values())) > most:
+            most, fullest = total, dict(now)
+    return fullest
 
 
 def _recorder(session: Session) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from random import Random
@@ -15,8 +16,10 @@ from converters.analyses.summary import ALL_LAYERS, compute_summary
 from converters.report.report import Column, Report, render_text, shown
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import load_session
+from tests.conftest import Instr, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
+from tests.kit.native_kit import random_models
 from tests.kit.reports import by_title, column, session_of
 from tests.kit.steady_log import write
 from tests.kit.strategies import logs, unclosed_logs
@@ -54,6 +57,31 @@ def test_the_time_adds_up_to_the_steps(events, tmp_path_factory):
             assert sum(column(found["Where the time went"], phase)) == total
             assert sum(column(found["Where the time went"], f"of {phase}")) == pytest.approx(1)
             assert all(ns >= 0 for ns in column(found["Where the time went"], phase))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense", "falcon-h1-dense"])
+def test_what_a_context_uses_is_the_sum_over_its_caches(instr: Instr, tmp_path: Path, name: str):
+    """Against the caches' own tensors. With a sliding window, layers are in caches of two sizes;
+    with a recurrent state, there is one of it too."""
+    model = random_models() / f"{name}.gguf"
+    done = instr("run", model, "-p", "a" * 400, "-n", 90, "--ctx", 2048, "--log", "a.log")
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / "a.log"
+    leafs = {f["name"]: f for graph in read_events(log, "graph") for f in graph["leafs"]}
+    wanted = 0.0
+    for kv in {kv.get("cache", 0): kv for kv in read_events(log, "kv")}.values():
+        recurrent = kv.get("kind") == "recurrent"
+        own = [
+            of["bytes"]
+            for leaf, of in leafs.items()
+            if re.match("cache_[rs]_l" if recurrent else "cache_[kv]_l", leaf)
+            and (recurrent or of["ne"][1] == kv["size"])
+        ]
+        wanted += sum(own) / kv["size"] * kv["used"]
+    memory = by_title(compute_summary(load_session(log)))["Memory"]
+    assert memory.figures["bytes used of context 0"] == (wanted, "bytes")
+    assert shown(wanted, "bytes") in notes({"Memory": memory})
 
 
 def test_speed_is_tokens_by_the_steps_own_time(tmp_path):

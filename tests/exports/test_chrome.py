@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from converters.exports.chrome import write_chrome
 from llamacpp_instr import schema as s
@@ -112,6 +113,19 @@ def test_any_log_gives_its_own_numbers(
     assert_says(found, truth([json.loads(line) for line in data.splitlines()]))
     nested([e for e in found if e.get("cat") not in ("step", "token", "model", "phase")])
     assert all(event.get("tid") != 0 and event["pid"] > 0 for event in found)
+
+
+def test_each_cache_of_a_context_has_a_counter(tmp_path: Path) -> None:
+    """Models with a sliding window have two, with cells of their own."""
+    made = make_log(Random(2).randint, n_contexts=1)
+    first = [event for event in made if isinstance(event, s.Kv)]
+    events: list[s.Event] = []
+    for event in made:
+        events += [event, replace(event, cache=1, used=9)] if event in first else [event]
+    found = convert(tmp_path / "two.log", encode(events))
+    for name, used in (("KV cells", [of.used for of in first]), ("KV cells of cache 1", None)):
+        values = [e["args"]["value"] for e in found if e["name"] == name]
+        assert values == (used or [9] * len(first))
 
 
 @given(events=unclosed_logs())

@@ -250,8 +250,9 @@ class _Writer:
 
     def _kv(self, kv: Kv) -> None:
         if self._selection.has_step(kv.step) and (self._whole or kv.step >= 0):
-            self._counter(kv.ctx, "KV cells", kv.t, kv.used)
-            self._counter(kv.ctx, "KV bytes", kv.t, kv.bytes)
+            of = f" of cache {kv.cache}" if kv.cache else ""
+            self._counter(kv.ctx, f"KV cells{of}", kv.t, kv.used)
+            self._counter(kv.ctx, f"KV bytes{of}", kv.t, kv.bytes)
 
     def _message(self, message: Message) -> None:
         if self._whole:
