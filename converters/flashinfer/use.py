@@ -96,4 +96,4 @@ def type_tags(kind: str, type_: str) -> frozenset[str]:
     if type_ == "f32":
         return frozenset()
     floats = type_ in ("f16", "bf16")
-    return frozenset({f"{kind if floats else 'quantization'}:{type_}"})
+    return frozenset({f"{kind if floats else 'quantization'}:{type_.lower()}"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.model.types import type_named
 from llamacpp_instr.schema import Graph
 
 
@@ -32,5 +32,5 @@ def tensor(graph: Graph, number: int) -> Tensor:
 
 def _bytes(type_: str, ne: list[int], span: int) -> int:
     """Elements may also overlap, and then the span is what there is."""
-    known = BY_NAME.get(type_.upper())
+    known = type_named(type_)
     return span if known is None else min(span, prod(ne) * known.block_bytes // known.block)

@@ -86,6 +86,12 @@ ggml crashes"""
 
 BY_NAME: dict[str, GgmlType] = {type_.name: type_ for type_ in TYPES.values()}
 
+
+def type_named(name: str) -> GgmlType | None:
+    """The type of a name as ggml and logs have it, such as `q4_K` and `q8_0`; None if unknown."""
+    return BY_NAME.get(name.upper())
+
+
 FILE_TYPES: dict[int, str] = {
     0: "F32",
     1: "F16",

@@ -26,7 +26,7 @@ import numpy as np
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.ggml import POINTER, declare
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.types import type_named
 from llamacpp_instr.probe.ggml import F32, Ggml, Graph, fastest_ns
 from llamacpp_instr.probe.measure import cpu_name
 from llamacpp_instr.probe.shapes import AttentionShape, KernelShape, PartTimes, ScaledNormShape
@@ -186,7 +186,7 @@ def _soft_max_loop_ns(ggml: Ggml, n: int) -> float:
 
 
 def _type(name: str) -> int:
-    numbers = {type_.name.lower(): number for number, type_ in TYPES.items()}
-    if name.lower() not in numbers or name.lower() == "bf16":
+    type_ = type_named(name)
+    if type_ is None or type_.name == "BF16":
         raise UsageError(f"a cache of {name} cannot be timed in parts; record with f16")
-    return numbers[name.lower()]
+    return type_.number

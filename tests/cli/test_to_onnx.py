@@ -16,6 +16,7 @@ from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
 from tests.kit.in_process import instr_here, printed, refusal, told
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import Row
 
 pytestmark = pytest.mark.native
@@ -137,3 +138,9 @@ def test_the_ops_of_a_model_are_those_of_its_recording() -> None:
         )
 
     assert counted(model) == counted(log)
+
+
+def test_a_model_of_k_quants_is_exported(tmp_path: Path) -> None:
+    out = tmp_path / "graph.onnx"
+    printed("to-onnx", quantized_demo("Q4_K_M"), "-o", out)
+    onnx.checker.check_model(str(out), full_check=True)

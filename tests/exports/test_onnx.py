@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 
 from converters.exports.onnx.builder import CUSTOM
 from converters.exports.onnx.export import export_graph
+from llamacpp_instr.llama.ggml import declare
+from llamacpp_instr.model.types import TYPES
+from tests.graph.test_copies import graph_of
 from tests.kit.native_kit import random_models
 from tests.kit.onnx_kit import Computed, compute, nmse, run_onnx, with_weights
+from tests.kit.tiny_models import write_gemma3
 
 pytestmark = pytest.mark.native
 
@@ -38,6 +43,27 @@ def test_every_node_of_every_architecture(part: int, tmp_path: Path) -> None:
         model = random_models() / f"{architecture}.gguf"
         for computed in compute(model, tmp_path / f"{architecture}.log"):
             check(architecture, model, computed)
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+def test_a_model_in_the_shape_of_a_small_gemma(tmp_path: Path, flash_attn: str) -> None:
+    """One head of keys and values, and heads longer than the embedding divided by their number."""
+    model = write_gemma3(tmp_path / "gemma.gguf")
+    for computed in compute(model, tmp_path / "gemma.log", 40, flash_attn):
+        check("gemma", model, computed)
+
+
+@pytest.mark.parametrize("number", TYPES)
+def test_a_weight_of_any_type_that_ggml_has(number: int) -> None:
+    """By the name that ggml writes into a log: `q4_K`, but `q8_0`."""
+    ggml = declare({"ggml_type_name": (ctypes.c_char_p, [ctypes.c_int])})
+    graph = graph_of(["weight", "input"], ["node_0"], [[-1, -2]])
+    graph.leafs[0].type = ggml.ggml_type_name(number).decode()
+    graph.leafs[0].ne, graph.leafs[0].tensor, graph.leafs[1].ne = [256, 8], 0, [256]
+    assert graph.nodes is not None
+    graph.nodes.op, graph.nodes.ne, graph.nodes.nb = ["MUL_MAT"], [[8]], [[4]]
+    exported = export_graph(graph)
+    assert (exported.missing, exported.weights) == ({}, {-1: "weight"})
 
 
 def check(architecture: str, model: Path, computed: Computed) -> None:

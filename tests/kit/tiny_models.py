@@ -52,6 +52,23 @@ def _llama_tensors(layers: int = LAYERS) -> list[str]:
     return [*_tensors("token_embd output_norm"), *_in_layers(layer, layers)]
 
 
+def write_gemma3(path: Path, window: int = 16) -> Path:
+    """A decoder in the shape of Gemma 3 with 270 million weights: one head of keys and values,
+    longer than the embedding divided by the heads, norms of queries and keys, and a window that
+    slides in the first layer."""
+    writer = _writer(path, "gemma3")
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(WIDTH)
+    writer.add_value_length(WIDTH)
+    writer.add_sliding_window(window)
+    layer = "attn_norm attn_q_norm attn_k_norm post_attention_norm ffn_norm post_ffw_norm"
+    layer += f" {ATTENTION} ffn_gate ffn_up ffn_down"
+    shapes = {"attn_q": (HEADS * WIDTH, WIDTH), "attn_output": (WIDTH, HEADS * WIDTH)}
+    tensors = [*_tensors("token_embd output_norm"), *_in_layers(_tensors(layer))]
+    return _finish(writer, path, tensors, shapes=shapes)
+
+
 def write_gpt2(path: Path) -> Path:
     """A decoder with learned positions."""
     writer = _writer(path, "gpt2")
@@ -140,10 +157,11 @@ def _finish(
     nan_in: str = "",
     dtypes: Mapping[str, type] | None = None,
     vocabulary: int = VOCABULARY,
+    shapes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Path:
     random = np.random.default_rng(1)
     # of the matrices that are not square; tests change WIDTH
-    shapes = {
+    known = {
         "token_embd": (vocabulary, WIDTH),
         "position_embd": (POSITIONS, WIDTH),
         "token_types": (2, WIDTH),
@@ -152,10 +170,11 @@ def _finish(
         "ffn_gate": (FEED_FORWARD, WIDTH),
         "ffn_up": (FEED_FORWARD, WIDTH),
         "ffn_down": (WIDTH, FEED_FORWARD),
+        **(shapes or {}),
     }
     for name in tensors:
         *_, part, kind = name.split(".")
-        shape: tuple[int, ...] = shapes.get(part, (WIDTH, WIDTH))
+        shape: tuple[int, ...] = known.get(part, (WIDTH, WIDTH))
         if kind == "bias" or part.endswith("norm"):
             shape = shape[:1]
         # weights of a norm are close to one

@@ -145,7 +145,8 @@ def _checked(graph: Graph, b: Builder, node: int) -> str | None:
     except (ArithmeticError, LookupError, ValueError):
         raise UsageError(
             f"node {node} of graph {graph.graph}, {nodes.op[node]} {nodes.name[node]!r}, has"
-            " sources or shapes that ggml does not know"
+            " sources or shapes that this op cannot have, so it cannot be exported; of a log,"
+            " `instr check` says what is wrong"
         ) from None
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.ops import VIEW_OPS
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.types import GgmlType, type_named
 from llamacpp_instr.schema import Graph, Leaf, Nodes
 
 Four = tuple[int, ...]
-_TYPES = {type_.name.lower(): type_ for type_ in TYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,13 @@ class Tensors:
         ne = [*self.ne(tensor), 1, 1, 1, 1]
         return ne[3], ne[2], ne[1], ne[0]
 
+    def _stored(self, tensor: int) -> GgmlType:
+        if (found := type_named(self.type(tensor))) is None:
+            raise UsageError(
+                f"{self.name(tensor)} has the type {self.type(tensor)}, which is unknown"
+            )
+        return found
+
     def is_weight(self, tensor: int) -> bool:
         return tensor < 0 and self.leafs[-1 - tensor].tensor >= 0
 
@@ -59,7 +65,7 @@ class Tensors:
         """Where a tensor's elements lie. What writes to another tensor (CPY, SET_ROWS) lies
         there."""
         base, offset = self._base(tensor)
-        type_ = _TYPES[self.type(base)]
+        type_ = self._stored(base)
         # a block of a quantized type has one stride, and its elements follow each other
         first, *others = self._bytes(tensor)
         steps = [n // type_.block_bytes * type_.block for n in reversed(others)]
@@ -100,7 +106,7 @@ class Tensors:
         if tensor >= 0 and self.nodes.nb is not None:
             nb = list(self.nodes.nb[tensor])
         else:
-            type_, ne = _TYPES[self.type(tensor)], self.ne(tensor)
+            type_, ne = self._stored(tensor), self.ne(tensor)
             nb = [type_.block_bytes, type_.row_bytes(ne[0])]
             for n in ne[1:]:
                 nb.append(nb[-1] * n)
