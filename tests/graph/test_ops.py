@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from typing import Any
 
 import pytest
 
+from llamacpp_instr.debugger.ggml import ggml, tensor_at
 from llamacpp_instr.graph.kernels import plan_kernels
 from llamacpp_instr.graph.ops import (
     block_of,
@@ -16,6 +19,8 @@ from llamacpp_instr.graph.ops import (
     op_params,
     role_of,
 )
+from llamacpp_instr.llama.ggml import POINTER, declare
+from llamacpp_instr.probe.ggml import Ggml, Graph
 from llamacpp_instr.schema import Leaf, Plan
 from tests.graph.test_copies import graph_of
 
@@ -128,8 +133,58 @@ def test_flops_by_hand():
     # 6 heads, 2 queries, 10 keys, keys of 8, values of 4
     shapes = [[8, 2, 6], [8, 10, 3], [4, 10, 3], [10, 2]]
     assert flops("FLASH_ATTN_EXT", [4, 6, 2], shapes) == 2 * 6 * 2 * 10 * (8 + 4)
-    assert flops("ADD", [4, 5], [[4, 5], [4]]) == 20
-    assert flops("GET_ROWS", [4, 5], [[4, 100], [5]]) == 0
+    # of three streams
+    shapes = [[8, 2, 6, 3], [8, 10, 3, 3], [4, 10, 3, 3], [10, 2]]
+    assert flops("FLASH_ATTN_EXT", [4, 6, 2, 3], shapes) == 3 * 2 * 6 * 2 * 10 * (8 + 4)
+    # 7 columns times 5 rows, over 3 rows of both
+    assert flops("OUT_PROD", [7, 5], [[7, 3], [5, 3]]) == 2 * 7 * 5 * 3
+    # 6 channels, 9 tokens, 2 sequences, each result from 4 positions
+    assert flops("SSM_CONV", [6, 9, 2], [[12, 6, 2], [4, 6]]) == 6 * 9 * 2 * (4 + 4)
+    for op in ("ADD", "ADD1", "ADD_ID", "ACC", "SUB", "MUL", "DIV", "SCALE", "SQR"):
+        assert flops(op, [4, 5], [[4, 5], [4]]) == 20
+    for op in ("GET_ROWS", "SET_ROWS", "CPY", "CONT", "VIEW", "SOFT_MAX", "ROPE"):
+        assert flops(op, [4, 5], [[4, 100], [5]]) == 0
+
+
+PARAMETERS = {
+    # function, what it gets beside a tensor of [256, 4]: what ggml must have stored
+    ("ggml_norm", 1e-5): ("NORM", {"eps": 1e-5}),
+    ("ggml_rms_norm", 1e-6): ("RMS_NORM", {"eps": 1e-6}),
+    ("ggml_l2_norm", 1e-4): ("L2_NORM", {"eps": 1e-4}),
+    ("ggml_group_norm", 2, 1e-3): ("GROUP_NORM", {"n_groups": 2, "eps": 1e-3}),
+    ("ggml_scale", 3.0): ("SCALE", {"scale": 3.0, "bias": 0.0}),
+    ("ggml_scale_bias", 3.0, 0.5): ("SCALE", {"scale": 3.0, "bias": 0.5}),
+    ("ggml_clamp", -2.0, 7.0): ("CLAMP", {"min": -2.0, "max": 7.0}),
+    ("ggml_leaky_relu", 0.25, False): ("LEAKY_RELU", {"negative_slope": 0.25}),
+    ("ggml_argsort", 1): ("ARGSORT", {"order": "DESC"}),
+    ("ggml_argsort", 0): ("ARGSORT", {"order": "ASC"}),
+    ("ggml_soft_max_ext", None, 0.5, 0.0): ("SOFT_MAX", {"scale": 0.5, "max_bias": 0.0}),
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("call", PARAMETERS, ids=str)
+def test_parameters_are_those_that_ggml_stores(call: tuple[Any, ...]) -> None:
+    op, wanted = PARAMETERS[call]
+    kinds: dict[type, Any] = {
+        float: ctypes.c_float, int: ctypes.c_int, bool: ctypes.c_bool, type(None): POINTER,
+    }  # fmt: skip
+    function, *arguments = call
+    types = [POINTER, POINTER, *(kinds[type(argument)] for argument in arguments)]
+    with Graph(Ggml(), 1 << 16) as graph:
+        declare({function: (POINTER, types)})
+        node = tensor_at(graph.node(function, graph.numbers(256, 4), *arguments))
+        assert ggml().ggml_op_name(node.op).decode() == op
+        assert op_params(op, list(node.op_params)) == pytest.approx(wanted)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("op", ["UNARY", "GLU"])
+def test_kinds_of_functions_are_named_as_ggml_names_them(op: str) -> None:
+    function = f"ggml_{op.lower()}_op_name"
+    name_of = getattr(declare({function: (ctypes.c_char_p, [ctypes.c_int])}), function)
+    for number in range(22 if op == "UNARY" else 7):
+        assert op_params(op, [number])["kind"] == name_of(number).decode()
 
 
 def test_bytes_by_hand():

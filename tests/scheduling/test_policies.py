@@ -12,6 +12,7 @@ from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.policies import schedule_list, schedule_program, upward_ranks
 from converters.scheduling.schedule import costs_of
+from converters.scheduling.tasks import Tasks
 from llamacpp_instr.errors import UsageError
 from tests.kit.schedule_kit import (
     assert_valid,
@@ -20,6 +21,7 @@ from tests.kit.schedule_kit import (
     machines,
     make_tasks,
     shortest_makespan,
+    sources_of,
 )
 
 
@@ -40,6 +42,58 @@ def test_the_same_input_gives_the_same_valid_schedule_above_the_bounds(tasks, en
 @given(graphs(), machines())
 def test_in_program_order_none_overtakes(tasks, engines) -> None:
     assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), st.integers(1, 4))
+def test_tasks_begin_when_a_simulation_of_the_rule_begins_them(tasks, m) -> None:
+    """On equal engines without hand-over, where it does not matter which engine it is."""
+    rest = longest_to_the_end(tasks)
+    n, sources = len(tasks), [sources_of(tasks, i) for i in range(len(tasks))]
+    end: dict[int, int] = {}
+    begin: dict[int, int] = {}
+    now = 0
+    while len(begin) < n:
+        running = sum(until > now for until in end.values())
+        ready = [
+            i for i in range(n)
+            if i not in begin and all(s in end and end[s] <= now for s in sources[i])
+        ]  # fmt: skip
+        if ready and running < m:
+            first = max(ready, key=lambda i: (rest[i], -i))
+            begin[first], end[first] = now, now + int(tasks.ns[first])
+        else:
+            now = min(until for until in end.values() if until > now)
+    assert schedule_list(tasks, equal_engines(m)).begin.tolist() == [begin[i] for i in range(n)]
+    free, begun, wanted = [0] * m, 0, []
+    for i in range(n):
+        begun = max(min(free), begun, *(wanted[s] + int(tasks.ns[s]) for s in sources[i]), 0)
+        wanted.append(begun)
+        free[free.index(min(free))] = begun + int(tasks.ns[i])
+    assert schedule_program(tasks, equal_engines(m)).begin.tolist() == wanted
+
+
+def longest_to_the_end(tasks: Tasks) -> list[int]:
+    rest = tasks.ns.tolist()
+    for i in reversed(range(len(tasks))):
+        for source in sources_of(tasks, i):
+            rest[source] = max(rest[source], int(tasks.ns[source]) + rest[i])
+    return rest
+
+
+def test_ranks_have_the_mean_over_the_engines_that_can_and_the_mean_hand_over() -> None:
+    tasks = make_tasks([("MUL_MAT", 40, []), ("ADD", 10, [0]), ("ADD", 20, [0]), ("CPY", 8, [1])])
+    kinds = (
+        EngineKind("any", 1, None, {"MUL_MAT": 0.5}),
+        EngineKind("matrix", 2, frozenset({"matrix"}), {"matrix": 2.0}),
+    )
+    engines = Engines(kinds, handover_ns=10)
+    # 80 on one engine and 20 on each of two; two of three readers run elsewhere: 10 * 2 // 3
+    copy, product = 8, (80 + 2 * 20) // 3
+    add = 10 + 6 + copy
+    assert upward_ranks(tasks, engines, costs_of(tasks, engines)).tolist() == [
+        product + 6 + max(add, 20), add, 20, copy,
+    ]  # fmt: skip
 
 
 @settings(max_examples=15, deadline=None)
