@@ -53,6 +53,10 @@ int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_
     return layer;
 }
 
+bool is_norm_of(const ggml_tensor * norm, const ggml_tensor * scaled) {
+    return (norm->op == GGML_OP_RMS_NORM || norm->op == GGML_OP_NORM) && scaled->src[0] == norm;
+}
+
 const char * buffer_name(const ggml_tensor * t) {
     ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
     return buffer ? ggml_backend_buffer_name(buffer) : "";
@@ -227,7 +231,13 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
     graph->uid = uid;
     graph->id  = s.all->next_graph++;
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
-        graph->layers.push_back(layer_of_node(ggml_graph_node(gf, i), built_layers));
+        const ggml_tensor * node  = ggml_graph_node(gf, i);
+        const int           layer = layer_of_node(node, built_layers);
+        // some models build a norm without a layer, and name only the product with its weight
+        if (i > 0 && graph->layers.back() < 0 && is_norm_of(ggml_graph_node(gf, i - 1), node)) {
+            graph->layers.back() = layer;
+        }
+        graph->layers.push_back(layer);
     }
     graph->n_splits      = ggml_backend_sched_get_n_splits(state.ctx->get_sched());
     graph->splits_matter = state.has_device || graph->n_splits > 1;
