@@ -13,8 +13,16 @@ from msgspec.structs import replace
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.fusion import cpu_plan
 from llamacpp_instr.prediction.features import ONE, Features, Other, Product
-from llamacpp_instr.prediction.fit import fit
-from llamacpp_instr.prediction.model import _Costs, kernel_model, predict_kernels
+from llamacpp_instr.prediction.fit import (
+    LEAST_SPREAD,
+    _fit_all,
+    _fit_other,
+    _Measured,
+    _sizes,
+    _split,
+    fit,
+)
+from llamacpp_instr.prediction.model import _Costs, costs_of, kernel_model, predict_kernels
 from llamacpp_instr.prediction.samples import Sample
 from llamacpp_instr.probe.file import Probe, probe_json, read_probe
 from llamacpp_instr.probe.kernel_model import KernelModel, Stream
@@ -135,6 +143,68 @@ def test_steps_of_models_that_deviate_as_a_whole_have_a_spread_of_their_own() ->
     assert 0.05 < overhead.spread < 0.3
     (exact,) = fit([of] * 3, {}).overheads
     assert exact.spread < 0.02
+
+
+def test_the_spread_of_steps_comes_from_fits_that_lack_a_third_of_the_models() -> None:
+    of = made_samples(made_model(threads=(1,)))
+    models = [[replace_times(sample, factor) for sample in of] for factor in (1.0, 1.1, 0.8, 1.3)]
+    flat = [sample for model in models for sample in model]
+    whole = _fit_all(flat, {})
+    errors, kernels = [], []
+    for left in ((0, 3), (1,), (2,)):
+        seen = [s for i, model in enumerate(models) if i not in left for s in model]
+        others = _fit_all(seen, {}, spreads=False)
+        for sample in (s for i in left for s in models[i]):
+            errors.append(
+                abs(np.log(sample.step_ns / costs_of(sample.features, others, 1).total()[0]))
+            )
+            ns, error = costs_of(sample.features, whole, 1).total()
+            kernels.append(error / ns)
+    wanted = ((1.4826 * np.median(errors)) ** 2 - np.median(kernels) ** 2) ** 0.5
+    (overhead,) = fit(models, {}).overheads
+    assert wanted > 0.1
+    assert overhead.spread == pytest.approx(float(wanted), rel=1e-3)
+
+
+def test_what_a_step_costs_beside_its_kernels_is_that_of_decodes() -> None:
+    """A prefill has more to copy; the median is not moved by one slow decode."""
+    samples = made_samples(made_model(threads=(1,)))
+    for i, sample in enumerate(samples):
+        slow = sample.tokens > 1 or not i
+        samples[i] = dataclasses.replace(sample, step_ns=sample.step_ns + 1e6 * slow)
+    (overhead,) = fit([samples], {}).overheads
+    assert overhead.step_ns == pytest.approx(20_000, rel=1e-4)
+
+
+def test_equal_kernels_of_a_compute_count_once_with_their_median() -> None:
+    one, other = Other("ADD", 4.0, 8.0, 0.0), Product("F16", False, False, 1, 4.0, 2.0, 8.0)
+    kernels: list[Product | Other] = [one, other, one, one, other, one]
+    ns = np.array([10.0, 5, 900, 14, 7, 12])
+    sample = Sample(1, 1, 0, Features(kernels, 3.0), ns, 950.0, np.array([950.0]))
+    products, others = _split([sample])
+    assert [(m.product, m.working_set, m.ns) for m in products] == [(other, 3.0, 5.0)]
+    assert others == {"ADD": [(one, 12.0)]}
+
+
+def test_the_spread_of_an_op_comes_from_kernels_that_its_fit_had_not_seen() -> None:
+    """Every fourth takes half as long again; the others follow the costs exactly."""
+    kernels = [Other("ADD", 0.0, 50.0 * n, 0.0) for n in range(1, 25)]
+    times = [(100 + 2 * of.units) * (1 if i % 4 else 1.5) for i, of in enumerate(kernels)]
+    cost = _fit_other("ADD", 1, list(zip(kernels, times, strict=True)))
+    assert cost.spread == pytest.approx(1.4826 * np.log(1.5), rel=0.01)
+    exact = _fit_other("ADD", 1, [(of, 100 + 2 * of.units) for of in kernels])
+    assert (exact.ns, exact.ns_per_unit) == (pytest.approx(100), pytest.approx(2))
+    assert exact.spread == LEAST_SPREAD
+
+
+def test_the_bandwidth_is_fitted_at_sizes_that_lie_apart() -> None:
+    def measured(size: float, tokens: int = 1, experts: bool = False) -> _Measured:
+        return _Measured(Product("F16", False, experts, tokens, 1.0, 1.0, 1.0), size, 1.0)
+
+    sizes = [1.0, 2, 2.5, 5, 6, 13, 30, 61, 200, 500]
+    found = _sizes([measured(7.0, 64), measured(0.1, 1, True), *map(measured, sizes)])
+    assert found.tolist() == [1, 2.5, 6, 13, 30, 61]
+    assert _sizes([measured(7.0, 64)]).tolist() == [7]
 
 
 def replace_times(sample: Sample, factor: float) -> Sample:

@@ -6,6 +6,7 @@ import ctypes
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.probe import measure
-from llamacpp_instr.probe.file import Bandwidth, probe_json, read_probe
+from llamacpp_instr.probe.file import Bandwidth, Kernel, probe_json, read_probe
 from llamacpp_instr.probe.ggml import Ggml, Graph
 from tests.conftest import Instr
 from tests.kit.made_probe import MIB, probe_of
@@ -75,6 +76,68 @@ def test_an_op_reaches_the_lower_roof() -> None:
     assert rows["decode", "ROPE Qcur"]["reached"] == pytest.approx(
         rows["decode", "ROPE Qcur"]["bytes/s"] / 2e10
     )
+
+
+def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Computes of two threads read 7 MB; a prefill has 5 tokens, a decode 1."""
+    drawn: list[Any] = []
+    module = "converters.analyses.roofline.roofline_chart"
+    monkeypatch.setattr(module, lambda *of: drawn.append(of))
+    session = load_session(LOG)
+    roofs = {("prefill", "f16"): 2e11, ("decode", "f16"): 1e11}
+    probe = replace(
+        probe_of(session.start.host.cpu),
+        bandwidth=[
+            Bandwidth(n, size * MIB, rate * n)
+            for size, rate in ((4, 4e10), (16, 1e10), (64, 5e9)) for n in (1, 2, 4)
+        ],
+        kernels=[
+            Kernel("F16", tokens, n, rate * n / 2)
+            for tokens, rate in ((1, 1e11), (4, 2e11), (8, 3e11)) for n in (1, 2, 4)
+        ]
+        + [Kernel("F32", 1, 2, 5e11), Kernel("F32", 1, 4, 9e11)],
+    )  # fmt: skip
+    reports, _ = roofline(session, probe)
+    ops = load_tables(LOG).ops
+    ops = ops[(ops.thread == 0) & ops.weight.notna()]
+    role = ops.weight.astype(str).str.replace(r"^blk\.\d+\.|\.weight$", "", regex=True)
+    ops = ops.assign(title=ops.op.astype(str) + " " + role)
+    seen = 0
+    for report in reports:
+        phase, rows = report.title.rpartition(" ")[2], report.to_json()["rows"]
+        times = [row["time"] for row in rows]
+        assert times == sorted(times, reverse=True)
+        assert [row["share"] for row in rows] == pytest.approx([t / sum(times) for t in times])
+        by_title = {row["op"]: row for row in rows}
+        for title, of in ops[ops.phase == phase].groupby("title"):
+            row, ns, n_bytes = by_title[title], of.dur.sum(), of.bytes.sum()
+            product = str(title).startswith("MUL_MAT")
+            flop_roof = roofs[phase, "f16"] if product else 5e11
+            assert (row["time"], row["bytes/s"]) == (ns, pytest.approx(n_bytes / ns * 1e9))
+            intensity = of.flops.sum() / n_bytes
+            if intensity:
+                assert row["FLOP/byte"] == pytest.approx(intensity)
+                assert row["attainable"] == pytest.approx(min(flop_roof, intensity * 2e10))
+                assert row["reached"] == pytest.approx(row["FLOP/s"] / row["attainable"])
+            else:
+                assert (row["FLOP/byte"], row["attainable"]) == (None, None)
+                assert row["reached"] == pytest.approx(row["bytes/s"] / 2e10)
+            memory = intensity * 2e10 < flop_roof
+            assert row["limit"] == ("memory" if memory else "compute")
+            seen += 1
+    assert seen > 20
+    _, slopes, levels, points = drawn[0]
+    assert slopes == {"memory": 1e10, "caches": 8e10}
+    assert levels == {"fastest kernel": 5e11, "F16, one token": 1e11, "F32, one token": 5e11}
+    slowest = [
+        (f"{report.title.rpartition(' ')[2]}: {row['op']}", row["FLOP/byte"], row["FLOP/s"])
+        for report in reports
+        for row in report.to_json()["rows"][:5]
+        if row["FLOP/s"]
+    ]
+    assert [(point.name, point.x, point.y) for point in points] == slowest
 
 
 def test_the_probe_of_another_machine_is_refused() -> None:
