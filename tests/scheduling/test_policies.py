@@ -44,8 +44,8 @@ def test_in_program_order_none_overtakes(tasks, engines) -> None:
     assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
 
 
-@settings(max_examples=30, deadline=None)
-@given(graphs(), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+@given(graphs(longest=3), st.integers(1, 4))
 def test_tasks_begin_when_a_simulation_of_the_rule_begins_them(tasks, m) -> None:
     """On equal engines without hand-over, where it does not matter which engine it is."""
     rest = longest_to_the_end(tasks)
@@ -71,6 +71,14 @@ def test_tasks_begin_when_a_simulation_of_the_rule_begins_them(tasks, m) -> None
         wanted.append(begun)
         free[free.index(min(free))] = begun + int(tasks.ns[i])
     assert schedule_program(tasks, equal_engines(m)).begin.tolist() == wanted
+
+
+def test_of_tasks_for_different_engines_the_longest_path_goes_first() -> None:
+    """The product could also run on the other engine, where it would keep the chain waiting."""
+    kinds = (EngineKind("any", 1), EngineKind("matrix", 1, frozenset({"matrix"})))
+    tasks = make_tasks([("MUL_MAT", 10, []), ("ADD", 10, []), ("ADD", 10, [1])])
+    made = schedule_list(tasks, Engines(kinds))
+    assert (made.engine.tolist(), made.begin.tolist()) == ([1, 0, 0], [0, 0, 10])
 
 
 def longest_to_the_end(tasks: Tasks) -> list[int]:
