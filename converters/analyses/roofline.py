@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -102,13 +102,8 @@ def _report(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
 
 
 def _ops(session: Session, probe: Probe, phase_of: dict[int, str]) -> dict[tuple[str, str], _Op]:
-    threads = dict(
-        zip(
-            session.computes["compute"].tolist(),
-            session.computes["n_threads"].tolist(),
-            strict=True,
-        )
-    )
+    columns = (session.computes[name].tolist() for name in ("compute", "n_threads"))
+    threads = dict(zip(*columns, strict=True))
     found: dict[tuple[str, str], _Op] = defaultdict(_Op)
     kernels: dict[int, list[tuple[str, str | None, int]]] = {}
     for ops in session.ops:
@@ -121,9 +116,9 @@ def _ops(session: Session, probe: Probe, phase_of: dict[int, str]) -> dict[tuple
         n = max(1, threads[ops.compute])
         byte_roof = probe.bandwidth_of(n, float(work.bytes.sum())).bytes_per_second
         fastest = probe.fastest_kernel(n).flops_per_second
-        columns = (ops.dur.tolist(), work.flops.tolist(), work.bytes.tolist(), work.bound.tolist())
+        amounts = (of.tolist() for of in (ops.dur, work.flops, work.bytes, work.bound))
         seen = set()
-        for (title, type_, tokens), *of in zip(kernels[ops.plan], *columns, strict=True):
+        for (title, type_, tokens), *of in zip(kernels[ops.plan], *amounts, strict=True):
             op = found[phase, title]
             op.ns += of[0]
             op.flops += of[1]
@@ -159,10 +154,6 @@ def _chart(session: Session, probe: Probe, points: list[Point]) -> Chart:
         kernel = probe.kernel_of(type_, 1, threads)
         if kernel is not None:
             roofs[f"{type_}, one token"] = kernel.flops_per_second
-    largest = max(entry.bytes for entry in probe.bandwidth)
-    smallest = min(entry.bytes for entry in probe.bandwidth)
-    slopes = {
-        "memory": probe.bandwidth_of(threads, largest).bytes_per_second,
-        "caches": probe.bandwidth_of(threads, smallest).bytes_per_second,
-    }
+    sizes = {"memory": inf, "caches": 0}
+    slopes = {of: probe.bandwidth_of(threads, n).bytes_per_second for of, n in sizes.items()}
     return roofline_chart("Ops under the roofs", slopes, roofs, points)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import weight_read
+from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
@@ -106,8 +106,7 @@ def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]
             role_of(str(weight)) if weight is not None else str(args["what"])
             for weight, args in zip(weights, told, strict=True)
         ]
-    counts = of.n or [1] * len(of.node)
-    inside = (range(first, first + n) for first, n in zip(of.node, counts, strict=True))
+    inside = kernel_nodes(graph, of)
     return [weight_read(graph, nodes)[key == "type"] or NO_WEIGHT for nodes in inside]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from converters.analyses.devices import device_times
 from converters.report.tree import Node, Tree
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import weight_read
+from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
@@ -106,9 +106,8 @@ def _op_names(session: Session, plan: int) -> list[str]:
     of = session.plans[plan]
     graph = session.graphs[of.graph]
     names = []
-    counts = of.n or [1] * len(of.node)
-    for label, first, n in zip(session.kernels(plan).label, of.node, counts, strict=True):
-        weight, _ = weight_read(graph, range(first, first + n))
+    for label, inside in zip(session.kernels(plan).label, kernel_nodes(graph, of), strict=True):
+        weight, _ = weight_read(graph, inside)
         names.append(label if weight is None else f"{label} {role_of(weight)}")
     return names
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.kernels import Kernels, plan_kernels, weight_read
+from llamacpp_instr.graph.kernels import Kernels, kernel_nodes, plan_kernels, weight_read
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
@@ -171,11 +171,7 @@ def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
     """What the lines of each kernel have in common, and the kernels."""
     nodes, node = plan.graph.event.nodes, plan.event.node
     assert nodes is not None
-    counts = plan.event.n or [1] * len(node)
-    insides = [
-        [node for node in range(first, first + n) if nodes.exec[node]] or [first]
-        for first, n in zip(node, counts, strict=True)
-    ]
+    insides = kernel_nodes(plan.graph.event, plan.event)
     kernels = plan_kernels(plan.graph.event, plan.event)
     weights = [weight_read(plan.graph.event, inside) for inside in insides]
     # named by its result, as in traces and tables

@@ -23,7 +23,7 @@ from converters.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Attention, Ubatch, attentions
 from llamacpp_instr.graph.copies import without_copies
-from llamacpp_instr.graph.kernels import node_backends
+from llamacpp_instr.graph.kernels import kernel_nodes, node_backends
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute
 from llamacpp_instr.progress import OnProgress
@@ -154,8 +154,7 @@ def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
     uses = uses_of(g)
     of_node = {node: number for number, use in enumerate(uses) for node in use.nodes}
     belongs, ops = [], []
-    for first, n in zip(plan.node, plan.n or [1] * len(plan.node), strict=True):
-        nodes = [node for node in range(first, first + n) if g.nodes.exec[node]]
+    for nodes in kernel_nodes(g.graph, plan):
         belongs.append(next((of_node[node] for node in nodes if node in of_node), -1))
         ops.append("+".join(g.nodes.op[node] for node in nodes))
     # a plan may leave out the kernels of devices

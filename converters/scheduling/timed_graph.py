@@ -7,17 +7,15 @@ changes them. Columns are as long as the plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
 from converters.scheduling.tasks import Int64, Kind
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import KernelWork
-from llamacpp_instr.graph.ops import is_cache
+from llamacpp_instr.graph.kernels import KernelWork, kernel_nodes
+from llamacpp_instr.graph.ops import bytes_read, is_cache
 from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.graph.timeline import PlanTimeline, plan_timeline
 from llamacpp_instr.schema import Graph, Nodes, Plan
@@ -68,12 +66,7 @@ class TimedGraph:
     @cached_property
     def inside(self) -> list[list[int]]:
         """The nodes of each kernel that compute something."""
-        counts = self.plan.n or [1] * len(self.plan.node)
-        exec_ = self.nodes.exec
-        return [
-            [node for node in range(first, first + n) if exec_[node]] or [first]
-            for first, n in zip(self.plan.node, counts, strict=True)
-        ]
+        return kernel_nodes(self.graph, self.plan)
 
     @cached_property
     def kernel_of(self) -> dict[int, int]:
@@ -124,14 +117,11 @@ def timed_graph(
         raise UsageError(f"{source}: no {wanted} to schedule; {has}")
     assert graph.nodes is not None
     moved = np.maximum(work.bytes, 0)
-    counts = plan.n or [1] * len(plan.node)
-    load = np.array(
-        [
-            sum(_loaded(graph, graph.nodes, node) for node in range(first, first + n))
-            for first, n in zip(plan.node, counts, strict=True)
-        ],
-        np.int64,
-    )
+    loaded = [
+        sum(_loaded(graph, graph.nodes, node) for node in inside)
+        for inside in kernel_nodes(graph, plan)
+    ]
+    load = np.array(loaded, np.int64)
     # of attention, only the cells that it reads
     load -= np.maximum(kernels.bytes - work.bytes, 0)
     cells = {
@@ -179,21 +169,10 @@ def _loaded(graph: Graph, nodes: Nodes, node: int) -> int:
         return 0
     written = written_cache(nodes, node)
     total = 0
-    sources = nodes.src[node]
-    for k, source in enumerate(sources):
+    read = [tensor(graph, source) for source in nodes.src[node]]
+    shapes = [of.ne for of in read]
+    for k, source in enumerate(nodes.src[node]):
         leaf = leaf_below(nodes, source)
         if leaf < 0 and k != written and is_load(graph, leaf):
-            total += _read(graph, nodes, node, k, [tensor(graph, s).ne for s in sources])
+            total += bytes_read(nodes.op[node], k, shapes, read[k].bytes)
     return total
-
-
-def _read(graph: Graph, nodes: Nodes, node: int, k: int, shapes: Sequence[Sequence[int]]) -> int:
-    """Bytes of source `k` that a node reads, as `ops.bytes_moved` counts them."""
-    op, source = nodes.op[node], nodes.src[node][k]
-    size = tensor(graph, source).bytes
-    if k == 0 and op == "GET_ROWS" and len(shapes) > 1:
-        return min(size, prod(shapes[1]) * (size // max(1, prod(shapes[0][1:]))))
-    if k == 0 and op == "MUL_MAT_ID" and len(shapes) > 2:
-        experts = shapes[0][2] if len(shapes[0]) > 2 else 1
-        return size * min(experts, prod(shapes[2])) // max(1, experts)
-    return size

@@ -11,6 +11,7 @@ import re
 
 from msgspec.structs import replace
 
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.schema import Graph
 
 _COPY = re.compile(r"[^#]+#(.+)#\d+")
@@ -42,9 +43,8 @@ def without_copies(graph: Graph) -> Graph:
             name, leaf = copies.get(source, ("", None))
             of = latest.get(name, leafs.get(name, source))
             if leaf is not None and of != source:
-                there = graph.leafs[-1 - of] if of < 0 else None
-                type_, ne = (there.type, there.ne) if there else (nodes.type[of], nodes.ne[of])
-                of = of if (type_, list(ne)) == (leaf.type, list(leaf.ne)) else source
+                there = tensor(graph, of)
+                of = of if (there.type, list(there.ne)) == (leaf.type, list(leaf.ne)) else source
             read.append(of)
         src.append(read)
         latest[nodes.name[i]] = i

@@ -124,6 +124,16 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     return Kernels(label, block, layer, n_flops, n_bytes, attention)
 
 
+def kernel_nodes(graph: Graph, plan: Plan) -> list[list[int]]:
+    """The nodes of each kernel of `plan` that compute something; the graph must have its nodes."""
+    assert graph.nodes is not None
+    runs = graph.nodes.exec
+    return [
+        [node for node in range(first, first + n) if runs[node]] or [first]
+        for first, n in zip(plan.node, plan.n or [1] * len(plan.node), strict=True)
+    ]
+
+
 def untimed_backends(graph: Graph) -> list[str]:
     """The backends of a graph whose kernels no log times, in order: all but the CPU's."""
     return list(dict.fromkeys(s.backend for s in graph.splits if s.backend != "CPU"))
@@ -153,17 +163,6 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
     shapes, sizes = [of.ne for of in sources], [of.bytes for of in sources]
     op, made = nodes.op[node], tensor(graph, node)
     return flops(op, made.ne, shapes), bytes_moved(op, made.ne, made.bytes, shapes, sizes)
-
-
-def weight_use(graph: Graph, nodes: Iterable[int]) -> tuple[str, str] | None:
-    """Name of the first weight that the nodes read directly, and the op that reads it, or None. The
-    graph must have its nodes."""
-    assert graph.nodes is not None
-    for node in nodes:
-        for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):
-            if leaf.tensor >= 0:
-                return leaf.name, graph.nodes.op[node]
-    return None
 
 
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:

@@ -160,26 +160,29 @@ def bytes_moved(
     src_ne: Sequence[Sequence[int]],
     src_bytes: Sequence[int],
 ) -> int:
-    """Bytes that a node reads and writes at least once each: weights, activations, result.
-
-    GET_ROWS reads only the rows it fetches, SET_ROWS writes only the given rows, and CPY does not
-    read what it overwrites. MUL_MAT_ID reads the experts that are used. A log does not record which
-    ones, so at most one expert per use counts, and never more than exist. Views move nothing.
-    """
+    """Bytes that a node reads and writes at least once each: weights, activations, result. Views
+    move nothing."""
     if op in VIEW_OPS or not src_ne:
         return 0
-    if op == "GET_ROWS" and len(src_ne) >= 2:
-        rows = prod(src_ne[1])
-        return rows * _row_bytes(src_ne[0], src_bytes[0]) + src_bytes[1] + n_bytes
-    if op == "SET_ROWS" and len(src_ne) >= 2:
-        return src_bytes[0] + src_bytes[1] + bytes_written(op, ne, n_bytes, src_ne)
-    if op == "CPY":
-        return src_bytes[0] + n_bytes
-    if op == "MUL_MAT_ID" and len(src_ne) >= 3:
+    read = sum(bytes_read(op, k, src_ne, size) for k, size in enumerate(src_bytes))
+    return read + bytes_written(op, ne, n_bytes, src_ne)
+
+
+def bytes_read(op: str, k: int, src_ne: Sequence[Sequence[int]], n_bytes: int) -> int:
+    """The part of `bytes_moved` that a node reads of its source `k`, which has `n_bytes`.
+
+    GET_ROWS reads only the rows it fetches; SET_ROWS and CPY do not read what they overwrite.
+    MUL_MAT_ID reads the experts that are used. A log does not record which ones, so at most one
+    expert per use counts, and never more than exist.
+    """
+    if (op, k) in (("SET_ROWS", 2), ("CPY", 1)):
+        return 0
+    if op == "GET_ROWS" and k == 0 and len(src_ne) >= 2:
+        return min(n_bytes, prod(src_ne[1]) * _row_bytes(src_ne[0], n_bytes))
+    if op == "MUL_MAT_ID" and k == 0 and len(src_ne) >= 3:
         n_experts = _dim(src_ne[0], 2)
-        used = min(n_experts, prod(src_ne[2]))
-        return src_bytes[0] * used // max(1, n_experts) + sum(src_bytes[1:]) + n_bytes
-    return sum(src_bytes) + n_bytes
+        return n_bytes * min(n_experts, prod(src_ne[2])) // max(1, n_experts)
+    return n_bytes
 
 
 def bytes_written(op: str, ne: Sequence[int], n_bytes: int, src_ne: Sequence[Sequence[int]]) -> int:

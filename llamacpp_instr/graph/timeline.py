@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
-from llamacpp_instr.graph.kernels import Kernels, node_backends, plan_kernels, weight_read
+from llamacpp_instr.graph.kernels import (
+    Kernels,
+    kernel_nodes,
+    node_backends,
+    plan_kernels,
+    weight_read,
+)
 from llamacpp_instr.graph.ops import Block, bytes_written, op_params, role_of
 from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.graph.words import describe
@@ -160,8 +166,8 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     layers = kernels.layer.tolist()
     facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
     n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
-    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
-        inside = [node for node in range(first, first + count) if nodes.exec[node]] or [first]
+    inside_of = kernel_nodes(graph, plan)
+    for i, (first, count, inside) in enumerate(zip(plan.node, counts, inside_of, strict=True)):
         kernel_of.update(dict.fromkeys(range(first, first + count), i))
         name = "+".join(nodes.op[node] for node in inside)
         varies = i in kernels.attention
@@ -207,12 +213,7 @@ def _args(
 ) -> dict[str, Value]:
     graph, nodes = facts.graph, facts.nodes
     first, last = inside[0], inside[-1]
-    weights = [
-        leaf
-        for node in inside
-        for s in nodes.src[node]
-        if s < 0 and (leaf := graph.leafs[-1 - s]).tensor >= 0
-    ]
+    weight, weight_type = weight_read(graph, inside)
     said = [
         describe(nodes.op[node], nodes.name[node], _leafs(facts, node), nodes.layer[node])
         for node in inside
@@ -235,11 +236,12 @@ def _args(
     for i, source in enumerate(sources):
         read = tensor(graph, source)
         args[f"source_{i}"] = f"{read.name} {_shaped(read.type, read.ne)}"
-    if weights:
-        args["weight"] = weights[0].name
-        args["weight_type"] = weights[0].type
+    if weight is not None and weight_type is not None:
+        args["weight"] = weight
+        args["weight_type"] = weight_type
     if n_bytes:
-        written = _written(graph, nodes, last)
+        made, shapes = tensor(graph, last), [tensor(graph, s).ne for s in nodes.src[last]]
+        written = bytes_written(nodes.op[last], made.ne, made.bytes, shapes)
         args["bytes"] = n_bytes
         args["bytes_read"] = max(0, n_bytes - written)
         args["bytes_written"] = written
@@ -252,12 +254,6 @@ def _args(
     if 0 <= nodes.buffer[last] < len(graph.buffers):
         args["buffer"] = graph.buffers[nodes.buffer[last]]
     return args
-
-
-def _written(graph: Graph, nodes: Nodes, node: int) -> int:
-    shapes = [tensor(graph, source).ne for source in nodes.src[node]]
-    made = tensor(graph, node)
-    return bytes_written(nodes.op[node], made.ne, made.bytes, shapes)
 
 
 def _shaped(kind: str, ne: list[int]) -> str:

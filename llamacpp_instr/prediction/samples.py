@@ -42,29 +42,17 @@ def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
     """The computes of a session at `detailed`, those with equal graphs and tokens together. The
     first of each is left out, because it builds the graph. `quantile` of them counts."""
     rows: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-    computes, position = (
-        session.computes,
-        dict(zip(session.steps["step"].tolist(), session.steps["pos"].tolist(), strict=True)),
-    )
-    lasting = dict(
-        zip(
-            session.steps["step"].tolist(),
-            (session.steps["end"] - session.steps["begin"]).tolist(),
-            strict=True,
-        )
-    )
+    computes, table = session.computes, session.steps
+    numbers = table["step"].tolist()
+    position = dict(zip(numbers, table["pos"].tolist(), strict=True))
+    lasting = dict(zip(numbers, (table["end"] - table["begin"]).tolist(), strict=True))
     number = {compute: i for i, compute in enumerate(computes["compute"].tolist())}
     ops = [of for of in session.ops if of.thread == 0 and of.compute in number]
     for i, of in enumerate(ops):
         at = number[of.compute]
         past = position.get(int(computes["step"][at]), 0)
-        key = (
-            of.plan,
-            int(computes["n_threads"][at]),
-            int(computes["n_tokens"][at]),
-            past // TOGETHER,
-        )
-        rows[key].append(i)
+        threads, tokens = int(computes["n_threads"][at]), int(computes["n_tokens"][at])
+        rows[of.plan, threads, tokens, past // TOGETHER].append(i)
     found = []
     for (plan, threads, tokens, _), of_key in rows.items():
         same = of_key[1:] or of_key

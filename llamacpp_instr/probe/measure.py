@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from itertools import chain
 from math import inf
 from pathlib import Path
 
@@ -44,30 +43,27 @@ def measure(on_progress: OnProgress) -> Probe:
     counts = thread_counts()
     sizes = [n for n in SIZES if 4 * n * MIB <= _free_memory()] or [SIZES[0]]
     total = len(counts) * (len(sizes) + len(TYPES_OF_WEIGHTS) * len(TOKENS) + 1)
-    probe = Probe(
+    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    found: list[Bandwidth | Kernel | Barrier] = []
+    for part in (bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts)):
+        for figure in part:
+            found.append(figure)
+            on_progress(len(found), total)
+    copied = [of for of in found if isinstance(of, Bandwidth)]
+    plausible = [of for of in copied if _is_plausible(of, copied)]
+    on_progress(total, total)
+    return Probe(
         probe=2,
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        time=begun,
         cpu=cpu_name(),
         cores=os.cpu_count() or 1,
         load=round(load_average, 2),
         llama_cpp=str(load().info()["llama_cpp"]),
-        bandwidth=[],
-        kernels=[],
-        barriers=[],
+        bandwidth=plausible,
+        kernels=[of for of in found if isinstance(of, Kernel)],
+        barriers=[of for of in found if isinstance(of, Barrier)],
+        left_out=total - len(found) + len(copied) - len(plausible),
     )
-    parts = chain(bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts))
-    for done, figure in enumerate(parts, 1):
-        if isinstance(figure, Bandwidth):
-            probe.bandwidth.append(figure)
-        elif isinstance(figure, Kernel):
-            probe.kernels.append(figure)
-        else:
-            probe.barriers.append(figure)
-        on_progress(done, total)
-    probe.bandwidth = [of for of in probe.bandwidth if _is_plausible(of, probe.bandwidth)]
-    probe.left_out = total - sum(map(len, (probe.bandwidth, probe.kernels, probe.barriers)))
-    on_progress(total, total)
-    return probe
 
 
 def _is_plausible(of: Bandwidth, all_: Sequence[Bandwidth]) -> bool:

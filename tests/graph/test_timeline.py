@@ -10,6 +10,7 @@ import pytest
 from llamacpp_instr.graph.timeline import PlanTimeline, plan_timeline
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.schema import Graph, Nodes, Plan
+from tests.graph.test_copies import graph_of
 
 SESSION = load_session(Path(__file__).parent.parent / "fixtures" / "demo-verbose.log")
 PLANS = list(SESSION.plans.values())
@@ -47,6 +48,9 @@ def test_what_an_op_reads_and_writes_is_in_its_arguments(plan: Plan) -> None:
         assert op.args["bytes_written"] == nodes.bytes[inside[-1]]
         assert op.args["bytes"] == op.bytes == sum(sizes) + nodes.bytes[inside[-1]]
         weights = [graph.leafs[-1 - s] for s in read if s < 0 and graph.leafs[-1 - s].tensor >= 0]
+        if weights and op.name != "ROPE":
+            inside_name = weights[0].name.removeprefix(f"blk.{op.layer}.")
+            assert op.title == f"{op.name} {inside_name.removesuffix('.weight')}"
         assert op.args.get("weight") == (weights[0].name if weights else None)
         assert op.args.get("weight_type") == (weights[0].type if weights else None)
         assert ("fused_with" in op.args) == (len(inside) > 1)
@@ -68,6 +72,16 @@ def test_runs_are_the_layers_and_blocks_one_after_the_other(plan: Plan) -> None:
     assert {run.name for run in timeline.layers} == {
         f"layer {layer}" if layer >= 0 else "no layer" for layer in layers
     }
+
+
+def test_a_block_ends_with_its_layer() -> None:
+    graph = graph_of(["inp"], ["ffn_up-0", "ffn_up-1"], [[-1], [0]])
+    assert graph.nodes is not None
+    graph.nodes.layer[1] = 1
+    timeline = plan_timeline(graph, Plan(t=0, plan=0, graph=0, node=[0, 1]))
+    assert [(run.name, run.first, run.last) for run in timeline.blocks] == [
+        ("feed-forward", 0, 0), ("feed-forward", 1, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"plan {plan.plan}")

@@ -187,7 +187,7 @@ def test_what_another_process_disturbed_is_measured_again_and_then_left_out(
 
 
 def test_a_cache_that_seems_slower_than_the_memory_is_left_out() -> None:
-    slow, memory, fast = Bandwidth(1, MIB, 4e9), Bandwidth(1, 64 * MIB, 1e10), Bandwidth(2, 1, 9e9)
+    slow, memory, fast = Bandwidth(1, MIB, 4e9), Bandwidth(1, 64 * MIB, 1e10), Bandwidth(2, 1, 4e9)
     entries = [slow, memory, fast, Bandwidth(1, 4 * MIB, 5e9)]
     assert [measure._is_plausible(of, entries) for of in entries] == [False, True, True, True]
 

@@ -164,7 +164,8 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
     assert done.returncode == 7
     assert done.stdout == "cba\n['--level', '-x']\n"
     assert done.stderr.splitlines() == [
-        "no log was written: no process of the command loaded a model, or no log could be created"
+        "no log was written: no process of the command loaded a model with a llama_cpp of"
+        " `instr build`, or no log could be created"
     ]
 
 

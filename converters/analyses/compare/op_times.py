@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from converters.analyses.noise import Ratio, compare, compute_medians, disturb, join_blocks
 from converters.analyses.step_times import StepTimes
-from llamacpp_instr.graph.kernels import weight_use
+from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 
 Float64 = NDArray[np.float64]
 
@@ -144,8 +144,9 @@ def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:
     """The use of every kernel of a plan; None for kernels that read no weight."""
     of = times.session.plans[plan]
     graph = times.session.graphs[of.graph]
-    counts = of.n or [1] * len(of.node)
-    found = (
-        weight_use(graph, range(first, first + n)) for first, n in zip(of.node, counts, strict=True)
-    )
-    return [Use(*use) if use else None for use in found]
+    assert graph.nodes is not None
+    op = graph.nodes.op
+    return [
+        next((Use(name, op[i]) for i in inside if (name := weight_read(graph, [i])[0])), None)
+        for inside in kernel_nodes(graph, of)
+    ]

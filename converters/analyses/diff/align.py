@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.graph.kernels import Kernels
+from llamacpp_instr.graph.kernels import Kernels, kernel_nodes
 from llamacpp_instr.graph.ops import Block, blocks_of
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import Graph, Nodes, Plan
@@ -110,10 +110,8 @@ def _kernel_roles(graph: Graph, plan: Plan) -> Iterator[list[Role]]:
     nodes = graph.nodes
     assert nodes is not None
     roles = list(_node_roles(graph, nodes))
-    counts = plan.n or [1] * len(plan.node)
-    for first, count in zip(plan.node, counts, strict=True):
-        inside = range(first, first + count)
-        yield [roles[i] for i in inside if nodes.exec[i]] or [roles[first]]
+    for inside in kernel_nodes(graph, plan):
+        yield [roles[i] for i in inside]
 
 
 def _node_roles(graph: Graph, nodes: Nodes) -> Iterator[Role]:

@@ -10,7 +10,7 @@ import numpy as np
 from converters.analyses.devices import device_times
 from converters.analyses.findings.facts import Facts, Finding
 from converters.report.report import shown
-from llamacpp_instr.graph.kernels import weight_read
+from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 
 WAITING = 0.2
 """share of the time of the steps"""
@@ -176,12 +176,11 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
         if ops.plan not in types:
             plan = facts.session.plans[ops.plan]
             graph = facts.session.graphs[plan.graph]
-            counts = plan.n or [1] * len(plan.node)
             types[ops.plan] = [
-                weight_read(graph, range(first, first + n))[1]
-                if graph.nodes and graph.nodes.op[first].startswith("MUL_MAT")
+                weight_read(graph, inside)[1]
+                if graph.nodes and graph.nodes.op[inside[0]].startswith("MUL_MAT")
                 else None
-                for first, n in zip(plan.node, counts, strict=True)
+                for inside in kernel_nodes(graph, plan)
             ]
         total += int(ops.dur.sum())
         for kind, dur in zip(types[ops.plan], ops.dur.tolist(), strict=True):

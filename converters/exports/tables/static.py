@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from converters.exports.tables.cells import Int64, Words, joined
 from llamacpp_instr.graph import ops as knowledge
-from llamacpp_instr.graph.kernels import node_backends, node_work, weight_read
+from llamacpp_instr.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
 from llamacpp_instr.log.session import Session, Timed
 from llamacpp_instr.schema import Graph, Nodes
 
@@ -51,11 +51,7 @@ class KernelRows:
         graph = session.graphs[plan.graph]
         nodes = _nodes_of(graph)
         n = len(plan.node)
-        counts = plan.n or [1] * n
-        inside = [
-            [node for node in range(first, first + count) if nodes.exec[node]] or [first]
-            for first, count in zip(plan.node, counts, strict=True)
-        ]
+        inside = kernel_nodes(graph, plan)
         result = [of[-1] for of in inside]
         weights = [weight_read(graph, of) for of in inside]
         words: dict[str, Sequence[str | None]] = {
@@ -72,7 +68,7 @@ class KernelRows:
             "plan": np.full(n, number),
             "kernel": np.arange(n),
             "node": np.array(plan.node, np.int64),
-            "n_nodes": np.array(counts, np.int64),
+            "n_nodes": np.array(plan.n or [1] * n, np.int64),
             "layer": kernels.layer,
         }
         for name, values in words.items():
