@@ -182,6 +182,10 @@ def test_what_another_process_disturbed_is_measured_again_and_then_left_out(
     assert [of.threads for of in probe.kernels] == kept
     assert [of.threads for of in probe.bandwidth] == kept
     assert probe.left_out == 2 * (2 - len(kept))
+    # 23 products of 2,048 by 256 by 8 in a graph, 64 copies of 1 MiB, and 500 empty ops, in 60 ns
+    assert probe.kernels[0].flops_per_second == pytest.approx(23 * 2 * 2048 * 256 * 8 / 60e-9)
+    assert probe.bandwidth[0].bytes_per_second == pytest.approx(64 * MIB / 60e-9)
+    assert probe.barriers[0].ns == pytest.approx(60 / 500)
     note = busy_note(replace(probe, load=0.0))
     assert (note or "").startswith("2 figures were left out" if probe.left_out else "")
 
