@@ -325,12 +325,12 @@ def _memory(session: Session) -> Report:
 def _fullest(session: Session, ctx: int) -> dict[int, tuple[int, int, int]]:
     """Bytes and cells in use, and all cells, of each cache of a context, when most was in use."""
     now: dict[int, tuple[int, int, int]] = {}
-    most, fullest = -1, now
+    most, fullest = [-1, -1], now
     kv = session.kv.rows(session.kv["ctx"] == ctx)
     columns = (kv[name].tolist() for name in ("cache", "bytes", "used", "size"))
     for cache, *of in zip(*columns, strict=True):
         now[cache] = (of[0], of[1], of[2])
-        if (total := sum(n for n, _, _ in now.values())) > most:
+        if (total := [sum(of[i] for of in now.values()) for i in (0, 1)]) > most:
             most, fullest = total, dict(now)
     return fullest
 

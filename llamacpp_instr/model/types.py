@@ -15,7 +15,7 @@ class GgmlType:
 
     number: int
     name: str
-    """in capitals, as in `Q4_K`; ggml's own name is `q4_k`"""
+    """in capitals, as in `Q4_K`; ggml's own name is `q4_K`, and that of Q8_0 is `q8_0`"""
     block: int
     """elements"""
     block_bytes: int

@@ -104,8 +104,7 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
     assert nodes is not None
     sources = nodes.src[node]
     weight = graph.leafs[-1 - sources[0]]
-    others = [tensor(graph, of).bytes for of in (*sources[1:], node)]
-    n_bytes = float(moved - sum(others))
+    n_bytes = float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node)))
     length, results = weight.ne[0], prod(nodes.ne[node])
     experts = nodes.op[node] == "MUL_MAT_ID"
     tokens = prod(nodes.ne[node][1:])

@@ -117,10 +117,8 @@ def _fit_all(
             Stream(threads, int(size), float(round(1e9 / rate)))
             for size, rate in zip(fitted.sizes.tolist(), fitted.ns_per_byte.tolist(), strict=True)
         ]
-        for op, kernels in sorted(rest.items()):
-            others.append(_fit_other(op, threads, kernels))
-        for name in ("", ONE):
-            others.append(_fit_other(name, threads, _similar(rest, one=name == ONE)))
+        kernels = rest | {name: _similar(rest, one=name == ONE) for name in ("", ONE)}
+        others += [_fit_other(op, threads, of_op) for op, of_op in sorted(kernels.items())]
         outside = [sample.step_ns - float(sample.ns.sum()) for sample in of if sample.tokens == 1]
         overheads.append(
             Overhead(

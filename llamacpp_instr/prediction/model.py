@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import how_to_install
 from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
 from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
@@ -64,7 +65,7 @@ def kernel_model(probe: Probe, threads: int) -> KernelModel:
             why = "an older `instr probe` wrote it"
         raise UsageError(
             f"the machine file has no costs of kernels, because {why}; run `instr probe` again"
-            ' after pip install "llamacpp-instr[predict]"'
+            f" after {how_to_install('predict')}"
         )
     here = platform.machine()
     if model.architecture != here:
