@@ -30,7 +30,7 @@ BESIDE = (
 """what a step does beside its blocks"""
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
 ALL_LAYERS = 12
-"""all layers are shown up to this number; with more, only the slowest"""
+"""all layers are shown up to this number; with more, only the slowest, and what is outside"""
 
 
 def compute_summary(session: Session, probe: Probe | None = None) -> list[Report]:
@@ -112,14 +112,9 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
         notes.append(f"{len(dur):,} tokens were sampled, {each} each, outside of the steps.")
         figures |= {"tokens sampled": (len(dur), "count"), "sampling, each": (mean, "ns")}
     columns = [
-        Column("Phase"),
-        Column("steps", "count"),
-        Column("tokens", "count"),
-        Column("time", "ns"),
-        Column("tokens/s median", "per_second"),
-        Column("p10", "per_second"),
-        Column("p90", "per_second"),
-    ]
+        Column("Phase"), Column("steps", "count"), Column("tokens", "count"), Column("time", "ns"),
+        *(Column(name, "per_second") for name in ("tokens/s median", "p10", "p90")),
+    ]  # fmt: skip
     return Report("Speed", columns, rows, notes, figures=figures)
 
 
@@ -233,14 +228,14 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
     if not rows:
         return Report("Layers", [], [])
-    figures: Figures = {"layers": (len(rows), "count")}
-    if len(rows) > ALL_LAYERS:
-        total = {layer: sum(spent[layer].values()) for layer in sorted(spent)}
-        slowest = np.argsort([-ns for ns in total.values()], kind="stable")[:ALL_LAYERS].tolist()
-        median = float(np.median([ns for layer, ns in total.items() if layer >= 0]))
+    total = {layer: sum(spent[layer].values()) for layer in sorted(spent) if layer >= 0}
+    figures: Figures = {"layers": (len(total), "count")}
+    if len(total) > ALL_LAYERS:
+        slowest = sorted(total, key=lambda layer: -total[layer])[:ALL_LAYERS]
+        median = float(np.median([*total.values()]))
         figures["median layer"] = (median, "ns")
-        notes.append(f"The slowest of {len(rows)}; the median layer took {shown(median, 'ns')}.")
-        rows = [rows[i] for i in sorted(slowest)]
+        notes.append(f"The slowest of {len(total)}; the median layer took {shown(median, 'ns')}.")
+        rows = [row for row in rows if row[0] in (-1, *slowest)]
     columns = _phase_columns(Column("Layer", "layer"), phases)
     return Report("Layers", columns, rows, notes, figures=figures)
 
@@ -269,14 +264,10 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
         figures["share of other ops"] = (rest, "fraction")
         notes.append(f"{len(rows) - TOP_OPS} other ops took {100 * rest:.1f} %.")
     columns = [
-        Column("Op"),
-        Column("calls", "count"),
-        Column("time", "ns"),
-        Column("share", "share"),
-        Column("each", "ns"),
-        Column("FLOP/s", "flop_per_second"),
+        Column("Op"), Column("calls", "count"), Column("time", "ns"), Column("share", "share"),
+        Column("each", "ns"), Column("FLOP/s", "flop_per_second"),
         Column("bytes/s", "bytes_per_second"),
-    ]
+    ]  # fmt: skip
     return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures)
 
 
@@ -312,13 +303,8 @@ def _memory(session: Session) -> Report:
     if rss := max((memory.rss for memory in session.memory), default=0):
         figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
-    columns = [
-        Column("Context", "count"),
-        Column("buffer"),
-        Column("weights", "bytes"),
-        Column("KV cache, state", "bytes"),
-        Column("compute", "bytes"),
-    ]
+    uses = ("weights", "KV cache, state", "compute")
+    columns = [Column("Context", "count"), Column("buffer"), *(Column(n, "bytes") for n in uses)]
     return Report("Memory", columns, rows, notes, figures=figures)
 
 

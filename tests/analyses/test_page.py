@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.page import compute_page
+from converters.analyses.page import MOST_LAYERS, compute_page
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import LEVELS, build_tree
 from converters.report.icicle import MOST, draw_icicle
-from converters.report.page import render_page
+from converters.report.page import Figure, render_page
 from converters.report.plain_charts import BINS, binned
 from converters.report.report import Report, shown
 from converters.report.tree import Node, Tree
@@ -102,6 +102,19 @@ def test_what_is_asked_first_is_at_the_top(session: Session) -> None:
         "The most expensive weights", "Identity, machine and settings",
     ]  # fmt: skip
     assert [title for title in titles if title in order] == order
+
+
+def test_the_map_of_many_layers_counts_layers(tmp_path: Path) -> None:
+    """What is outside of layers is its last column, also where layers are left out."""
+    n = MOST_LAYERS + 3
+    events = make_log(Random(2).randint, n_contexts=1, level="detailed", n_layers=n)
+    _, sections = compute_page([session_of(tmp_path / "deep.log", events)])
+    (heat,) = (section for section in sections if section.title == "Time by layer and op")
+    assert isinstance(heat, Figure)
+    assert "3 further layers are left out." in heat.notes
+    columns = re.findall(r"layer (\d+|none): ", heat.markup)
+    assert len(set(columns)) == MOST_LAYERS + 1
+    assert "none" in columns
 
 
 def test_the_picture_of_the_tree_needs_no_script(session: Session, texts: Texts) -> None:

@@ -21,10 +21,12 @@ Pick = Callable[[int, int], int]
 """a number between two bounds, inclusive"""
 
 
-def make_log(pick: Pick, n_contexts: int = 0, level: s.Level | None = None) -> list[s.Event]:
+def make_log(
+    pick: Pick, n_contexts: int = 0, level: s.Level | None = None, n_layers: int = 0
+) -> list[s.Event]:
     """The events of one closed log."""
     level = level or s.LEVELS[pick(0, 2)]
-    maker = _Maker(pick, Random(pick(0, 2**32)), level, n_layers=pick(1, 3))
+    maker = _Maker(pick, Random(pick(0, 2**32)), level, n_layers or pick(1, 3))
     streams = [list(maker.context(ctx)) for ctx in range(n_contexts or pick(1, 3))]
     events = [maker.session_start(), *maker.model(), *maker.interleave(streams)]
     return [*events, maker.session_end(events)]

@@ -92,27 +92,29 @@ def _largest(tensors: Report) -> Report:
 
 
 def _alike(layers: Report) -> Report:
-    """One row for all layers with the same types and sizes."""
-    if len(layers.rows) <= MANY_LAYERS:
+    """One row for all layers with the same types and sizes, and one for what is outside of them."""
+    inside = [row for row in layers.rows if row[0] != -1]
+    if len(inside) <= MANY_LAYERS:
         return layers
     kinds: dict[tuple[Cell, ...], list[int]] = {}
-    for layer, *figures in layers.rows:
+    for layer, *figures in inside:
         kinds.setdefault(tuple(figures), []).append(int(layer or 0))
     rows: list[list[Cell]] = [[_ranges(of), *figures] for figures, of in kinds.items()]
     notes = ["A row is one layer of each kind; a file (-o) has all layers."]
     if len(rows) > MANY_LAYERS:
         notes.insert(0, f"The first {MANY_LAYERS} of {len(rows)} kinds of layers.")
-        rows = [*rows[: MANY_LAYERS - 1], rows[-1]]
+    outside = [row for row in layers.rows if row[0] == -1]
+    rows = [*rows[:MANY_LAYERS], *(["none", *figures] for _, *figures in outside)]
     columns = [Column("Layers"), *layers.columns[1:]]
     return replace(layers, columns=columns, rows=rows, notes=notes)
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3, 6`; `none` for tensors without a layer."""
+    """`0-3, 6`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1] = [runs[-1][0], number]
         else:
             runs.append([number])
-    return ", ".join("-".join(map(str, run)) if run != [-1] else "none" for run in runs)
+    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -151,8 +151,9 @@ def _heat(tree: Tree) -> Iterator[Section]:
             of_op[layer] = of_op.get(layer, 0) + amount
     if not amounts:
         return
-    layers = {layer for of_op in amounts.values() for layer in of_op}
-    ordered = sorted(layers, key=lambda name: (name == NO_LAYER, _number(name)))[:MOST_LAYERS]
+    layers = {layer for of_op in amounts.values() for layer in of_op} - {NO_LAYER}
+    in_order = sorted(layers, key=lambda name: int(name.rpartition(" ")[2]))
+    ordered = [*in_order[:MOST_LAYERS], NO_LAYER]
     ops = sorted(amounts, key=lambda op: -sum(amounts[op].values()))
     notes = ["Time of thread 0 in all phases; the last column is outside of layers."]
     if len(ops) > MOST_ROWS:
@@ -165,10 +166,6 @@ def _heat(tree: Tree) -> Iterator[Section]:
     table = np.array([[amounts[op].get(of, 0) for of in ordered] for op in ops], np.float64)
     names = ["none" if of == NO_LAYER else of.removeprefix("layer ") for of in ordered]
     yield heat_map("Time by layer and op", Heat(ops, names, table, "ns"), "layer", notes)
-
-
-def _number(layer: str) -> int:
-    return int(layer.rpartition(" ")[2]) if layer != NO_LAYER else -1
 
 
 def _weights(session: Session) -> Iterator[Section]:
