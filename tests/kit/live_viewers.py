@@ -2,8 +2,9 @@
 
     python -m tests.kit.live_viewers ADDRESS [--viewers 8] [--leave 0] [--receive 0]
 
-Prints `frame N` for each frame of the first viewer. Ends when standard input ends or the session is
-over, with one JSON line: for each viewer its frames as [number, lost, is key, bytes, checksum].
+Prints `frame N BYTES` for each frame of the first viewer. Ends when standard input ends or the
+session is over, with one JSON line: for each viewer its frames as [number, lost, is key, bytes,
+checksum].
 `--leave N` makes the first viewer leave after every N frames and come back. `--receive` is the
 number of bytes that the system keeps for each viewer.
 """
@@ -50,7 +51,7 @@ async def view(address: str, frames: list[Frame], leave: int, receive: int, tell
                     return
                 frames.append(_facts(data))
                 if tell:
-                    print("frame", frames[-1][0], flush=True)
+                    print("frame", frames[-1][0], len(data), flush=True)
 
 
 def _facts(data: str) -> Frame:

@@ -17,7 +17,7 @@ import pyte
 
 from tests.kit.native_kit import ROOT
 
-PATIENCE_S = 30
+PATIENCE_S = 300
 
 
 class PseudoTerminal:

@@ -115,7 +115,7 @@ def run_script(script: str, **request: Any) -> dict[str, Any]:
     """What a script of tests/ui reports; it gets Chromium and `request` as JSON."""
     done = subprocess.run(
         ["node", script], cwd=KIT, input=json.dumps({"chromium": chromium(), **request}),
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout)

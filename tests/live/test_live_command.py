@@ -155,10 +155,10 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
         metrics = process.stdout.readline().split()[-1]
         for url in (address, metrics):
             place = urlsplit(url)
-            connection = http.client.HTTPConnection(place.netloc, timeout=10)
+            connection = http.client.HTTPConnection(place.netloc, timeout=100)
             connection.request("GET", place.path)
             assert connection.getresponse().status == 200
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while "--no-browser" not in line.text and not opened.exists():
             assert time.monotonic() < end
             time.sleep(0.01)

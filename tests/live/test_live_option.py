@@ -33,7 +33,7 @@ sys.exit(7)
 BROWSER = """#!/bin/sh
 exec "{python}" -c '
 import pathlib, sys, urllib.request
-page = urllib.request.urlopen(sys.argv[1], timeout=10).read()
+page = urllib.request.urlopen(sys.argv[1], timeout=100).read()
 pathlib.Path("fetched.part").write_text(sys.argv[1] + "\\n" + page.decode())
 pathlib.Path("fetched.part").rename("fetched")
 ' "$1"

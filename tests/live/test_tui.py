@@ -26,7 +26,7 @@ from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
 from tests.kit.made_log import encode, make_log
 from tests.kit.programs import line, program, say
-from tests.kit.pseudo_terminal import PseudoTerminal
+from tests.kit.pseudo_terminal import PATIENCE_S, PseudoTerminal
 from tests.live.followed_logs import followed, open_log
 from tests.live.test_state import state_of
 
@@ -76,11 +76,11 @@ def test_a_step_that_takes_long_is_named(tmp_path: Path) -> None:
     for seconds, told in ((0.5, False), (5, True)):
         state.idle = round(seconds * 1e9)
         first = draw({**glance(state, False, 24, 160), "over": None}, 160, 24, None, False)[0]
-        assert (f"{step.name} of {step.n_tokens} for 5.00 s" in first.plain) == told
+        assert (f"{step.phase} of {step.event.n_tokens} for 5.00 s" in first.plain) == told
 
 
 async def until(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < end
         await pilot.pause(0.01)
@@ -105,7 +105,7 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
             with log.open("ab") as file:
                 file.write(rest[middle:])
             await until(pilot, lambda: hub.over is not None)
-            await pilot.pause(0.5)
+            app.look()  # as its timer does
             assert told() == paused
             assert "PAUSED" in screen(app)
             await pilot.press("p")

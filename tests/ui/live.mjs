@@ -12,7 +12,8 @@ try {
   await page.goto(request.address);
   await page.waitForFunction(
     () => document.getElementById('state').textContent.startsWith('The session has ended'));
-  await page.waitForTimeout(100);
+  // it draws before the next picture
+  await page.evaluate(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))));
   if (request.click) {
     const steps = page.locator('#steps');
     await steps.scrollIntoViewIfNeeded();

@@ -1,7 +1,7 @@
 // Takes the page of `instr live` away from its server for a while, and reports what it then says.
 //
 // Standard input: {chromium, address, away}; standard output: {before, lost}, the first line of the
-// page. `away` is in ms: so long it gets no frame; then its connection breaks.
+// page. It gets five frames. When the server has sent `away` more, its connection breaks.
 
 import fs from 'node:fs';
 import {launch} from './watched.mjs';
@@ -10,6 +10,7 @@ const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const browser = await launch(request.chromium);
 try {
   const page = await browser.newPage();
+  page.setDefaultTimeout(180000);
   let connections = 0;
   await page.routeWebSocket(/\/frames/, (socket) => {
     const server = socket.connectToServer();
@@ -18,7 +19,7 @@ try {
     server.onMessage((message) => {
       frames++;
       if (frames <= 5) socket.send(message);
-      if (frames === 5) setTimeout(() => socket.close(), request.away);
+      if (frames === 5 + request.away) socket.close();
     });
   });
   await page.goto(request.address);
@@ -26,7 +27,7 @@ try {
   await page.waitForFunction(() => document.getElementById('state').textContent.startsWith('Recording'));
   const before = await state.textContent();
   await page.waitForFunction(
-    () => document.getElementById('state').textContent.includes('not shown'), null, {timeout: 60000});
+    () => document.getElementById('state').textContent.includes('not shown'));
   process.stdout.write(JSON.stringify({before, lost: await state.textContent()}));
 } finally {
   await browser.close();

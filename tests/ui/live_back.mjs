@@ -20,7 +20,7 @@ try {
     acceptDownloads: true,
   });
   const page = await context.newPage();
-  page.setDefaultTimeout(60000);
+  page.setDefaultTimeout(180000);
   watch(page, seen);
   await page.goto(request.address);
   const tokens = () => page.evaluate(
@@ -80,7 +80,7 @@ try {
   if (request.open) {
     const [tab] = await Promise.all([context.waitForEvent('page'), page.click('#open')]);
     const download = tab.waitForEvent('download').then((of) => of.suggestedFilename(), () => null);
-    const shown = tab.waitForFunction(() => document.title.includes('Perfetto') || document.title.includes('pftrace'), null, {timeout: 60000})
+    const shown = tab.waitForFunction(() => document.title.includes('Perfetto') || document.title.includes('pftrace'), null, {timeout: 180000})
       .then(() => tab.url(), () => null);
     seen.opened = await Promise.race([download, shown]);
     if (request.pictures) {

@@ -26,7 +26,7 @@ try {
     colorScheme: request.dark ? 'dark' : 'light',
     proxy: {server},
   });
-  page.setDefaultTimeout(10000);
+  page.setDefaultTimeout(120000);
   watch(page, seen);
   // the policy blocks requests before they are sent; others reach the proxy as well
   page.on('response', (answer) => {

@@ -45,7 +45,7 @@ export async function openWatched(request, height) {
     viewport: {width: request.width, height},
     colorScheme: request.dark ? 'dark' : 'light',
   });
-  page.setDefaultTimeout(60000);
+  page.setDefaultTimeout(180000);
   watch(page, seen);
   page.on('request', (of) => {
     if (new URL(of.url()).origin !== new URL(request.address).origin) seen.foreign.push(of.url());
