@@ -57,6 +57,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "rich": ("tables in the terminal",),
 }
 
+
 @dataclass
 class Library:
     """What was found out about llama_cpp; `error` is empty if it could be loaded."""

@@ -45,7 +45,6 @@ def show(log: str, port: int = 0, browser: bool = True) -> None:
     import signal
     import webbrowser
 
-
     need("live")
     from converters.live.hub import Hub
     from converters.live.server import LiveServer
@@ -82,7 +81,6 @@ def show_in_terminal(log: str) -> None:
     `show` raises for the log."""
     import os
     import sys
-
 
     need("tui")
     from converters.live.hub import Hub

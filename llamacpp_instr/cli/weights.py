@@ -136,7 +136,6 @@ def _show(
     import threading
     import webbrowser
 
-
     need("live")
     from converters.weights_view.server import WeightsServer
     from converters.weights_view.tensors import Tensors

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from converters.analyses.clock import compute_clock
 from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import Finding
+from converters.analyses.findings.facts import Finding, gather_facts
+from converters.analyses.findings.rules import RULES
 from converters.analyses.machine import compute_machine
+from converters.analyses.summary import compute_summary
 from converters.exports.tables import load_tables
 from converters.report.report import shown
 from llamacpp_instr import schema as s
@@ -28,10 +30,11 @@ from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.provoke import KINDS
 from tests.kit.reports import session_of
+from tests.kit.sketched_log import Sketch
 
 OTHERS = {"disturbed-machine", "waiting-threads"}
 """what other tests on the same machine may really cause"""
-TIMED = {"slow-application", "cold-start", "waiting-threads"}
+TIMED = {"slow-application", "cold-start", "waiting-threads", "costly-sampling"}
 """what a thread without a CPU looks like, so that a disturbed machine hides it"""
 REPACKED = {"held-twice", "no-interleaved-kernel"}
 
@@ -105,6 +108,153 @@ def test_a_decode_is_bound_by_memory_at_a_share_of_the_measured_bandwidth(tmp_pa
     assert "memory-bound" in causes(session, low)
     assert "memory-bound" not in causes(session, replace(low, cpu="another"))
     assert "memory-bound" not in causes(session, replace(low, load=measured.cores * 0.6))
+
+
+# --- by hand: just below the limit of a rule, and just above ---
+
+
+def waiting(percent: int) -> Sketch:
+    """Thread 0 waits in barriers."""
+    log = Sketch()
+    for _ in range(4):
+        log.step(1000, sampled=1, ops=([500, 400], [2 * percent, 8 * percent]), threads=2)
+    return log
+
+
+def batches(n: int, tokens: int) -> Sketch:
+    """A prompt in `n` steps of 100 µs, then one of as long as all."""
+    log = Sketch()
+    for i in range(n):
+        log.step(100_000, tokens=tokens, sampled=1 if i == n - 1 else None)
+    log.step(100_000 * n, sampled=1)
+    return log
+
+
+def ubatches(n: int, tokens: int) -> Sketch:
+    """The same in one step of `n` computes."""
+    log = Sketch()
+    each = [{"n_tokens": tokens, "dur": 100_000}] * n
+    log.step(100_000 * n, tokens=tokens * n, sampled=1, computes=each)
+    log.step(100_000 * n, sampled=1)
+    return log
+
+
+def rebuilt(per_cent_built: int, per_mille_cost: int) -> Sketch:
+    log = Sketch()
+    log.step(1000, tokens=2, sampled=1)
+    for i in range(101):
+        new = i % 100 < per_cent_built
+        cost = per_mille_cost * 100_000 // per_cent_built  # of 1 ms and of each that is built
+        compute = {"reused": not new, "build": new * cost // 3, "alloc": new * (cost - cost // 3)}
+        log.step(1_000_000, sampled=1, computes=[compute])
+    return log
+
+
+def repacked(percent: int, mapped: bool = True) -> Sketch:
+    log = Sketch()
+    log.weight(percent * 100, "Q4_0", "CPU_REPACK")
+    log.weight((100 - percent) * 100, "F32", "CPU_Mapped" if mapped else "CPU")
+    log.step(1000, sampled=1)
+    return log
+
+
+def not_repacked(percent: int) -> Sketch:
+    """The kernels that read a weight of another type than the repacked one."""
+    log = Sketch("q5_0")
+    log.weight(100, "q4_0", "CPU_REPACK")
+    log.step(1000, sampled=1, ops=([percent * 9, (100 - percent) * 9], [0, 0]))
+    return log
+
+
+def cold(percent: int, faults: int = 1000) -> Sketch:
+    log = Sketch()
+    log.pos = 5  # all are decodes
+    for i in range(100):
+        log.step(1_000_000 + (i == 0) * percent * 1_000_000, faults=faults if i == 0 else 10,
+                 sampled=1)  # fmt: skip
+    return log
+
+
+def sampling(percent: int, interrupted: int = 0) -> Sketch:
+    """Tokens whose sampler takes so much of the time; one is interrupted for ms."""
+    log = Sketch()
+    for i in range(100):
+        log.step((100 - percent) * 1000, sampled=percent * 1000 + (i == 50) * interrupted * 10**6)
+    return log
+
+
+def application(percent: int, ns: int, tokens: int) -> Sketch:
+    """So many ns outside of llama.cpp before each of the tokens, and their part of the time."""
+    log = Sketch()
+    for _ in range(tokens + 1):
+        log.step(ns * (100 - percent) // percent, sampled=0)
+        log.pause(ns)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("log", "rule", "share"),
+    [
+        (waiting(19), None, 0), (waiting(21), "waiting-threads", 0.21),
+        (batches(4, 63), "small-batches", 0.5), (batches(4, 64), None, 0),
+        (batches(3, 32), None, 0), (ubatches(4, 63), "small-batches", 0.5),
+        (ubatches(4, 64), None, 0), (ubatches(3, 63), None, 0),
+        (rebuilt(49, 30), None, 0), (rebuilt(51, 30), "rebuilt-graphs", 0.03),
+        (rebuilt(90, 19), None, 0), (rebuilt(90, 21), "rebuilt-graphs", 0.021),
+        (repacked(19), None, 0), (repacked(21), "held-twice", 0.21),
+        (repacked(90, mapped=False), None, 0),
+        (not_repacked(19), None, 0), (not_repacked(21), "no-interleaved-kernel", 0.21),
+        (cold(5), None, 0), (cold(6), "cold-start", 6 / 106),
+        (cold(50, faults=99), None, 0), (cold(50, faults=39), None, 0),
+        (sampling(9), None, 0), (sampling(11), "costly-sampling", 0.11),
+        (sampling(2, interrupted=100), None, 0),
+        (sampling(40, interrupted=100), "costly-sampling", 4360 / 10360),
+        (application(29, 600_000, 30), None, 0),
+        (application(31, 600_000, 30), "slow-application", 0.31),
+        (application(40, 490_000, 30), None, 0),
+        (application(40, 510_000, 30), "slow-application", 0.4),
+        (application(40, 600_000, 9), None, 0),
+        (application(40, 600_000, 10), "slow-application", 0.4),
+    ],
+)  # fmt: skip
+def test_a_rule_fires_at_its_limit(
+    log: Sketch, rule: str | None, share: float, tmp_path: Path
+) -> None:
+    found = causes(session_of(tmp_path / "sketched.log", log.events))
+    assert found.keys() == ({rule} if rule else set())
+    if rule:
+        assert found[rule].share == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize("log", [sampling(50), application(40, 600_000, 30), waiting(50)])
+def test_who_had_no_cpu_is_not_to_blame(log: Sketch, tmp_path: Path) -> None:
+    half = log.t // 2
+    log.events.append(
+        s.Machine(t=log.t, dur=log.t, cpu=half, delay=half, steal=0, nvcsw=0, nivcsw=3, load=9.5)
+    )
+    assert causes(session_of(tmp_path / "busy.log", log.events)).keys() == {"disturbed-machine"}
+
+
+def test_the_five_that_cost_most_are_told_the_costliest_first(tmp_path: Path) -> None:
+    log = Sketch("q5_0")
+    log.weight(300, "q4_0", "CPU_REPACK")
+    log.weight(700, "f32", "CPU_Mapped")
+    ops = [100_000, 100_000], [100_000, 90_000]
+    for i in range(8):
+        first, sampled = i == 0, 5 if i == 7 else None
+        log.step(700_000 + first * 300_000, 20, sampled, ops=ops, threads=2, faults=5000 * first)
+    for _ in range(30):
+        built = {"reused": False, "build": 50_000}
+        log.step(500_000, sampled=150_000, ops=ops, threads=2, computes=[built])
+        log.pause(600_000)
+    session = session_of(tmp_path / "sketched.log", log.events)
+    (report,) = (of for of in compute_summary(session) if of.title == "Findings")
+    shares = [row[1] for row in report.rows]
+    assert len(shares) == 5
+    assert shares == sorted(shares, reverse=True)
+    every = {rule(gather_facts(session, counted_steps(session)[0])) for rule in RULES} - {None}
+    assert len(every) > 5
+    assert min(shares) >= sorted(of.share for of in every if of)[-5]
 
 
 def _made(tmp_path: Path, **machine: int) -> Session:

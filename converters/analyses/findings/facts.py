@@ -59,6 +59,11 @@ class Facts:
         """Whether threads share CPUs, so that what one does takes long because another runs."""
         return 0 < self.session.start.host.cores < self.n_threads
 
+    @property
+    def lacks_cpus(self) -> bool:
+        """Whether threads share CPUs, with each other or with other work."""
+        return self.is_crowded or (self.machine is not None and self.machine.is_disturbed)
+
 
 def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
     """The facts of `steps`, which are those that count."""

@@ -24,8 +24,8 @@ NO_KERNEL = 0.2
 """share of the time in kernels"""
 COLD = 0.05
 """share of the time of the steps"""
-SAMPLING = 0.1
-"""share of the time by the clock"""
+SAMPLING, INTERRUPTED = 0.1, 10
+"""share of the time by the clock; so many times the median take tokens whose thread had no CPU"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
 APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
@@ -65,10 +65,8 @@ def too_many_threads(facts: Facts) -> Finding | None:
 
 def waiting_threads(facts: Facts) -> Finding | None:
     """Thread 0 waits in barriers for the others (WAITING)."""
-    if facts.n_threads < 2 or facts.is_crowded:
+    if facts.n_threads < 2 or facts.lacks_cpus:
         return None
-    if facts.machine is not None and facts.machine.is_disturbed:
-        return None  # the other thread had no CPU
     waiting = 0
     on_device = device_times(facts.session)
     for ops in facts.ops:
@@ -224,16 +222,21 @@ def cold_start(facts: Facts) -> Finding | None:
 
 
 def costly_sampling(facts: Facts) -> Finding | None:
-    """The samplers take a large part of the time (SAMPLING)."""
-    share = facts.clock.sampling / max(facts.clock.total, 1)
-    if share < SAMPLING or facts.is_crowded:
+    """The samplers take a large part of the time (SAMPLING), also without interruptions
+    (INTERRUPTED)."""
+    tokens = facts.session.tokens
+    dur = tokens["dur"][np.isin(tokens["step"], facts.steps["step"])]
+    if not dur.any() or facts.lacks_cpus:
         return None
-    n = int(np.isin(facts.session.tokens["step"], facts.steps["step"]).sum())
-    each = shown(facts.clock.sampling / max(n, 1), "ns")
-    model = facts.clock.sampling > facts.clock.steps
+    own = float(np.minimum(dur, INTERRUPTED * np.median(dur)).sum() / dur.sum())
+    sampling = facts.clock.sampling * own
+    share = sampling / (facts.clock.total - facts.clock.sampling + sampling)
+    if share < SAMPLING:
+        return None
+    model = ", more than the model" * (sampling > facts.clock.steps)
     return Finding(
         "costly-sampling",
-        f"Sampling takes {each} a token" + (", more than the model." if model else "."),
+        f"Sampling takes {shown(sampling / len(dur), 'ns')} a token{model}.",
         share,
         "the time by the clock",
         "Put top-k first in the sampler chain; grammars cost most.",
@@ -243,8 +246,8 @@ def costly_sampling(facts: Facts) -> Finding | None:
 def slow_application(facts: Facts) -> Finding | None:
     """Between the tokens of requests, the application takes much of the time (APPLICATION, and
     APPLICATION_NS on average of APPLICATION_TOKENS or more)."""
-    if facts.is_crowded or (facts.machine is not None and facts.machine.is_disturbed):
-        return None  # the application had no CPU
+    if facts.lacks_cpus:
+        return None
     between = sum(int(request.between_tokens.sum()) for request in facts.requests)
     begins = np.sort(facts.steps["begin"])
     ends = np.sort(facts.steps["end"])
