@@ -27,6 +27,8 @@ class _Cache:
 
     def remove(self, kv: Kv) -> None:
         """Follows a change that is not the taking of cells in `lengths`."""
+        if kv.op == "seq_cp":
+            self.lengths = None  # cells have several sequences
         if not kv.used and kv.op in ("seq_rm", "seq_keep", "clear"):
             self.lengths = {}
         if self.lengths is None:
