@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -12,20 +13,30 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from converters.analyses import summary
 from converters.analyses.summary import ALL_LAYERS, compute_summary
 from converters.report.report import Column, Report, render_text, shown
 from llamacpp_instr import schema as s
+from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.native_kit import random_models
-from tests.kit.reports import by_title, column, session_of
+from tests.kit.reports import by_title, column, rows, session_of
+from tests.kit.sketched_log import Sketch
 from tests.kit.steady_log import write
 from tests.kit.strategies import logs, unclosed_logs
 
 EVENTS = make_log(Random(2).randint, n_contexts=2, level="detailed")
 DIALECTS = Path(__file__).parent.parent / "fixtures" / "dialects"
+
+
+BLOCK_OF = {
+    "Qcur": "attention", "attn_out": "attention", "ffn_up": "feed-forward",
+    "ffn_out": "feed-forward", "result_output": "output",
+}  # fmt: skip
+"""where the model's own names say that a node is"""
 
 
 def sections(directory: Path, events: list[s.Event]) -> dict[str, Report]:
@@ -102,6 +113,131 @@ def test_layers_and_ops_are_those_of_the_log(tmp_path):
     assert total == sum(sum(e.dur) for e in layers)
 
 
+def test_where_the_time_went_is_what_the_events_say(tmp_path):
+    events = [msgspec.structs.replace(e, recorder=3 + e.step) if isinstance(e, s.StepEnd) else e
+              for e in EVENTS]  # fmt: skip
+    phase = {e.step: e.phase for e in events if isinstance(e, s.StepBegin)}
+    graphs = {e.graph: e for e in events if isinstance(e, s.Graph)}
+    plans = {e.plan: e for e in events if isinstance(e, s.Plan)}
+    computes = {e.compute: e for e in events if isinstance(e, s.Compute)}
+    wanted: dict[str, dict[str, int]] = {"prefill": Counter(), "decode": Counter()}
+    for end in (e for e in events if isinstance(e, s.StepEnd)):
+        wanted[phase[end.step]]["the recorder"] += end.recorder
+    for compute in computes.values():
+        of_phase = wanted[phase[compute.step]]
+        of_phase["KV slots"] += compute.apply
+        of_phase["graph build"] += compute.build + compute.alloc
+        of_phase["between ops"] += compute.dur
+    least = {phase: Counter() for phase in wanted}
+    in_ops = Counter()
+    for ops in (e for e in events if isinstance(e, s.Ops)):
+        of = phase[computes[ops.compute].step]
+        wanted[of]["between ops"] -= sum(ops.dur)
+        in_ops[of] += sum(ops.dur)
+        nodes = graphs[plans[ops.plan].graph].nodes
+        for first, dur in zip(plans[ops.plan].node, ops.dur, strict=True):
+            least[of][BLOCK_OF.get(nodes.name[first].partition("-")[0], "other")] += dur
+    found = sections(tmp_path, events)["Where the time went"]
+    for of, names in wanted.items():
+        spent = dict(zip(column(found, "Block"), column(found, of), strict=True))
+        assert {name: spent[name] for name in names} == names
+        of_blocks = {block: spent.get(block, 0) for block in BLOCKS}
+        assert sum(of_blocks.values()) == in_ops[of]
+        assert all(of_blocks[block] >= least[of][block] > 0 for block in BLOCK_OF.values())
+
+
+def test_the_speed_of_prompts_and_of_sampling(tmp_path):
+    begins = {e.step: e for e in EVENTS if isinstance(e, s.StepBegin)}
+    ends = {e.step: e.t for e in EVENTS if isinstance(e, s.StepEnd)}
+    prompts = [e for e in begins.values() if e.n_tokens > 1]
+    speed = sections(tmp_path, EVENTS)["Speed"]
+    (prefill,) = [row for row in speed.rows if row[0] == "prefill"]
+    rates = [e.n_tokens / (ends[e.step] - e.t) * 1e9 for e in prompts]
+    assert prefill[1:3] == [len(prompts), sum(e.n_tokens for e in prompts)]
+    assert prefill[4:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
+    durs = [e.dur * (1 + e.index) for e in EVENTS if isinstance(e, s.Token)]
+    slower = [msgspec.structs.replace(e, dur=e.dur * (1 + e.index)) if isinstance(e, s.Token) else e
+              for e in EVENTS]  # fmt: skip
+    figures = sections(tmp_path, slower)["Speed"].figures
+    assert figures["sampling, each"] == (pytest.approx(sum(durs) / len(durs)), "ns")
+    computes = [e for e in EVENTS if isinstance(e, s.Compute)]
+    assert figures["graphs reused"] == (sum(e.reused for e in computes), "count")
+    assert figures["graphs built"] == (sum(not e.reused for e in computes), "count")
+    faults = [e.minflt + e.majflt for e in EVENTS if isinstance(e, s.StepEnd)]
+    assert figures["faults of later steps, mean"][0] == pytest.approx(np.mean(faults[1:]))
+
+
+def test_the_top_ops_by_hand(tmp_path):
+    """MUL_MAT: 2 * 4 * 8 FLOPs, and 64 + 16 + 32 bytes; ADD: 8 FLOPs."""
+    log = Sketch()
+    for i in range(4):
+        log.step(1000, sampled=1, ops=([100 * (i + 1), 150], [0, 0]))
+    matmul, add = rows(sections(tmp_path, log.events)["Top ops"])
+    assert (matmul["Op"], matmul["calls"], matmul["time"]) == ("MUL_MAT f16", 4, 1000)
+    assert (add["Op"], add["calls"], add["time"]) == ("ADD", 4, 600)
+    assert (matmul["each"], add["each"]) == (250, 150)
+    assert (matmul["share"], add["share"]) == (pytest.approx(0.625), pytest.approx(0.375))
+    assert matmul["FLOP/s"] == pytest.approx(4 * 64 / 1000e-9)
+    assert matmul["bytes/s"] == pytest.approx(4 * 112 / 1000e-9)
+
+
+def test_the_ops_that_are_not_shown_have_a_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "TOP_OPS", 3)
+    whole = Counter()
+    graphs = {e.graph: e for e in EVENTS if isinstance(e, s.Graph)}
+    plans = {e.plan: e for e in EVENTS if isinstance(e, s.Plan)}
+    for ops in (e for e in EVENTS if isinstance(e, s.Ops)):
+        nodes = graphs[plans[ops.plan].graph].nodes
+        for first, dur in zip(plans[ops.plan].node, ops.dur, strict=True):
+            whole[nodes.op[first]] += dur
+    top = sections(tmp_path, EVENTS)["Top ops"]
+    times = column(top, "time")
+    assert len(times) == 3
+    assert times == sorted(times, reverse=True)
+    total = sum(whole.values())
+    rest = 1 - sum(times) / total
+    assert top.figures["share of other ops"] == (pytest.approx(rest), "fraction")
+    assert f"{top.figures['ops'][0] - 3} other ops took {100 * rest:.1f} %." in top.notes
+
+
+def test_the_memory_is_the_latest_of_each_context_and_the_most_of_its_cache(tmp_path):
+    events, n = [], 0
+    for event in EVENTS:
+        if isinstance(event, s.Memory):
+            n += 1
+            uses = [s.BufferUse(buffer="CPU", model=n, context=10 * n, compute=100 * n)]
+            event = msgspec.structs.replace(event, buffers=uses, rss=50 - n)
+        events.append(event)
+    kv = next(e for e in events if isinstance(e, s.Kv))
+    late = msgspec.structs.replace(kv, t=events[-1].t, step=-1, op="clear", used=0, bytes=0)
+    events.insert(-1, late)  # the cache is empty again
+    latest = {e.ctx: e.buffers[0] for e in events if isinstance(e, s.Memory)}
+    memory = sections(tmp_path, events)["Memory"]
+    assert memory.rows == [
+        [ctx, "CPU", of.model, of.context, of.compute] for ctx, of in sorted(latest.items())
+    ]
+    assert memory.figures["resident"] == (49, "bytes")
+    for ctx in latest:
+        most = max((e for e in events if isinstance(e, s.Kv) and e.ctx == ctx),
+                   key=lambda e: e.used)  # fmt: skip
+        assert memory.figures[f"cells used of context {ctx}"] == (most.used, "count")
+        assert memory.figures[f"bytes used of context {ctx}"] == (most.bytes, "bytes")
+        assert memory.figures[f"cells of context {ctx}"] == (most.size, "count")
+
+
+def test_the_recorder_s_figures_are_those_of_its_last_event(tmp_path):
+    end = msgspec.structs.replace(EVENTS[-1], dropped=3, dropped_ops=4)
+    found = sections(tmp_path, [*EVENTS[:-1], end])
+    figures = found["Recorder"].figures
+    assert figures["events"] == (len(EVENTS), "count")
+    assert figures["bytes"] == (end.bytes, "bytes")
+    assert figures["events dropped"] == (3, "count")
+    assert figures["ops dropped"] == (4, "count")
+    assert figures["overhead"] == (end.overhead_ns, "ns")
+    params = sum(e.params for e in EVENTS if isinstance(e, s.Model))
+    assert found["Session"].figures["parameters"] == (params, "count")
+
+
 def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
     """Also in the table of layers, which do not cover all of it."""
     found = sections(tmp_path, EVENTS)
@@ -156,6 +292,16 @@ def test_a_cold_start_shows(tmp_path):
     cold = msgspec.structs.replace(first, minflt=9000, majflt=7)
     events = [cold if e is first else e for e in EVENTS]
     assert "took 9,000 minor and 7 major page faults" in notes(sections(tmp_path, events))
+
+
+@pytest.mark.parametrize(("first", "later", "cold"), [
+    (101, 25, True), (100, 25, False), (200, 51, False), (200, 49, True),
+])  # fmt: skip
+def test_a_start_is_cold_if_the_others_have_few_page_faults(first, later, cold, tmp_path):
+    log = Sketch()
+    for i in range(3):
+        log.step(1000, faults=later if i else first)
+    assert ("Cold start" in notes(sections(tmp_path, log.events))) is cold
 
 
 @given(events=unclosed_logs())
@@ -228,6 +374,24 @@ def test_a_report_as_text_and_as_json():
         "figures": {"often": {"value": 1, "unit": "count"}},
         "notes": ["Said once."],
     }
+
+
+def test_the_slowest_layers_are_of_layers(tmp_path):
+    """What is outside of layers has a row, and is not counted as one."""
+    n = ALL_LAYERS + 18
+    events = make_log(Random(2).randint, n_contexts=1, level="detailed", n_layers=n)
+    spent = dict.fromkeys(range(-1, n), 0)
+    for of in (event for event in events if isinstance(event, s.Layers)):
+        for layer, dur in zip(of.layer, of.dur, strict=True):
+            spent[layer] += dur
+    slowest = sorted(range(n), key=lambda layer: -spent[layer])[:ALL_LAYERS]
+    layers = sections(tmp_path, events)["Layers"]
+    assert column(layers, "Layer") == [-1, *sorted(slowest)]
+    for row in layers.rows:
+        assert sum(row[1::2]) == spent[row[0]]
+    assert f"The slowest of {n}; " in " ".join(layers.notes)
+    median = float(np.median([spent[layer] for layer in range(n)]))
+    assert layers.figures == {"layers": (n, "count"), "median layer": (median, "ns")}
 
 
 def test_layers_take_time_by_their_number(tmp_path):
