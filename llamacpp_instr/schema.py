@@ -392,7 +392,8 @@ class StepBegin(Event, kw_only=True):
     ctx: Ref
     kind: Literal["decode", "encode"]
     phase: Literal["prefill", "decode"]
-    """`decode` if every sequence has at most one token in the batch"""
+    """`decode` if every sequence has at most one token in the batch. Reports and traces know more:
+    to them a prompt of one token is a prefill, and the check of drafted tokens is a decode"""
     n_tokens: Count
     n_outputs: Count
     n_seqs: Count
@@ -417,11 +418,6 @@ class StepBegin(Event, kw_only=True):
         ones = [1] * len(seq)
         columns = (seq, self.seq_pos or [], self.seq_tokens or ones, self.seq_outputs or ones)
         return list(zip(*columns, strict=True)) if len(set(map(len, columns))) == 1 else []
-
-    @property
-    def name(self) -> str:
-        """What reports, tables and traces call the step: prefill, decode or encode."""
-        return "encode" if self.kind == "encode" else self.phase
 
 
 class StepEnd(Event, kw_only=True):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llamacpp_instr.log.requests import Part, Request, find_requests, parts_of_steps
+from llamacpp_instr.log.batches import Part
+from llamacpp_instr.log.requests import Request, find_requests, parts_of_steps
 from llamacpp_instr.log.session import Session, Table
 
 MOST_TEXT = 24

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamacpp_instr.schema import Event, Mark, StepBegin, StepEnd
+from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.schema import Event, Mark, StepEnd
 
 DECODES = 3
 
@@ -16,21 +17,20 @@ def first_look(events: Iterable[tuple[int, Event]]) -> tuple[int, int] | None:
     only the end, which takes at most as long as the decodes together. Steps inside a mark named
     `warm-up` are skipped. Reads no further than necessary.
     """
-    begun: dict[int, StepBegin] = {}
+    refs = Resolver()
     warm_up: int | None = None
     prefill: tuple[int, int] | None = None
     decodes: list[tuple[int, int]] = []
-    for _, event in events:
+    for line, event in events:
+        for _ in refs.problems(line, event):
+            pass  # what is not whole is shown as far as that can be done
         if isinstance(event, Mark) and event.name == "warm-up" and event.phase == "begin":
             warm_up = event.mark
         elif isinstance(event, Mark) and event.mark == warm_up and event.phase == "end":
             warm_up, prefill, decodes = None, None, []
-        elif isinstance(event, StepBegin):
-            begun[event.step] = event
-        elif isinstance(event, StepEnd) and event.step in begun:
-            step = begun.pop(event.step)
-            span = step.t, max(event.t, step.t)
-            if step.name == "decode":
+        elif isinstance(event, StepEnd) and (step := refs.step):
+            span = step.event.t, max(event.t, step.event.t)
+            if step.phase == "decode":
                 decodes.append(span)
             elif not decodes:
                 prefill = span

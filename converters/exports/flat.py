@@ -142,7 +142,7 @@ class _Flat:
 
     def _step(self, event: StepBegin | StepEnd, _step: int) -> Iterator[FlatLine]:
         assert self._refs.step is not None
-        yield {**msgspec.to_builtins(event), "step_name": self._refs.step.event.name}
+        yield {**msgspec.to_builtins(event), "step_name": self._refs.step.phase}
 
     def _layers(self, event: Layers, step: int) -> Iterator[FlatLine]:
         for layer, begin, dur in zip(event.layer, *_spans(event), strict=True):
@@ -157,7 +157,7 @@ class _Flat:
             plan.kept = _kernels(plan)
         where: FlatLine = {"step": step, "thread": event.thread}
         if (of := self._refs.open_steps.get(step)) is not None:
-            where["phase"] = of.event.name
+            where["phase"] = of.phase
         lines, kernels = plan.kept
         work = kernels.work(self._refs.compute.ubatch)
         amounts = zip(work.bytes.tolist(), work.flops.tolist(), work.bound.tolist(), strict=True)

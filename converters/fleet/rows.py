@@ -16,8 +16,9 @@ import numpy as np
 
 from converters.fleet.buckets import N_BUCKETS, Int64, bucket_of
 from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.requests import Request, RequestFinder, parts_of
+from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.log.resolve import Resolver, Takers
 from llamacpp_instr.log.steps import WARM_UP
 from llamacpp_instr.log.waits import LatestSteps
@@ -54,10 +55,9 @@ class _Counts:
 
 
 @dataclass
-class _Open:
-    """A step that has not ended, and the kernels of its computes on thread 0."""
+class _Kept:
+    """What is kept with a step: also the kernels of its computes on thread 0."""
 
-    begin: StepBegin
     warm_up: bool
     ops: list[tuple[int, Int64, list[int]]] = field(default_factory=list)
     """plan, number of each kernel's name, durations"""
@@ -71,15 +71,6 @@ class _Waiting:
     durations: list[list[int]] = field(default_factory=list)
 
 
-@dataclass
-class _Ended:
-    """A step whose result may not be there yet."""
-
-    begin: StepBegin
-    end: StepEnd
-    warm_up: bool
-
-
 class LogRows:
     """Takes the events of a log and hands rows to `write`, which gets the name of a table."""
 
@@ -87,13 +78,12 @@ class LogRows:
         self._write = write
         self._refs = Resolver()
         self._rows: dict[str, list[Row]] = defaultdict(list)
-        self._open: dict[int, _Open] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._plans: dict[int, Int64] = {}
         self._waiting: dict[tuple[int, str, int], _Waiting] = {}
         self._counts: dict[tuple[int, str], dict[int, _Counts]] = defaultdict(dict)
         self._finder = RequestFinder(self._found)
-        self._latest: LatestSteps[_Ended] = LatestSteps(self._settled)
+        self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._settled)
         self.start: SessionStart
         self.end: SessionEnd | None = None
         self.models: dict[int, Model] = {}
@@ -154,36 +144,37 @@ class LogRows:
     def _step_begin(self, step: StepBegin) -> None:
         self._latest.settle(step.ctx)
         warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
-        self._open[step.step] = _Open(step, warm_up)
+        assert self._refs.step is not None
+        self._refs.step.kept = _Kept(warm_up)
 
     def _step_end(self, end: StepEnd) -> None:
-        opened = self._open.pop(end.step)
-        step = opened.begin
-        if end.status == 0 and not opened.warm_up:
-            for plan, names, durations in opened.ops:
-                key = step.ctx, step.name, plan
+        assert self._refs.step is not None
+        known, ctx = self._refs.step, self._refs.step.event.ctx
+        if end.status == 0 and not known.kept.warm_up:
+            for plan, names, durations in known.kept.ops:
+                key = ctx, known.phase, plan
                 waiting = self._waiting.setdefault(key, _Waiting(names))
                 waiting.durations.append(durations)
                 if len(waiting.durations) >= BATCH:
                     self._count(key)
-        self._latest.add(step.ctx, _Ended(step, end, opened.warm_up), end.t)
+        self._latest.add(ctx, (known, end), end.t)
 
-    def _settled(self, ended: _Ended, t: int) -> None:
-        step, end = ended.begin, ended.end
-        counted = end.status == 0 and not ended.warm_up
+    def _settled(self, ended: tuple[KnownStep, StepEnd], t: int) -> None:
+        known, end = ended
+        step, phase = known.event, known.phase
+        counted = end.status == 0 and not known.kept.warm_up
         self.n_steps += 1
         self.n_failed += end.status != 0
-        self.n_warm_up += ended.warm_up and end.status == 0
+        self.n_warm_up += known.kept.warm_up and end.status == 0
         if counted:
-            parts = parts_of(step.sequences, step.n_seqs, step.pos, step.n_tokens, step.n_outputs)
-            self._finder.step(step.step, step.ctx, step.t, t, parts)
+            self._finder.step(step.step, step.ctx, step.t, t, known.parts)
         self._add(
             "steps",
             {
                 "log": self.start.id,
-                **self._of_context(step.ctx, step.name),
+                **self._of_context(step.ctx, phase),
                 "step": step.step,
-                "phase": step.name,
+                "phase": phase,
                 "tokens": step.n_tokens,
                 "outputs": step.n_outputs,
                 "sequences": step.n_seqs,
@@ -198,7 +189,7 @@ class LogRows:
 
     def _token(self, token: Token) -> None:
         self._latest.settle(token.ctx)
-        self._finder.token(token.ctx, token.seq, token.step, token.t + token.dur)
+        self._finder.token(token.ctx, token.seq, token.step, token.t, token.dur)
 
     def _mark(self, mark: Mark) -> None:
         if mark.phase == "end" and mark.seq >= 0:
@@ -233,9 +224,9 @@ class LogRows:
             return  # takes part in the same kernels
         self.n_ops += len(event.dur)
         names = self._names_of(event.plan)
-        opened = self._open.get(self._refs.compute.event.step)
-        if opened is not None:
-            opened.ops.append((event.plan, names, event.dur))
+        known = self._refs.open_steps.get(self._refs.compute.event.step)
+        if known is not None:
+            known.kept.ops.append((event.plan, names, event.dur))
 
     def _names_of(self, plan: int) -> Int64:
         """The number of each kernel's name."""

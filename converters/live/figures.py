@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -49,7 +50,8 @@ def figures_of(state: LiveState) -> Figures:
     threads = list(state.threads.values())[-1:]
     work = sum(sum(of.working) for of in threads)
     wait = sum(sum(of.waiting) for of in threads)
-    step = min(state.under_way, key=lambda begin: begin.t, default=None)
+    step = min(state.under_way, key=lambda step: step.event.t, default=None)
+    took = max(state.now - step.event.t, 0) if step else 0
     return Figures(
         rate=_rate(state.seconds, state.elapsed // SECOND - 1),
         to_first=median(first) if first else None,
@@ -58,13 +60,24 @@ def figures_of(state: LiveState) -> Figures:
         cells=(sum(used for used, _ in sizes), sum(all_ for _, all_ in sizes)) if sizes else None,
         rss=state.rss,
         working=work / (work + wait) if work else None,
-        computing=(step.name, step.n_tokens, max(state.now - step.t, 0)) if step else None,
+        computing=(step.phase, step.event.n_tokens, took) if step else None,
     )
 
 
 def is_active(lane: Lane, now: int) -> bool:
     """Whether a request is under way, as far as the log tells."""
-    return not lane.over and now - lane.request.end < max(IDLE, IDLE_TOKENS * (lane.between or 0))
+    return not lane.over and now - lane.request.end < _patience(lane)
+
+
+def ended(state: LiveState) -> Iterator[Lane]:
+    """The requests that have ended, as far as the log tells: also all if nothing is computed."""
+    latest = max((lane.request.end for lane in state.lanes), default=0)
+    quiet = 0 if state.under_way else state.now - latest
+    return (lane for lane in state.lanes if lane.over or quiet >= _patience(lane))
+
+
+def _patience(lane: Lane) -> float:
+    return max(IDLE, IDLE_TOKENS * (lane.between or 0))
 
 
 def _rate(seconds: deque[Second], number: int) -> int:

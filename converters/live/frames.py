@@ -78,8 +78,8 @@ class FrameMaker:
 
 def _figures(state: LiveState, late: bool) -> Json:
     """The figures that are told anew in every frame."""
-    figures = figures_of(state)
     return {
+        **vars(figures_of(state)),
         "late": late,
         "t": state.elapsed,
         "closed": state.end.reason if state.end else None,
@@ -90,14 +90,6 @@ def _figures(state: LiveState, late: bool) -> Json:
         "n_requests": state.lanes.n_requests,
         "n_messages": state.n_messages,
         "busy": state.busy,
-        "rate": figures.rate,
-        "to_first": figures.to_first,
-        "between": figures.between,
-        "active": figures.active,
-        "cells": figures.cells,
-        "rss": figures.rss,
-        "working": figures.working,
-        "computing": figures.computing,
         "heat": {phase: _heat(heat) for phase, heat in state.heat.items() if heat.steps},
         "caches": [[*key, c.used, c.size, c.n_bytes, c.moves] for key, c in state.caches.items()],
         "memory": [

@@ -124,6 +124,8 @@ class Hub:
                         self._moved = time.monotonic_ns()
         except (LogError, OverflowError) as error:
             self.problem = str(error)
+        with self._lock:
+            state.finish()
 
     def _make(self) -> None:
         """A frame every FRAME_S if something is new, else every QUIET_S, and the last one."""

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from converters.live.latencies import Latencies
-from llamacpp_instr.log.requests import Part, Request, RequestFinder
+from converters.live.latencies import BETWEEN, TO_FIRST, Histogram
+from llamacpp_instr.log.batches import Part
+from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.schema import Mark, Token
 
 KEPT = 320
@@ -41,7 +42,9 @@ class Lane:
     tokens: deque[Shown] = field(default_factory=lambda: deque(maxlen=KEPT_TOKENS))
     n_tokens: int = 0
     n_times: int = 0
-    """token times that were counted as latencies"""
+    """token times of which the gaps were counted"""
+    counted: bool = False
+    """whether the times of the request were"""
     over: bool = False
     """the application said so, or its sequence serves another request"""
     decode: codecs.IncrementalDecoder = field(
@@ -67,7 +70,11 @@ class Lanes:
     def __init__(self) -> None:
         self.n_requests = 0
         """that were seen"""
-        self.latencies = Latencies()
+        self.to_first = Histogram(TO_FIRST)
+        self.per_token = Histogram(BETWEEN)
+        """of requests that have ended, the mean time from a token to the next"""
+        self.gaps = Histogram(BETWEEN)
+        """from each token to the next"""
         self._finder = RequestFinder(self._found)
         self._lanes: dict[int, Lane] = {}
         """by the identity of the request, which the lane keeps alive"""
@@ -79,18 +86,16 @@ class Lanes:
 
     def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
         """A step that counts has ended."""
-        self._finder.step(number, ctx, begin, end, parts)
-        for part in parts:
-            if (lane := self._lane(ctx, part.seq)) is not None:
-                self._count_times(lane)
+        for request in self._finder.step(number, ctx, begin, end, parts):
+            self._count_gaps(self._lane_of(request))
 
     def token(self, token: Token) -> None:
         """A token was sampled."""
-        self._finder.token(token.ctx, token.seq, token.step, token.t + token.dur)
-        lane = self._lane(token.ctx, token.seq)
-        if lane is not None:
+        of = self._finder.token(token.ctx, token.seq, token.step, token.t, token.dur)
+        if of is not None:
+            lane = self._lane_of(of)
             lane.add(token)
-            self._count_times(lane)
+            self._count_gaps(lane)
 
     def mark(self, begin: Mark, end: Mark) -> None:
         """A mark has ended."""
@@ -98,42 +103,54 @@ class Lanes:
             self._finder.span(end.seq, begin.t, end.t, begin.name)
             for (_, seq), lane in self._of_sequence.items():
                 if seq == end.seq and lane.request.marked_end == end.t:
-                    lane.over = True
+                    self._end(lane)
 
-    def _lane(self, ctx: int, seq: int) -> Lane | None:
-        request = self._finder.current(ctx, seq)
-        if request is None:
-            return None
+    def count(self, lane: Lane) -> None:
+        """Count the times of a request that has ended; only once, and only if it has tokens."""
+        to_first, between = lane.request.to_first_token, lane.between
+        if lane.counted or to_first is None:
+            return
+        lane.counted = True
+        self.to_first.add(to_first)
+        if between is not None:
+            self.per_token.add(between)
+
+    def finish(self) -> None:
+        """Nothing follows: all requests have ended."""
+        self._finder.finish()
+
+    def _lane_of(self, request: Request) -> Lane:
         lane = self._lanes.get(id(request))
         if lane is None:
-            before = self._of_sequence.get((ctx, request.seq))
-            if before is not None:
-                before.over = True
+            key = request.ctx, request.seq
+            if (before := self._of_sequence.get(key)) is not None:
+                self._end(before)
             lane = Lane(self.n_requests, request)
             self.n_requests += 1
-            self._lanes[id(request)] = self._of_sequence[ctx, request.seq] = lane
+            self._lanes[id(request)] = self._of_sequence[key] = lane
             if len(self._lanes) > KEPT:
                 self._forget()
         return lane
 
-    def _count_times(self, lane: Lane) -> None:
+    def _count_gaps(self, lane: Lane) -> None:
         times = lane.request.token_times
-        for i in range(lane.n_times, len(times)):
-            if i:
-                self.latencies.between.add(times[i] - times[i - 1])
-            else:
-                self.latencies.to_first.add(times[0] - lane.request.first)
+        for i in range(max(lane.n_times, 1), len(times)):
+            self.gaps.add(times[i] - times[i - 1])
         lane.n_times = len(times)
 
     def _found(self, request: Request) -> None:
-        lane = self._lanes.get(id(request))
-        if lane is not None:
-            lane.over = True
+        if (lane := self._lanes.get(id(request))) is not None:
+            self._end(lane)
+
+    def _end(self, lane: Lane) -> None:
+        lane.over = True
+        self.count(lane)
 
     def _forget(self) -> None:
         """The oldest lane, one that is over if there is one."""
         oldest = next((lane for lane in self._lanes.values() if lane.over), None)
         lane = oldest or next(iter(self._lanes.values()))
+        self.count(lane)
         del self._lanes[id(lane.request)]
         key = lane.request.ctx, lane.request.seq
         if self._of_sequence.get(key) is lane:

@@ -6,7 +6,7 @@ The bounds are those that OpenTelemetry's semantic conventions for generative AI
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from itertools import accumulate
 
 TO_FIRST = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -23,7 +23,7 @@ class Histogram:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
 
-    def add(self, ns: int) -> None:
+    def add(self, ns: float) -> None:
         """Count a time in ns."""
         seconds = ns / 1e9
         self.sum += seconds
@@ -31,16 +31,5 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Prometheus's buckets: the upper bound, and how many times are at most that."""
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return buckets
-
-
-@dataclass
-class Latencies:
-    """What requests waited for."""
-
-    to_first: Histogram = field(default_factory=lambda: Histogram(TO_FIRST))
-    between: Histogram = field(default_factory=lambda: Histogram(BETWEEN))
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from converters.live.figures import figures_of
+from converters.live.figures import ended, figures_of
 from converters.live.latencies import Histogram
 
 if TYPE_CHECKING:
@@ -38,16 +38,24 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state
-        waits = state.lanes.latencies
+        for lane in ended(state):
+            state.lanes.count(lane)
         yield _histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "From the arrival of a request, or the begin of its first step, to its first token.",
-            waits.to_first,
+            "Of each request that has ended: from its arrival, or the begin of its first step, to"
+            " its first token.",
+            state.lanes.to_first,
         )
         yield _histogram(
             "gen_ai_server_time_per_output_token_seconds",
+            "Of each request that has ended: the time after its first token, divided by the tokens"
+            " after it.",
+            state.lanes.per_token,
+        )
+        yield _histogram(
+            "llamacpp_instr_time_between_tokens_seconds",
             "From each token of a request to the next.",
-            waits.between,
+            state.lanes.gaps,
         )
         tokens = CounterMetricFamily(
             "llamacpp_instr_tokens",
@@ -62,7 +70,10 @@ class _Figures(Collector):
         yield _counter("failed_steps", "Calls that returned an error.", state.n_failed)
         yield _counter("busy_seconds", "Time inside these calls.", state.busy / 1e9)
         yield _counter("messages", "Warnings and errors of llama.cpp.", state.n_messages)
+        yield _gauge("up", "Whether the session is still recorded.", not state.is_over)
         yield _gauge("active_requests", "Requests under way.", len(figures_of(state).active))
+        if state.is_over:
+            return  # the contexts are gone
         cells = GaugeMetricFamily(
             "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
         )
@@ -78,10 +89,6 @@ class _Figures(Collector):
                 used = sum(getattr(buffer, kind) for buffer in told.buffers)
                 memory.add_metric([str(ctx), kind], used)
         yield memory
-        if state.end is None and state.start is not None:
-            yield _gauge("up", "Whether the session is still recorded.", 1)
-        else:
-            yield _gauge("up", "Whether the session is still recorded.", 0)
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

@@ -13,7 +13,7 @@ import numpy as np
 
 from converters.live.heat import Float64, Heat, Int64, PlanCells, add_layers, add_ops, cells_of
 from converters.live.lanes import Lanes
-from llamacpp_instr.log.requests import parts_of
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.resolve import Resolver, Takers
 from llamacpp_instr.schema import (
     Context,
@@ -106,10 +106,9 @@ class Threads:
 
 
 @dataclass
-class _Open:
-    """A step that has not ended."""
+class _Kept:
+    """What is kept with a step that has not ended."""
 
-    begin: StepBegin
     heat: Float64
     computes: list[ComputeRow] = field(default_factory=list)
 
@@ -121,6 +120,8 @@ class LiveState:
         self.refs = Resolver()
         self.start: SessionStart | None = None
         self.end: SessionEnd | None = None
+        self.is_over = False
+        """whether nothing follows any more"""
         self.latest = 0
         """the largest `t` so far"""
         self.idle = 0
@@ -146,7 +147,6 @@ class LiveState:
         self.busy = 0
         self.rss = 0
         """of the process, in bytes, as last recorded"""
-        self._open: dict[int, _Open] = {}
         self.takers: Takers = {
             SessionStart: self._session_start,
             SessionEnd: self._session_end,
@@ -175,9 +175,14 @@ class LiveState:
         return self.now - self.start.t if self.start else 0
 
     @property
-    def under_way(self) -> list[StepBegin]:
+    def under_way(self) -> list[KnownStep]:
         """The steps that have not ended."""
-        return [opened.begin for opened in self._open.values()]
+        return [] if self.is_over else list(self.refs.open_steps.values())
+
+    def finish(self) -> None:
+        """Nothing follows: the session was closed, or its program has ended."""
+        self.is_over = True
+        self.lanes.finish()
 
     def steps_between(self, first: int, last: int) -> tuple[int, int] | None:
         """The first and last step that ended in these seconds of the session, both included; None
@@ -202,6 +207,7 @@ class LiveState:
 
     def _session_end(self, end: SessionEnd) -> None:
         self.end = end
+        self.finish()
 
     def _model(self, model: Model) -> None:
         self.models[model.model] = model
@@ -245,51 +251,39 @@ class LiveState:
         model = self.models.get(context.model) if context else None
         layers = model.hparams.get("n_layer", 0) if model else 0
         n = int(layers) if isinstance(layers, int) else 0
-        heat = self.heat.setdefault(begin.name, Heat(n))
-        self._open[begin.step] = _Open(begin, np.zeros_like(heat.sum))
+        assert self.refs.step is not None
+        heat = self.heat.setdefault(self.refs.step.phase, Heat(n))
+        self.refs.step.kept = _Kept(np.zeros_like(heat.sum))
 
     def _step_end(self, end: StepEnd) -> None:
-        opened = self._open.pop(end.step, None)
-        if opened is None:
-            return
-        begin = opened.begin
+        known = self.refs.step
+        assert known is not None
+        begin = known.event
         if end.status != 0:
             self.n_failed += 1
             return
         dur = max(end.t - begin.t, 0)
-        row = StepRow(
-            begin.step,
-            begin.ctx,
-            begin.name,
-            begin.n_tokens,
-            begin.n_seqs,
-            begin.t,
-            dur,
-            tuple(opened.computes),
-        )
-        self.steps.append(row)
-        self.heat[begin.name].add(opened.heat)
+        counts = begin.n_tokens, begin.n_seqs, begin.t, dur, tuple(known.kept.computes)
+        self.steps.append(StepRow(begin.step, begin.ctx, known.phase, *counts))
+        self.heat[known.phase].add(known.kept.heat)
         self.n_steps += 1
         self.busy += dur
         second = self._second(end.t)
         second.step = max(second.step, begin.step)
         second.steps += 1
         second.busy += dur
-        if begin.name != "decode":
-            second.prompt += begin.n_tokens
-            self.n_prompt += begin.n_tokens
-        counts = begin.n_seqs, begin.pos, begin.n_tokens, begin.n_outputs
-        self.lanes.step(begin.step, begin.ctx, begin.t, end.t, parts_of(begin.sequences, *counts))
+        second.prompt += known.n_prompt
+        self.n_prompt += known.n_prompt
+        self.lanes.step(begin.step, begin.ctx, begin.t, end.t, known.parts)
 
     def _layers(self, layers: Layers) -> None:
-        opened = self._open.get(self.refs.step_of(layers))
-        graph = self.refs.compute.graph.event
-        if opened is not None and graph.nodes is None:
-            add_layers(opened.heat, layers)
+        known = self.refs.open_steps.get(self.refs.step_of(layers))
+        if known is not None and self.refs.compute.graph.event.nodes is None:
+            add_layers(known.kept.heat, layers)
 
     def _ops(self, ops: Ops) -> None:
         compute = self.refs.compute.event
-        opened = self._open.get(compute.step)
+        known = self.refs.open_steps.get(compute.step)
         cells = cells_of(self.refs.plan)
         gaps = ops.gap or [0] * len(ops.dur)
         waits = sum(gaps) + sum(ops.wait or ()) + ops.tail
@@ -299,10 +293,10 @@ class LiveState:
             threads.waiting.clear()
         threads.working.append(sum(ops.dur) - sum(ops.wait or ()))
         threads.waiting.append(waits)
-        if opened is None or cells is None or ops.thread != 0:
+        if known is None or cells is None or ops.thread != 0:
             return
-        add_ops(opened.heat, ops, cells)
-        opened.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
+        add_ops(known.kept.heat, ops, cells)
+        known.kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
 
     def _kv(self, kv: Kv) -> None:
         cache = self.caches.setdefault((kv.ctx, kv.cache), Cache())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamacpp_instr.graph.attention import Ubatch
+from llamacpp_instr.log.batches import Batches, Part
 from llamacpp_instr.log.caches import Caches
 from llamacpp_instr.schema import Compute, Context, Graph, Model, Plan, StepBegin
 
@@ -55,6 +56,7 @@ class KnownContext:
 
     def __post_init__(self) -> None:
         self.caches = Caches(self.event, self.model.event)
+        self.batches = Batches(self.event.n_batch)
 
 
 @dataclass(eq=False)
@@ -83,7 +85,26 @@ class KnownStep:
     event: StepBegin
     line: int
     """where it began"""
+    parts: list[Part]
+    """what the batch has of each sequence, as far as that is known"""
     kept: Any = None
+
+    @property
+    def phase(self) -> str:
+        """What reports, tables and traces call the step: prefill, decode or encode. In logs that do
+        not have the sequences, what the recorder made of the number of tokens."""
+        if self.event.kind == "encode":
+            return "encode"
+        if not self.parts:
+            return self.event.phase
+        return "prefill" if any(part.prompt for part in self.parts) else "decode"
+
+    @property
+    def n_prompt(self) -> int:
+        """The tokens of prompts in the batch."""
+        if not self.parts:
+            return 0 if self.phase == "decode" else self.event.n_tokens
+        return sum(part.tokens for part in self.parts if part.prompt)
 
 
 @dataclass(eq=False)

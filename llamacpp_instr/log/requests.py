@@ -4,26 +4,25 @@ A request is a prompt and the tokens that follow it in one sequence of a context
 say where a request begins, so a new one begins with the first tokens of a sequence, and later when
 
 - the span ends that the application marked for the request (`Mark.seq`), or
-- after a token was sampled, tokens come that are a prompt: they go back before the end of the last
-  prompt, or they are several of which not all have an output. Several that all have one are the
-  draft of speculative decoding.
+- after a token was sampled, tokens come that are a prompt (`log.batches`), or
+- a token is sampled from logits that gave one already: an application that finds a whole prompt in
+  the cache samples at once.
 
 A marked span belongs to the first request of its sequence that begins in it and has none.
 
 Its prompt ends with its first token. The position of its first prompt token is the number of tokens
 that it reused. If the application samples by itself, the log has no tokens: a token then counts
-when the step ends that computed its logits. That is so if none was sampled in the first UNDECIDED
-steps of a context.
+when the step ends that computed its logits. That holds until the first token of a context comes.
 
 Invariant: a RequestFinder keeps at most the open request of each sequence, KEPT more of each that
-may yet turn out to be a mark's, SPANS spans, and UNDECIDED steps of each of CONTEXTS_KEPT contexts.
+may yet turn out to be a mark's, and SPANS spans, of CONTEXTS_KEPT contexts.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,14 +30,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.schema import CONTEXTS_KEPT
 
 Int64 = NDArray[np.int64]
 
-UNDECIDED = 256
-"""steps of a context that wait for its first token"""
 KEPT = 64
 """ended requests of a sequence that wait for the end of their mark"""
 SPANS = 1024
@@ -63,15 +61,18 @@ class Request:
     """prompt tokens that were computed"""
     first_step: int = -1
     last_step: int = -1
-    """the latest so far; both as the RequestFinder was given them"""
+    """the latest so far; both as the RequestFinder was given them. One that found its whole prompt
+    in the cache begins with the step of the logits that it sampled"""
     token_times: array[int] = field(default_factory=lambda: array("q"))
     """when each output token was there"""
     steps: list[int] = field(default_factory=list)
     """rows of the table of steps, in order; only `find_requests` fills it"""
     begin: int = 0
-    """of its first step"""
-    prompt_end: int = 0
-    """position after the last prompt token"""
+    """of its first step, or of the sampling of its first token if that needs no step"""
+    length: int = 0
+    """position after its last token that was computed"""
+    left: int = 0
+    """outputs of its last step that a token may be sampled from"""
     marked_end: int = -1
     """when the mark ended, -1 without one"""
 
@@ -102,24 +103,6 @@ class Request:
         return self.end - self.first
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one step does for one sequence."""
-
-    seq: int
-    pos: int
-    tokens: int
-    outputs: int
-
-
-@dataclass
-class _Step:
-    number: int
-    begin: int
-    end: int
-    parts: Sequence[Part]
-
-
 @dataclass
 class _Span:
     seq: int
@@ -142,46 +125,66 @@ class _Stream:
 @dataclass
 class _Context:
     streams: dict[int, _Stream] = field(default_factory=dict)
-    samples: bool | None = None
-    """whether the log has its tokens; None if that is not known"""
-    waiting: list[_Step] = field(default_factory=list)
-    """until it is known"""
+    samples: bool = False
+    """whether the log has its tokens, as far as it was read"""
 
 
 class RequestFinder:
     """Finds requests in steps, tokens and marks, given in the order in which they end, and calls
-    `found` with each request that has ended, and `served` with the number of each step and the
-    requests that it served, as soon as they are known."""
+    `found` with each request that has ended."""
 
-    def __init__(
-        self,
-        found: Callable[[Request], object],
-        served: Callable[[int, list[Request]], object] = lambda _, __: None,
-    ) -> None:
+    def __init__(self, found: Callable[[Request], object]) -> None:
         self._found = found
-        self._served = served
         self._contexts: dict[int, _Context] = {}
         self._spans: deque[_Span] = deque(maxlen=SPANS)
 
-    def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
-        """A step that counts has ended."""
+    def step(
+        self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]
+    ) -> list[Request]:
+        """A step that counts has ended; returns the requests that it served."""
         context = self._context(ctx)
-        step = _Step(number, begin, end, parts)
-        if context.samples is not None:
-            self._serve(ctx, context, step)
-            return
-        context.waiting.append(step)
-        if len(context.waiting) >= UNDECIDED:
-            self._decide(ctx, context, False)
+        served: list[Request] = []
+        for part in parts:
+            stream = context.streams.setdefault(part.seq, _Stream())
+            request = stream.current
+            if (
+                request is None
+                or _is_over(request, begin)
+                or (part.prompt and request.token_times and not _goes_on(request, part, context))
+            ):
+                reused = max(part.pos, 0)
+                request = Request(ctx, part.seq, reused=reused, begin=begin, first_step=number)
+                self._begin(stream, request)
+            request.last_step = number
+            request.length = part.pos + part.tokens
+            request.left = 1 if part.prompt else max(part.outputs, 1)
+            request.prompt += part.tokens * part.prompt
+            request.end = max(request.end, end)
+            if not context.samples and part.outputs:
+                request.token_times = array("q", () if part.prompt else request.token_times)
+                request.token_times.append(end)
+            served.append(request)
+        return served
 
-    def token(self, ctx: int, seq: int, step: int, t: int) -> None:
-        """A token of the step was there at `t`."""
+    def token(self, ctx: int, seq: int, step: int, t: int, dur: int) -> Request | None:
+        """A token of the step was sampled from `t` on; returns the latest request of its
+        sequence."""
         context = self._context(ctx)
-        self._decide(ctx, context, True)
+        if not context.samples:
+            context.samples = True
+            for of in context.streams.values():
+                for earlier in _requests(of):
+                    earlier.token_times = array("q")
         stream = context.streams.get(max(seq, 0))
         if stream and (request := stream.current) and request.last_step == step:
-            request.token_times.append(t)
-            request.end = max(request.end, t)
+            if not request.left and seq >= 0:
+                again = Request(ctx, seq, reused=request.length, first_step=step, last_step=step)
+                again.begin, again.length, again.left = t, request.length, 1
+                request = self._begin(stream, again)
+            request.left -= 1
+            request.token_times.append(t + dur)
+            request.end = max(request.end, t + dur)
+        return stream.current if stream else None
 
     def span(self, seq: int, begin: int, end: int, name: str) -> None:
         """A mark of a sequence has ended."""
@@ -195,12 +198,6 @@ class RequestFinder:
                 if request is not stream.current:
                     stream.unnamed.remove(request)
                     self._found(request)
-
-    def current(self, ctx: int, seq: int) -> Request | None:
-        """The latest request of a sequence, ended or not; None while it is not known."""
-        context = self._contexts.get(ctx)
-        stream = context.streams.get(max(seq, 0)) if context else None
-        return stream.current if stream else None
 
     def finish(self) -> None:
         """The log has ended."""
@@ -216,38 +213,12 @@ class RequestFinder:
         return context
 
     def _end(self, ctx: int) -> None:
-        context = self._contexts[ctx]
-        if context.samples is None:
-            self._decide(ctx, context, False)
-        for stream in context.streams.values():
+        for stream in self._contexts.pop(ctx).streams.values():
             for request in _requests(stream):
                 self._found(request)
-        del self._contexts[ctx]
 
-    def _decide(self, ctx: int, context: _Context, samples: bool) -> None:
-        context.samples = samples
-        waiting, context.waiting = context.waiting, []
-        for step in waiting:
-            self._serve(ctx, context, step)
-
-    def _serve(self, ctx: int, context: _Context, step: _Step) -> None:
-        served: list[Request] = []
-        for part in step.parts:
-            stream = context.streams.setdefault(part.seq, _Stream())
-            request = stream.current
-            if request is None or _is_over(request, step.begin) or _is_new_prompt(request, part):
-                request = self._begin(ctx, stream, part, step)
-            request.last_step = step.number
-            served.append(request)
-            if not request.token_times:
-                request.prompt += part.tokens
-                request.prompt_end = part.pos + part.tokens
-            request.end = max(request.end, step.end)
-            if not context.samples and part.outputs:
-                request.token_times.append(step.end)
-        self._served(step.number, served)
-
-    def _begin(self, ctx: int, stream: _Stream, part: Part, step: _Step) -> Request:
+    def _begin(self, stream: _Stream, request: Request) -> Request:
+        """The request, which is now the latest of its sequence."""
         if stream.current is not None:
             if stream.current.arrival >= 0:
                 self._found(stream.current)
@@ -255,11 +226,11 @@ class RequestFinder:
                 stream.unnamed.append(stream.current)
                 if len(stream.unnamed) > KEPT:
                     self._found(stream.unnamed.popleft())
-        request = stream.current = Request(ctx, part.seq, reused=max(part.pos, 0), begin=step.begin)
-        request.first_step = step.number
+        stream.current = request
         for span in self._spans:
-            if span.seq == part.seq and ctx not in span.taken and _fits(span, request):
-                _assign(span, request, ctx)
+            fits = span.seq == request.seq and request.ctx not in span.taken
+            if fits and _fits(span, request):
+                _assign(span, request, request.ctx)
                 break
         return request
 
@@ -284,10 +255,9 @@ def _is_over(request: Request, t: int) -> bool:
     return request.arrival >= 0 and request.marked_end <= t
 
 
-def _is_new_prompt(request: Request, part: Part) -> bool:
-    if not request.token_times:
-        return False
-    return part.pos < request.prompt_end or part.tokens > max(part.outputs, 1)
+def _goes_on(request: Request, part: Part, context: _Context) -> bool:
+    """Whether more of a prompt comes after batches of it that had outputs."""
+    return not context.samples and part.pos == request.length == request.reused + request.prompt
 
 
 def find_requests(session: Session) -> tuple[Table, list[Request]]:
@@ -296,8 +266,19 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     steps, _ = counted_steps(session)
     steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
     found: list[Request] = []
-    finder = RequestFinder(found.append, _add_step)
-    calls = [*_steps(finder, session, steps), *_tokens(finder, session, steps)]
+    finder = RequestFinder(found.append)
+
+    def step(row: int, *arguments: Any) -> None:
+        for request in finder.step(row, *arguments):
+            request.steps.append(row)
+
+    parts = parts_of_steps(session, steps)
+    columns = (steps[name].tolist() for name in ("step", "ctx", "begin", "end"))
+    calls: list[_Call] = [
+        (end, 0, step, (row, ctx, begin, end, parts[number]))
+        for row, (number, ctx, begin, end) in enumerate(zip(*columns, strict=True))
+    ]
+    calls += _tokens(finder, session, steps)
     calls += _marks(finder, session.marks)
     calls.sort(key=lambda call: call[:2])
     for _, _, call, arguments in calls:
@@ -307,39 +288,18 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     return steps, found
 
 
-def _add_step(row: int, served: list[Request]) -> None:
-    for request in served:
-        request.steps.append(row)
-
-
-_Call = tuple[int, int, Callable[..., None], tuple[Any, ...]]
+_Call = tuple[int, int, Callable[..., object], tuple[Any, ...]]
 """of the finder: when, its rank among those of one time, and its arguments"""
-
-
-def _steps(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
-    parts = parts_of_steps(session, steps)
-    columns = (steps[name].tolist() for name in ("step", "ctx", "begin", "end"))
-    for row, (step, ctx, begin, end) in enumerate(zip(*columns, strict=True)):
-        yield end, 0, finder.step, (row, ctx, begin, end, parts[step])
 
 
 def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
     """What the batch of each of `steps` has of each sequence."""
-    of = session.sequences
-    found: dict[int, list[Part]] = {}
-    columns = (of[name].tolist() for name in ("step", "seq", "pos", "tokens", "outputs"))
+    found: dict[int, list[Part]] = {step: [] for step in steps["step"].tolist()}
+    columns = (column.tolist() for column in session.sequences.columns.values())
     for step, *part in zip(*columns, strict=True):
-        found.setdefault(step, []).append(Part(*part))
-    names = ("step", "n_seqs", "pos", "n_tokens", "n_outputs")
-    rows = zip(*(steps[name].tolist() for name in names), strict=True)
-    return {step: found.get(step) or parts_of([], *rest) for step, *rest in rows}
-
-
-def parts_of(
-    sequences: Iterable[tuple[int, int, int, int]], n_seqs: int, pos: int, tokens: int, outputs: int
-) -> list[Part]:
-    """The parts of a step: of its `sequences`, or, in a log without them, of its only one."""
-    return [Part(*each) for each in sequences] or [Part(0, pos, tokens, outputs)] * (n_seqs == 1)
+        if step in found:
+            found[step].append(Part(*part))
+    return found
 
 
 def _tokens(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
@@ -347,7 +307,7 @@ def _tokens(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_
     tokens = session.tokens
     columns = (tokens[name].tolist() for name in ("ctx", "seq", "step", "t", "dur"))
     for ctx, seq, step, t, dur in zip(*columns, strict=True):
-        yield t + dur, 1, finder.token, (ctx, seq, row.get(step, -1), t + dur)
+        yield t + dur, 1, finder.token, (ctx, seq, row.get(step, -1), t, dur)
 
 
 def _marks(finder: RequestFinder, marks: Table) -> Iterator[_Call]:

@@ -236,8 +236,7 @@ class Resolver:
         if context is None:
             return
         self._given["graph"].add(event.graph)
-        self.graphs[event.graph] = KnownGraph(event, context)
-        context.graphs[event.graph] = self.graphs[event.graph]
+        self.graphs[event.graph] = context.graphs[event.graph] = KnownGraph(event, context)
         if len(context.graphs) > GRAPHS_KEPT:
             self._forget(context.graphs.pop(next(iter(context.graphs))))
 
@@ -277,14 +276,16 @@ class Resolver:
     # --- steps and computes ---
 
     def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
-        if self._named(event.ctx) is None:
+        context = self._named(event.ctx)
+        if context is None:
             yield self._missing("context", event.ctx)
-        yield from sequence_problems(event)
+        yield from (problems := list(sequence_problems(event)))
         if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
             return
         self._given["step"].add(event.step)
-        self.step = self.open_steps[event.step] = KnownStep(event, line)
+        parts = context.batches.parts(event) if context and not problems else []
+        self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
 
     def _step_end(self, _line: int, event: StepEnd) -> Iterator[str]:
         self.step = self.open_steps.pop(event.step, None)
@@ -325,14 +326,12 @@ class Resolver:
 
     def _layers(self, _line: int, event: Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
-        if self._measured(event.compute) is None:
-            yield self._missing("compute", event.compute)
+        yield from self._measured(event.compute)
 
     def _ops(self, _line: int, event: Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
-        compute, plan = self._measured(event.compute), self.plans.get(event.plan)
-        if compute is None:
-            yield self._missing("compute", event.compute)
+        yield from self._measured(event.compute)
+        compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
         if plan is None:
             yield self._missing("plan", event.plan)
             return
@@ -346,16 +345,14 @@ class Resolver:
     def _splits(self, _line: int, event: Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
-        compute = self._measured(event.compute)
-        if compute is None:
-            yield self._missing("compute", event.compute)
-        elif max(event.split, default=-1) >= len(compute.graph.event.splits):
+        yield from self._measured(event.compute)
+        compute = self.computes.get(event.compute)
+        if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
 
     def _tensor_stats(self, _line: int, event: TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
-        if self._measured(event.compute) is None:
-            yield self._missing("compute", event.compute)
+        yield from self._measured(event.compute)
         if graph is None:
             yield self._missing("graph", event.graph)
             return
@@ -370,8 +367,10 @@ class Resolver:
     def _of_step(self, _line: int, event: Kv | Token) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
-        elif type(event) is Kv:
+        elif isinstance(event, Kv):
             self.context.caches.take(event)
+        else:
+            self.context.batches.sampled(event)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
 
@@ -382,10 +381,11 @@ class Resolver:
             self.context = self.contexts[ctx] = context
         return context
 
-    def _measured(self, number: int) -> KnownCompute | None:
+    def _measured(self, number: int) -> Iterator[str]:
         if (compute := self.computes.get(number)) is not None:
             self.compute = compute
-        return compute
+        else:
+            yield self._missing("compute", number)
 
     def _missing(self, what: str, number: int) -> str:
         given = number in self._given[what]

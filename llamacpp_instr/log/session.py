@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.graph.kernels import Kernels, KernelWork, plan_kernels
 from llamacpp_instr.log.columns import Columns, interval_columns, kinds_of
 from llamacpp_instr.log.columns import Table as Table
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import Resolver
@@ -105,8 +106,8 @@ class Session:
     """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
     thread, begin, end (the result is there), returned, and the measurements of `step_end`"""
     sequences: Table
-    """step, seq, pos, tokens, outputs: what the batch of each ended step has of each sequence;
-    `pos` is its first position"""
+    """step, seq, pos, tokens, outputs, prompt: what the batch of each ended step has of each
+    sequence; `pos` is its first position"""
     computes: Table
     """the keys of `compute`"""
     ops: list[Timed]
@@ -120,7 +121,7 @@ class Session:
     """mark, name, begin, end, thread, seq; an instant ends when it begins, an open span with -1"""
     notes: list[Note]
     messages: list[Message]
-    open_steps: list[StepBegin]
+    open_steps: list[KnownStep]
     """begun and not ended"""
     ubatches: dict[int, Ubatch]
     """what is known of the masks of each compute"""
@@ -192,11 +193,10 @@ def load_parts(
         loader.take(event)
     assert reader.end is not None
     loader.end_marks()
-    open_steps = [step.event for step in refs.open_steps.values()]
-    yield loader.session(run.name, reader.end, open_steps)
+    yield loader.session(run.name, reader.end, list(refs.open_steps.values()))
 
 
-_STEP_BEGIN = ("step", "ctx", "phase", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
+_STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
 _STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t", "step"))
 
 
@@ -209,10 +209,11 @@ class _Loader:
         begin = kinds_of(StepBegin)
         self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
-            | {"begin": "q", "end": "q"}
+            | {"phase": "O", "begin": "q", "end": "q"}
             | dict.fromkeys(_STEP_END, "q")
         )
-        self.sequences = Columns(dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q"))
+        of_part = dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q")
+        self.sequences = Columns(of_part | {"prompt": "b"})
         self.machine = Columns.of(Machine)
         self.marks = Columns(
             {"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q", "seq": "q"}
@@ -288,7 +289,7 @@ class _Loader:
         for _, mark in self.refs.open_marks.values():
             self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
 
-    def session(self, path: str, log_end: LogEnd, open_steps: list[StepBegin]) -> Session:
+    def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
         return Session(
             path=path,
             start=self.refs.start,
@@ -342,23 +343,11 @@ class _Loader:
     def _step_end(self, event: StepEnd) -> None:
         assert self.refs.step is not None
         begin = self.refs.step.event
-        self.steps.add(
-            (
-                begin.step,
-                begin.ctx,
-                begin.name,
-                begin.n_tokens,
-                begin.n_outputs,
-                begin.n_seqs,
-                begin.pos,
-                begin.thread,
-                begin.t,
-                event.t,
-                *(getattr(event, name) for name in _STEP_END),
-            )
-        )
-        for sequence in begin.sequences:
-            self.sequences.add((begin.step, *sequence))
+        row = [getattr(begin, name) for name in _STEP_BEGIN]
+        row += self.refs.step.phase, begin.t, event.t
+        self.steps.add(row + [getattr(event, name) for name in _STEP_END])
+        for part in self.refs.step.parts:
+            self.sequences.add((begin.step, *astuple(part)))
 
     def _compute(self, event: Compute) -> None:
         self.computes.add_event(event)

@@ -39,10 +39,8 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
 def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
     """The phase of every compute in one of `steps`."""
     phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
-    pairs = zip(
-        session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
-    )
-    return {compute: phase[step] for compute, step in pairs if step in phase}
+    columns = (session.computes[name].tolist() for name in ("compute", "step"))
+    return {compute: phase[step] for compute, step in zip(*columns, strict=True) if step in phase}
 
 
 def _in_warm_up(session: Session) -> NDArray[np.bool_]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from converters.analyses.requests import compute_requests, concurrency_over_time, waits_of
 from llamacpp_instr import schema as s
@@ -18,7 +21,7 @@ from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
 from tests.kit.made_log import make_log
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.reports import session_of
+from tests.kit.reports import column, rows, session_of
 
 CLIENTS, EACH = 8, 3
 
@@ -110,6 +113,116 @@ def test_requests_at_once_over_time(seed: int, tmp_path: Path) -> None:
             assert most == max(sum(of <= t < end for of, end in spans) for t in moments)
 
 
+def _marked(seed: int) -> list[s.Event]:
+    """A log in which the n-th context serves one request, in sequence n, and every second of them
+    has a mark."""
+    events = make_log(Random(seed).randint, n_contexts=8, level="minimal")
+    first: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, s.StepBegin):
+            event.seq = [event.ctx]
+            first.setdefault(event.ctx, event.t)
+        if isinstance(event, s.Token):
+            event.seq = event.ctx
+    end = events.pop()
+    for ctx, begin in first.items():
+        if ctx % 2:
+            mark = s.Mark(t=begin - 700 * ctx, mark=100 + ctx, name=f"call {ctx}", phase="begin")
+            events += [mark, replace(mark, t=end.t - 5, phase="end", seq=ctx)]
+    return [*events, end]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tables_are_what_the_lines_of_the_log_say(seed: int, tmp_path: Path) -> None:
+    log = tmp_path / "made.log"
+    session = session_of(log, _marked(seed))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ends = {line["step"]: line["t"] for line in lines if line["event"] == "step_end"}
+    wanted: list[dict[str, Any]] = []
+    for ctx in {line["ctx"] for line in lines if line["event"] == "step_begin"}:
+        own = [line for line in lines if line.get("ctx") == ctx]
+        steps = [of for of in own if of["event"] == "step_begin"]
+        times = [of["t"] + of["dur"] for of in own if of["event"] == "token"]
+        marks = [of["t"] for of in lines if of["event"] == "mark" and of["mark"] == 100 + ctx]
+        arrival, end = marks or (steps[0]["t"], max(times[-1], ends[steps[-1]["step"]]))
+        durs = [ends[of["step"]] - of["t"] for of in steps]
+        gaps = [b - a for a, b in pairwise(times)]
+        parts = {
+            "queue": steps[0]["t"] - arrival,
+            "its prompt": durs[0],
+            "its tokens": sum(durs[1:]),
+            "other requests": 0,
+        }
+        parts["the rest"] = end - arrival - sum(parts.values())
+        longest = max(parts, key=lambda name: parts[name])
+        named = {"queue": "the queue", "the rest": "sampling, application"}
+        wanted.append({
+            "name": f"call {ctx}" if marks else "", "context": ctx, "sequence": ctx,
+            "begin": arrival, "queued": parts["queue"] if marks else None,
+            "prompt": steps[0]["n_tokens"], "reused": 0, "output": len(times),
+            "first token": times[0] - arrival, "between": median(gaps) if gaps else None,
+            "total": end - arrival, "waited for": named.get(longest, longest), "gaps": gaps,
+            **parts,
+        })  # fmt: skip
+    assert len(wanted) > 3
+    began, ended = min(r["begin"] for r in wanted), max(r["begin"] + r["total"] for r in wanted)
+    slowest = sorted(wanted, key=lambda of: -of["total"])
+
+    latencies, _, shown = compute_requests(session, top=3)
+    assert shown.title == "The slowest requests"
+    assert f"3 of {len(wanted)}; --top {len(wanted)} shows all." in shown.notes
+    for row, of in zip(rows(shown), slowest[:3], strict=True):
+        assert row.pop("from") == of["begin"] - began
+        del row["Request"]
+        assert row == {name: of[name] for name in row}
+    (_, _, every) = compute_requests(session, top=100)
+    assert column(every, "total") == [of["total"] for of in slowest]
+    by_begin = sorted(wanted, key=lambda of: of["begin"] + (of["queue"] or 0))
+    assert [by_begin[n - 1]["total"] for n in column(every, "Request")] == column(every, "total")
+
+    samples = {
+        "queued": [of["queued"] for of in wanted if of["queued"] is not None],
+        "to the first token": [of["first token"] for of in wanted],
+        "between tokens": [gap for of in wanted for gap in of["gaps"]],
+        "total": [of["total"] for of in wanted],
+    }
+    for row in rows(latencies):
+        values = sorted(samples.pop(row["Time"]))
+        assert (row["count"], row["longest"]) == (len(values), values[-1])
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            place = share * (len(values) - 1)
+            low, part = int(place), place % 1
+            high = values[min(low + 1, len(values) - 1)]
+            assert row[name] == pytest.approx(values[low] + part * (high - values[low]))
+    assert not any(samples.values())
+    spans = [(of["begin"], of["begin"] + of["total"]) for of in wanted]
+    n_output = sum(of["output"] for of in wanted)
+    most = max(sum(a <= t < b for a, b in spans) for t, _ in spans)
+    mean = sum(b - a for a, b in spans) / (ended - began)
+    assert latencies.figures == {
+        "requests": (len(wanted), "count"),
+        "output tokens": (n_output, "count"),
+        "prompt tokens computed": (sum(of["prompt"] for of in wanted), "count"),
+        "prompt tokens reused": (0, "count"),
+        "tokens/s by the clock": (pytest.approx(n_output / (ended - began) * 1e9), "per_second"),
+        "concurrent, mean": (pytest.approx(mean), "number"),
+        "concurrent, most": (most, "count"),
+    }
+    notes = " ".join(latencies.notes)
+    assert f"At most {most} at once, {mean:.3g} on average." in notes
+    unknown = sum(of["queued"] is None for of in wanted)
+    assert f"The arrival of {unknown} is not in the log" in notes
+
+
+def test_a_reused_prompt_is_counted(tmp_path: Path) -> None:
+    turns = [(0, 8, 1, True), (8, 1, 1, True), (4, 4, 1, True), (6, 2, 1, True)]
+    requests = _requests_of(turns, tmp_path)
+    assert sum(of.reused for of in requests) == 10
+    latencies, *_ = compute_requests(load_session(tmp_path / "made.log"))
+    assert latencies.figures["prompt tokens reused"] == (10, "count")
+    assert latencies.figures["prompt tokens computed"] == (14, "count")
+
+
 # --- what begins a request ---
 
 Turn = tuple[int, int, int, bool]
@@ -166,6 +279,18 @@ def _requests_of(turns: list[Turn], tmp_path: Path, **marks: int) -> list[Reques
             id="drafts of speculative decoding, some of which are rejected",
         ),
         pytest.param([(0, 8, 0, False)], [(8, 0, 0)], id="a prompt without a token"),
+        pytest.param(
+            [(0, 8, 8, False), (8, 3, 3, True), (11, 1, 1, True)], [(11, 0, 2)],
+            id="a prompt in two batches with all logits",
+        ),
+        pytest.param(
+            [(0, 8, 1, False), (8, 8, 1, False), (16, 2, 1, True), (18, 1, 1, True)],
+            [(18, 0, 2)], id="a prompt in batches that each have an output",
+        ),
+        pytest.param(
+            [(0, 8, 1, False), (8, 1, 1, False), (9, 5, 1, False)], [(8, 0, 2), (5, 9, 1)],
+            id="the next turn, if the application samples",
+        ),
     ],
 )  # fmt: skip
 def test_a_prompt_after_a_token_begins_a_request(

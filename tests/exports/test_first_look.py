@@ -23,7 +23,7 @@ DECODES = [*step(1, 1000, 1100), *step(2, 1100, 1200), *step(3, 1200, 1300), *st
 SHORT, LONG = [*step(0, 900, 990, "prefill")], [*step(0, 0, 1000, "prefill")]
 WARM_UP = [
     (0, Mark(t=0, mark=0, name="warm-up", phase="begin")),
-    *step(0, 1, 2, "prefill"), *step(1, 2, 3), *step(2, 3, 4), *step(3, 4, 5), *step(4, 5, 6),
+    *step(5, 1, 2, "prefill"), *step(6, 2, 3), *step(7, 3, 4), *step(8, 4, 5), *step(9, 5, 6),
     (0, Mark(t=7, mark=0, name="warm-up", phase="end")),
 ]  # fmt: skip
 SHOWN = {

@@ -15,7 +15,7 @@ from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.perfetto import requests as requests_of_trace
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.log.requests import UNDECIDED, find_requests
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
@@ -116,7 +116,7 @@ def _served(random: Random) -> list[s.Event]:
     marks: dict[tuple[int, int], int] = {}
     late: list[tuple[int, int]] = []
     cells = dict.fromkeys([(ctx, seq) for ctx in (0, 1) for seq in range(3)], 0)
-    for step in range(2 * UNDECIDED + 100):
+    for step in range(600):
         ctx, warm_up = step % 2, step in (6, 7, 50)
         parts = []
         for seq in random.sample(range(3), random.randint(1, 3)):

@@ -171,7 +171,7 @@ def test_messages_notes_and_values_are_those_of_the_log(tmp_path):
     first, second = tables.tensor_stats.to_dict("records")
     same = set(values) - {"event", "hist"}
     assert {name: first[name] for name in same} == {name: values[name] for name in same}
-    assert (first["step"], first["phase"], first["hist"]) == (0, "decode", "16,112,112,16")
+    assert (first["step"], first["phase"], first["hist"]) == (0, "prefill", "16,112,112,16")
     assert np.isnan([second[name] for name in ("min", "max", "mean", "std")]).all()
     assert (second["nan"], second["hist"]) == (256, "")
 

@@ -43,7 +43,7 @@ def steady_log(seed: int, noise: float = 0.0, fused: bool = False) -> list[s.Eve
         for i, dur in enumerate(durations):
             step = run * N_DECODES + i
             events.append(s.StepBegin(t=t, step=step, ctx=0, kind="decode", phase="decode",
-                n_tokens=1, n_outputs=1, n_seqs=1, pos=i))  # fmt: skip
+                n_tokens=1, n_outputs=1, n_seqs=1, pos=1 + i))  # fmt: skip
             events.append(s.Compute(t=t, compute=step, graph=graph.graph, ctx=0, step=step,
                 source="decode", reused=step > 0, n_threads=1, dur=sum(dur)))  # fmt: skip
             events.append(s.Ops(t=t, compute=step, plan=0, dur=dur))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +21,12 @@ from converters.live import hub as hub_module
 from converters.live.hub import Hub
 from converters.live.server import PAGE, LiveServer
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log import follow
 from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.schema import SessionStart
 from tests.kit.made_log import encode
 from tests.live.followed_logs import events_of_this_process, followed
+from tests.live.test_state import metrics_of
 
 pytestmark = pytest.mark.native
 
@@ -44,7 +50,7 @@ class Served:
         return connect(f"{address}frames?after={after}", additional_headers=headers)
 
     def get(self, path: str, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
         connection.putrequest("GET", path, skip_host="Host" in headers)
         for name, value in headers.items():
             connection.putheader(name, value)
@@ -63,6 +69,7 @@ def a_range(first: int, last: int) -> str | Path:
     return f"http://127.0.0.1:1/{last}" if first == 1 else Path(__file__)
 
 
+PATIENCE_S = 100
 KEPT = 5
 """frames, so that a test does not wait for those of ten seconds"""
 
@@ -78,14 +85,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         server = LiveServer(hub, a_range)
         thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
         thread.start()
-        assert started.wait(10)
+        assert started.wait(PATIENCE_S)
         yield Served(log, lines, server)
     server.stop()
     thread.join()
 
 
 def read(viewer: ClientConnection) -> dict[str, Any]:
-    frame: dict[str, Any] = json.loads(viewer.recv(timeout=10))
+    frame: dict[str, Any] = json.loads(viewer.recv(timeout=PATIENCE_S))
     return frame
 
 
@@ -200,6 +207,32 @@ def test_what_a_viewer_sends_is_ignored(served: Served) -> None:
         viewer.send(b"bytes")
         served.write(1)
         assert read(viewer)["frame"] > 0
+
+
+def test_nothing_is_up_once_the_program_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nobody closed its log."""
+    monkeypatch.setattr(follow, "SILENT_S", 0.1)
+    program = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as writer:
+        events = events_of_this_process(3)
+        assert isinstance(events[0], SessionStart)
+        events[0].process.pid = writer.pid
+        log = tmp_path / "it.log"
+        log.write_bytes(encode(events[:-1]))
+        with followed(log) as (hub, _):
+            while hub.is_late:
+                time.sleep(0.01)
+            while_it_runs = hub.look(metrics_of)
+            writer.communicate(b"\n")
+            while hub.over is None:
+                time.sleep(0.01)
+            afterwards = hub.look(metrics_of)
+    assert hub.over == "not closed"
+    assert while_it_runs["up",] == 1
+    assert (afterwards["up",], afterwards["active_requests",]) == (0, 0)
+    assert afterwards["requests_total",] == while_it_runs["requests_total",] > 0
 
 
 def test_a_port_in_use_is_named(served: Served) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import msgspec
 import pytest
 
 from converters.live.figures import figures_of
 from converters.live.frames import FrameMaker, step_details
+from converters.live.latencies import BETWEEN, TO_FIRST, Histogram
 from converters.live.metrics import metrics_text
-from converters.live.state import LiveState
+from converters.live.state import MESSAGES, LiveState
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.schema import Kv
+from llamacpp_instr.schema import Kv, Token
 from tests.kit.made_log import encode, make_log
 
 
@@ -136,7 +140,7 @@ def test_the_lanes_are_the_requests(session: Session, state: LiveState) -> None:
         (r.ctx, r.seq, r.begin, r.prompt, tuple(r.token_times))
         for r in (lane.request for lane in lanes)
     }
-    assert shown <= found
+    assert shown == found
 
 
 @pytest.mark.parametrize("pause", [1, 7, 100])
@@ -177,8 +181,14 @@ def test_a_key_frame_between_two_frames_repeats_nothing(log: Path) -> None:
     assert messages + last["messages"] == whole["messages"]
 
 
-def test_while_nothing_happens_the_figures_go_down(log: Path) -> None:
-    state, _ = state_of(log)
+def unclosed(log: Path, path: Path) -> Path:
+    """The log without its end."""
+    path.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    return path
+
+
+def test_while_nothing_happens_the_figures_go_down(log: Path, tmp_path: Path) -> None:
+    state, _ = state_of(unclosed(log, tmp_path / "open.log"))
     busy = figures_of(state)
     assert bool(busy.active) == bool(state.lanes.n_requests)
     state.idle = 10**10
@@ -209,18 +219,114 @@ def test_a_kept_step_has_its_kernels(session: Session, state: LiveState) -> None
     assert step_details(state, 10**9) is None
 
 
-def test_metrics_are_the_figures(session: Session, state: LiveState) -> None:
+Samples = dict[tuple[str, ...], float]
+"""metrics by their names, without the common beginning, and labels"""
+
+
+def metrics_of(state: LiveState) -> Samples:
     from prometheus_client.parser import text_string_to_metric_families
 
-    samples = {
-        (sample.name, *sample.labels.values()): sample.value
+    return {
+        (sample.name.removeprefix("llamacpp_instr_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(metrics_text(state).decode())
         for sample in family.samples
     }
-    assert samples["llamacpp_instr_tokens_total", "output"] == len(session.tokens)
-    assert samples["llamacpp_instr_steps_total",] == state.n_steps
-    _, requests = find_requests(session)
-    firsts = samples["gen_ai_server_time_to_first_token_seconds_count",]
-    assert firsts == sum(bool(request.token_times) for request in requests)
-    between = samples["gen_ai_server_time_per_output_token_seconds_count",]
-    assert between == sum(max(len(r.token_times) - 1, 0) for r in requests)
+
+
+def eventful(log: Path, path: Path) -> list[dict[str, Any]]:
+    """The log with messages and, for the last step of each context, a failure; its lines."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ctx = {line["step"]: line["ctx"] for line in lines if line["event"] == "step_begin"}
+    last = {ctx[line["step"]]: line for line in lines if line["event"] == "step_end"}
+    for line in last.values():
+        line["status"] = 1
+    failed = {line["step"] for line in last.values()}
+    lines = [of for of in lines if of["event"] != "token" or of["step"] not in failed]
+    message = {"event": "message", "t": lines[0]["t"], "level": "warn", "text": "x"}
+    lines[1:1] = [message] * (MESSAGES + 5)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def histogram(seconds: list[float], bounds: tuple[float, ...]) -> list[int]:
+    """How many are at most each bound, and how many there are."""
+    return [sum(of <= bound for of in seconds) for bound in bounds] + [len(seconds)]
+
+
+def test_metrics_are_what_the_lines_of_the_log_say(log: Path, tmp_path: Path) -> None:
+    """Each context of such a log serves one request: a prompt, and a token from each step."""
+    lines = eventful(log, tmp_path / "it.log")
+    of: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        of.setdefault(line["event"], []).append(line)
+    begins = {line["step"]: line for line in of.get("step_begin", ())}
+    ends = {line["step"]: line for line in of.get("step_end", ())}
+    good = [begins[step] for step, line in ends.items() if line["status"] == 0]
+    times: dict[int, list[int]] = {}
+    for token in of.get("token", ()):
+        times.setdefault(token["ctx"], []).append(token["t"] + token["dur"])
+    first_step = {ctx: min(b["t"] for b in good if b["ctx"] == ctx) for ctx in times}
+    prompts = sum(b["n_tokens"] for b in good if b["pos"] == 0)
+    firsts = [(t[0] - first_step[ctx]) / 1e9 for ctx, t in times.items()]
+    per_token = [(t[-1] - t[0]) / (len(t) - 1) / 1e9 for t in times.values() if len(t) > 1]
+    gaps = [(b - a) / 1e9 for t in times.values() for a, b in pairwise(t)]
+
+    state, _ = state_of(unclosed(tmp_path / "it.log", tmp_path / "open.log"))
+    before = metrics_of(state)
+    assert before["up",] == 1
+    assert before["active_requests",] == before["requests_total",] == len({b["ctx"] for b in good})
+    held = {line["ctx"]: line["buffers"] for line in of["memory"]}
+    assert {key[1:]: value for key, value in before.items() if key[0] == "memory_bytes"} == {
+        (str(ctx), kind): sum(buffer[kind] for buffer in buffers)
+        for ctx, buffers in held.items()
+        for kind in ("model", "context", "compute")
+    }
+    cells = {(line["ctx"], line.get("cache", 0)): line for line in of.get("kv", ())}
+    assert {key[1:]: value for key, value in before.items() if key[0] == "cache_cells"} == {
+        (str(cache), str(ctx), what): n
+        for (ctx, cache), line in cells.items()
+        for what, n in (("used", line["used"]), ("free", line["size"] - line["used"]))
+    }
+
+    after = metrics_of(state_of(tmp_path / "it.log")[0])
+    for name in ("up", "active_requests"):
+        assert after[name,] == 0
+    assert not {name for name, *_ in after} & {"memory_bytes", "cache_cells"}
+    for samples in (before, after):
+        assert samples["tokens_total", "input"] == prompts
+        assert samples["tokens_total", "output"] == len(of.get("token", ()))
+        assert samples["steps_total",] == len(good)
+        assert samples["failed_steps_total",] == len(ends) - len(good)
+        busy = sum(ends[b["step"]]["t"] - b["t"] for b in good) / 1e9
+        assert samples["busy_seconds_total",] == pytest.approx(busy)
+        assert samples["messages_total",] == MESSAGES + 5
+    for name, seconds, bounds in (
+        ("gen_ai_server_time_to_first_token_seconds", firsts, TO_FIRST),
+        ("gen_ai_server_time_per_output_token_seconds", per_token, BETWEEN),
+        ("time_between_tokens_seconds", gaps, BETWEEN),
+    ):
+        buckets = [value for key, value in after.items() if key[0] == f"{name}_bucket"]
+        assert buckets == histogram(seconds, bounds)
+        assert after[f"{name}_count",] == len(seconds)
+        assert after[f"{name}_sum",] == pytest.approx(sum(seconds))
+
+
+def test_a_histogram_has_a_time_in_the_first_bucket_that_holds_it() -> None:
+    found = Histogram(BETWEEN)
+    for bound in BETWEEN:
+        found.add(int(bound * 1e9))
+        found.add(int(bound * 1e9) + 1)
+    assert [n for _, n in found.cumulative()] == [*range(1, 2 * len(BETWEEN), 2), 2 * len(BETWEEN)]
+
+
+def test_the_times_of_a_request_count_once_it_has_ended(log: Path, tmp_path: Path) -> None:
+    """As soon as its context has computed nothing for a while, and only once."""
+    state, _ = state_of(unclosed(log, tmp_path / "open.log"))
+    name = "gen_ai_server_time_to_first_token_seconds_count"
+    n = len({token.ctx for _, token in read_events(log) if isinstance(token, Token)})
+    assert metrics_of(state)[name,] == 0
+    state.idle = 10**10
+    for _ in range(2):
+        assert metrics_of(state)[name,] == n
+    state.finish()
+    assert metrics_of(state)[name,] == n

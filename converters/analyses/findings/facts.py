@@ -10,6 +10,7 @@ from converters.analyses.clock import Clock, compute_clock
 from converters.analyses.machine import Machine, compute_machine
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table, Timed
+from llamacpp_instr.log.steps import phase_of_compute
 from llamacpp_instr.probe.file import Probe
 
 BUSY = 0.5
@@ -67,11 +68,9 @@ class Facts:
 
 def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
     """The facts of `steps`, which are those that count."""
-    phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
     computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
-    phases = np.array([phase[step] for step in computes["step"].tolist()], object)
-    computes = Table(computes.columns | {"phase": phases})
-    counted = set(computes["compute"].tolist())
+    counted = phase_of_compute(session, steps)
+    computes = Table(computes.columns | {"phase": np.array([*counted.values()], object)})
     by_time, requests = find_requests(session)
     return Facts(
         session=session,

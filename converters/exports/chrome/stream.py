@@ -31,7 +31,7 @@ from llamacpp_instr.graph.timeline import (
     remember,
 )
 from llamacpp_instr.log.columns import kernel_times
-from llamacpp_instr.log.ids import KnownPlan
+from llamacpp_instr.log.ids import KnownPlan, KnownStep
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.waits import LatestSteps
@@ -122,7 +122,9 @@ class _Writer:
         self._tracks: set[int] = set()
         self._refs = Resolver()
         """a plan keeps the templates of its tracks"""
-        self._latest = LatestSteps(self._step_settled)
+        self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(
+            lambda ended, t: self._step(*ended, t)
+        )
         self._ended: dict[int, tuple[int, int]] = {}
         self._layers: dict[int, tuple[Layers, Compute]] = {}
         """by context: layers whose ops may still follow"""
@@ -171,7 +173,7 @@ class _Writer:
         self._latest.settle_all()
         for step in self._refs.open_steps.values():
             if self._selection.has_step(step.event.step):
-                self._step(step.event, None, self._refs.latest)
+                self._step(step, None, self._refs.latest)
         for _, mark in self._refs.open_marks.values() if self._whole else ():
             self._end_mark(mark, self._refs.latest)
         chosen = self._selection
@@ -291,15 +293,13 @@ class _Writer:
         if self._refs.step and self._selection.has_step(end.step):
             step = self._refs.step.event
             self._flush_layers(step.ctx)
-            self._latest.add(step.ctx, (step, end), max(end.t, step.t))
+            self._latest.add(step.ctx, (self._refs.step, end), max(end.t, step.t))
 
-    def _step_settled(self, ended: tuple[StepBegin, StepEnd], t: int) -> None:
-        self._step(*ended, t)
-
-    def _step(self, step: StepBegin, end: StepEnd | None, t: int) -> None:
+    def _step(self, known: KnownStep, end: StepEnd | None, t: int) -> None:
+        step = known.event
         args = {"step": step.step, "tokens": step.n_tokens, "outputs": step.n_outputs,
                 "status": "the log ended" if end is None else end.status}  # fmt: skip
-        self._slice(self._on(step.ctx, "steps"), step.name, step.t, t, "step", args)
+        self._slice(self._on(step.ctx, "steps"), known.phase, step.t, t, "step", args)
         remember(self._ended, step.step, (step.t, t), KEPT)
         if end is not None:
             self._span(step.ctx, "page faults", step.t, t, end.minflt + end.majflt)

@@ -27,6 +27,7 @@ from converters.exports.perfetto.packets import (
 from converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.graph.kernels import KernelWork
 from llamacpp_instr.graph.timeline import Lanes, remember
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.machine import taken_share
 from llamacpp_instr.schema import (
     Compute,
@@ -55,6 +56,7 @@ VALUES = 1000
 class OpenStep:
     """A step that has not ended."""
 
+    known: KnownStep
     begin: StepBegin
     warm_up: bool = False
     flows: list[int] = field(default_factory=list)
@@ -202,7 +204,7 @@ class StepSlices:
         took = t - begin.t
         rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
         positions = _positions(begin)
-        shape = (home, begin.name, end is not None, bool(rate), bool(positions))
+        shape = (home, step.known.phase, end is not None, bool(rate), bool(positions))
         self._draw(self._step_form, shape, step.flows, *values, *rate, *positions)
         remember(self.ended, begin.step, (begin.t, t), KEPT)
         if end is not None and end.prepare > 0:
@@ -307,8 +309,7 @@ class StepSlices:
 
     def rates(self, work: KernelWork, compute: Compute, home: int) -> None:
         """Draws the rates of a compute: the `work` of all its ops over its time."""
-        dur = compute.dur
-        if dur > 0:
+        if (dur := compute.dur) > 0:
             rates = int(work.bytes.sum()) / dur, int(work.flops.sum()) / dur
             start = compute.t + compute.start
             self._draw(self._rates_form, (home,), start, start + dur, *rates)

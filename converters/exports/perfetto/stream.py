@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from converters.exports.perfetto.ended import EndedSteps
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
 from converters.exports.perfetto.requests import RequestSlices
@@ -19,8 +18,10 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.requests import RequestFinder
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.steps import WARM_UP
+from llamacpp_instr.log.waits import LatestSteps
 from llamacpp_instr.schema import (
     Compute,
     Context,
@@ -176,8 +177,11 @@ class _Writer:
             note += " Converted from an earlier fork's log: it measured times differently."
         self._tracks = Tracks(self._emit, note, self._name, self.n_tracks)
         self._draw = StepSlices(self._packets, self._tracks, self._emit)
-        slices = RequestSlices(self._packets, self._tracks, self._emit, self._new_flows)
-        self._ended = EndedSteps(self._draw_step, slices)
+        self._request_slices = RequestSlices(
+            self._packets, self._tracks, self._emit, self._new_flows
+        )
+        self._requests = RequestFinder(self._request_slices.draw)
+        self._latest: LatestSteps[tuple[OpenStep, StepEnd]] = LatestSteps(self._settled)
         flows = self._new_flows if self._options.flows else None
         self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
 
@@ -185,12 +189,12 @@ class _Writer:
         for ctx in list(self._layers):
             self._flush_layers(ctx)
         latest = max(self._refs.latest, self._computed)
-        self._ended.latest.settle_all()
+        self._latest.settle_all()
         for known in self._refs.open_steps.values():
             if step := known.kept:
                 end = max(latest, step.last, step.begin.t)
                 self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
-        self._ended.requests.finish()
+        self._requests.finish()
         for ctx, tokens in self._tokens.items():
             for token in tokens:
                 self._draw.token(token, self._tracks.context(ctx), None)
@@ -241,11 +245,11 @@ class _Writer:
         if self._whole:
             self._draw.mark(mark)
         if self._whole and mark.phase == "end":
-            self._ended.latest.settle_all()
+            self._latest.settle_all()
             begin = self._refs.mark
             seq = mark.seq if mark.seq >= 0 else begin.seq
             if seq >= 0:
-                self._ended.requests.span(seq, begin.t, mark.t, begin.name)
+                self._requests.span(seq, begin.t, mark.t, begin.name)
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -263,14 +267,16 @@ class _Writer:
 
     def _step_begin(self, step: StepBegin) -> None:
         home = self._tracks.context(step.ctx)
-        self._ended.latest.settle(step.ctx)
+        self._latest.settle(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
         warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
-        opened = OpenStep(step, warm_up)
+        assert self._refs.step is not None
+        opened = OpenStep(self._refs.step, step, warm_up)
+        decodes = self._refs.step.phase == "decode"
         for token in self._tokens.pop(step.ctx, ()):
             # a prompt takes no token of before; nor does what begins anew
-            taken = step.name == "decode" and step.pos != 0 and len(opened.flows) < step.n_tokens
+            taken = decodes and step.pos != 0 and len(opened.flows) < step.n_tokens
             taken = taken and self._selection.has_step(step.step)
             flow = self._new_flows(1) if taken else None
             if flow is not None:
@@ -278,7 +284,6 @@ class _Writer:
             self._draw.token(token, home, flow)
         if self._selection.has_step(step.step):
             self._step_matched = True
-            assert self._refs.step is not None
             self._refs.step.kept = opened
 
     def _step_end(self, end: StepEnd) -> None:
@@ -287,11 +292,17 @@ class _Writer:
             return
         step: OpenStep = known.kept
         self._flush_layers(step.begin.ctx)
-        serves = self._whole and end.status == 0 and not step.warm_up
-        self._ended.add(step, end, serves)
+        self._latest.add(step.begin.ctx, (step, end), max(end.t, step.begin.t))
 
-    def _draw_step(self, step: OpenStep, end: StepEnd, t: int) -> None:
-        self._draw.step(step, end, t, self._tracks.context(step.begin.ctx))
+    def _settled(self, ended: tuple[OpenStep, StepEnd], t: int) -> None:
+        """Draws a step, with flows from the requests that it served."""
+        step, end = ended
+        begin = step.begin
+        if self._whole and end.status == 0 and not step.warm_up:
+            served = self._requests.step(begin.step, begin.ctx, begin.t, t, step.known.parts)
+            flows = map(self._request_slices.flow, served)
+            step.flows += [flow for flow in flows if flow is not None]
+        self._draw.step(step, end, t, self._tracks.context(begin.ctx))
 
     def _compute(self, compute: Compute) -> None:
         home, step = self._tracks.context(compute.ctx), self._refs.step
@@ -336,7 +347,7 @@ class _Writer:
 
     def _sync(self, sync: Sync) -> None:
         home = self._tracks.context(sync.ctx)
-        self._ended.latest.wait(sync)
+        self._latest.wait(sync)
         if self._whole:
             self._draw.sync(sync, home)
 
@@ -349,9 +360,9 @@ class _Writer:
         home = self._tracks.context(token.ctx)
         if not self._selection.has_step(token.step):
             return
-        self._ended.latest.settle(token.ctx)
+        self._latest.settle(token.ctx)
         if self._whole:
-            self._ended.requests.token(token.ctx, token.seq, token.step, token.t + token.dur)
+            self._requests.token(token.ctx, token.seq, token.step, token.t, token.dur)
         if self._options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)

@@ -189,7 +189,7 @@ class _Builder:
         self._session = session
         steps = session.steps
         self._phase_of = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True)) | {
-            begin.step: begin.name for begin in session.open_steps
+            known.event.step: known.phase for known in session.open_steps
         }
         self._step_of = dict(
             zip(

@@ -22,6 +22,7 @@ from converters.exports.torch.memory import HeldMemory
 from converters.exports.torch.scalars import Scalars
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.columns import kernel_times
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.waits import LatestSteps
@@ -55,7 +56,7 @@ class _Writer:
         self._folder = folder
         self._refs = Resolver()
         """a plan keeps the text of its kernels"""
-        self._latest: LatestSteps[tuple[StepBegin, StepEnd]] = LatestSteps(self._step)
+        self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._step)
         self._held = HeldMemory()
         self._on_side: Counter[bool] = Counter()
         """bytes on the host (True) and on devices"""
@@ -129,14 +130,14 @@ class _Writer:
     def _step_end(self, end: StepEnd) -> None:
         if self._refs.step:
             step = self._refs.step.event
-            self._latest.add(step.ctx, (step, end), max(end.t, step.t))
+            self._latest.add(step.ctx, (self._refs.step, end), max(end.t, step.t))
 
-    def _step(self, ended: tuple[StepBegin, StepEnd], t: int) -> None:
-        step, end = ended
+    def _step(self, ended: tuple[KnownStep, StepEnd], t: int) -> None:
+        known, end = ended
+        step, phase = known.event, known.phase
         self._step_number = step.step
         args = {"tokens": step.n_tokens, "outputs": step.n_outputs, "status": end.status}
         self._slice(step.ctx, f"ProfilerStep#{step.step}", step.t, t, args)
-        phase = step.name
         self._slice(step.ctx, phase, step.t, t, args)
         if t > step.t and end.status == 0:
             rate = step.n_tokens * 1e9 / (t - step.t)

@@ -1,0 +1,229 @@
+"""Requests and their prompts, against what llama-cpp-python counted for its caller."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converters.analyses.summary import compute_summary
+from converters.exports.chrome import write_chrome
+from converters.exports.flat import LineSelection, expand_lines
+from converters.exports.tables import load_tables
+from converters.fleet.rows import LogRows
+from converters.live.state import LiveState
+from llamacpp_instr.log.batches import Batches
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.schema import StepBegin, Token
+from tests.kit.completions import KINDS
+from tests.kit.native_kit import ROOT
+from tests.kit.reports import by_title, rows
+
+
+@dataclass(frozen=True)
+class Recorded:
+    log: Path
+    calls: list[dict[str, Any]]
+    """what the caller got"""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    @property
+    def prompts(self) -> list[int]:
+        return [call["usage"]["prompt_tokens"] for call in self.calls]
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    log = tmp_path_factory.mktemp(request.param) / "it.log"
+    command = [sys.executable, "-m", "tests.kit.completions", request.param, str(log)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return Recorded(log, json.loads(done.stdout))
+
+
+@pytest.mark.native
+def test_each_call_is_a_request_with_its_tokens(recorded: Recorded) -> None:
+    """Also one that computes nothing, because its prompt is in the cache."""
+    _, requests = find_requests(load_session(recorded.log))
+    assert [of.prompt + of.reused for of in requests] == recorded.prompts
+    sampled = sum(event["event"] == "token" for event in recorded.events)
+    assert sum(len(of.token_times) for of in requests) == sampled
+    for request, call in zip(requests, recorded.calls, strict=True):
+        # the count lacks an end token, and has the first token of an empty prompt
+        tokens = len(request.token_times)
+        assert abs(tokens - call["usage"]["completion_tokens"]) <= 1
+        assert call["sent"] <= request.first <= request.token_times[0]
+        assert request.token_times[-1] <= request.end <= call["done"]
+
+
+def _steps_of_prompts(recorded: Recorded) -> set[int]:
+    """The steps of each call before its first token."""
+    begins = [(e["t"], e["step"]) for e in recorded.events if e["event"] == "step_begin"]
+    tokens = [event["t"] for event in recorded.events if event["event"] == "token"]
+    found = set()
+    for call in recorded.calls:
+        first = min(t for t in tokens if t >= call["sent"])
+        found |= {step for t, step in begins if call["sent"] <= t < first}
+    return found
+
+
+def _session(log: Path) -> dict[int, str]:
+    steps = load_session(log).steps
+    return dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
+
+
+def _tables(log: Path) -> dict[int, str]:
+    steps = load_tables(log).steps
+    return dict(zip(steps.step.tolist(), steps.phase.astype(str).tolist(), strict=True))
+
+
+def _flat(log: Path) -> dict[int, str]:
+    lines = map(json.loads, expand_lines(read_events(log), LineSelection((), None, None)))
+    return {line["step"]: line["phase"] for line in lines if line["event"] == "op"}
+
+
+def _chrome(log: Path) -> dict[int, str]:
+    output = BytesIO()
+    write_chrome(read_events(log), output)
+    events = json.loads(output.getvalue())["traceEvents"]
+    return {e["args"]["step"]: e["name"] for e in events if e.get("cat") == "step"}
+
+
+def _fleet(log: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+
+    def write(table: str, of: list[dict[str, Any]]) -> None:
+        found.update({row["step"]: row["phase"] for row in of} if table == "steps" else {})
+
+    LogRows(write).read(read_events(log), lenient=False)
+    return found
+
+
+def _live(log: Path) -> dict[int, str]:
+    return {row.step: row.phase for row in followed(log).steps}
+
+
+def followed(log: Path) -> LiveState:
+    state = LiveState()
+    for _, event in state.refs.follow(read_events(log)):
+        if take := state.takers.get(type(event)):
+            take(event)
+    return state
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("read", [_session, _tables, _flat, _chrome, _fleet, _live])
+def test_a_step_is_a_prefill_if_a_prompt_is_in_it(
+    recorded: Recorded, read: Callable[[Path], dict[int, str]]
+) -> None:
+    """Not if it has several tokens: a decode checks drafts, and a prompt may be one token."""
+    found = read(recorded.log)
+    prompts = _steps_of_prompts(recorded)
+    assert {step for step, phase in found.items() if phase == "prefill"} == prompts
+    assert {step for step, phase in found.items() if phase == "decode"} == found.keys() - prompts
+    assert len(found) == sum(event["event"] == "step_begin" for event in recorded.events)
+
+
+@pytest.mark.native
+def test_prefills_have_the_tokens_that_the_prompts_had(recorded: Recorded) -> None:
+    session = load_session(recorded.log)
+    (prefill,) = (
+        row
+        for row in rows(by_title(compute_summary(session))["Speed"])
+        if row["Phase"] == "prefill"
+    )
+    reused = sum(request.reused for request in find_requests(session)[1])
+    assert prefill["tokens"] == sum(recorded.prompts) - reused
+    assert (reused == 0) is (recorded.log.parent.name.startswith("drafts"))
+    state = followed(recorded.log)
+    assert state.n_prompt == prefill["tokens"] == sum(second.prompt for second in state.seconds)
+    assert state.lanes.n_requests == len(recorded.calls)
+
+
+# --- by hand ---
+
+PREFILL, DECODE = True, False
+Turn = tuple[int, int, int, bool, bool]
+"""position, tokens, outputs, whether a token is sampled then, and what it is"""
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        pytest.param([(0, 1, 1, True, PREFILL), (1, 1, 1, True, DECODE)], id="one token"),
+        pytest.param(
+            [(0, 8, 0, False, PREFILL), (8, 1, 1, True, PREFILL), (9, 1, 1, True, DECODE)],
+            id="the last token of a prompt has a batch of its own",
+        ),
+        pytest.param(
+            [(0, 8, 8, True, PREFILL), (8, 4, 4, True, DECODE), (10, 4, 4, True, DECODE),
+             (4, 4, 4, True, PREFILL)],
+            id="drafts, then a prompt that goes back",
+        ),
+        pytest.param(
+            [(0, 8, 8, True, PREFILL), (0, 8, 8, False, PREFILL), (8, 8, 8, True, PREFILL),
+             (16, 1, 1, True, DECODE)],
+            id="a prompt in two batches with all logits",
+        ),
+        pytest.param(
+            [(0, 8, 8, False, PREFILL), (8, 8, 8, True, PREFILL), (16, 1, 1, True, DECODE)],
+            id="the first prompt, in two batches with all logits",
+        ),
+        pytest.param(
+            [(0, 64, 1, False, PREFILL), (64, 1, 1, True, PREFILL), (65, 1, 1, True, DECODE)],
+            id="the first prompt, a full batch and its last token",
+        ),
+        pytest.param(
+            [(0, 8, 1, False, PREFILL), (8, 8, 1, False, PREFILL), (16, 2, 1, True, PREFILL),
+             (18, 1, 1, True, DECODE)],
+            id="the first prompt, in batches that each have an output",
+        ),
+        pytest.param([(300, 1, 1, True, DECODE), (301, 1, 1, True, DECODE)], id="the middle"),
+        pytest.param([(300, 9, 1, True, PREFILL), (309, 1, 1, True, DECODE)], id="a loaded state"),
+        pytest.param(
+            [(0, 8, 1, False, PREFILL), (8, 1, 1, False, DECODE), (9, 1, 1, False, DECODE)],
+            id="the application samples",
+        ),
+        pytest.param(
+            [(0, 8, 0, False, PREFILL), (8, 1, 1, False, PREFILL), (9, 1, 1, False, DECODE),
+             (8, 1, 1, False, PREFILL)],
+            id="the application samples, a prompt in two batches, the same again",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seq", [0, 3])
+def test_what_is_a_prompt(turns: list[Turn], seq: int) -> None:
+    batches = Batches(64)
+    for step, (pos, tokens, outputs, sampled, prompt) in enumerate(turns):
+        begin = StepBegin(
+            t=step, step=step, ctx=0, kind="decode", phase="decode", n_tokens=tokens,
+            n_outputs=outputs, n_seqs=1, pos=pos,
+            seq=[seq], seq_pos=[pos], seq_tokens=[tokens], seq_outputs=[outputs],
+        )  # fmt: skip
+        (part,) = batches.parts(begin)
+        assert part.prompt is prompt
+        if sampled:
+            batches.sampled(Token(t=step, ctx=0, step=step, seq=seq, index=0, id=1, text="", dur=1))
+
+
+def test_a_token_of_several_sequences_ends_the_prompt_of_each() -> None:
+    batches = Batches(64)
+    pos = [[0, 0, 0], [8, 8, 8]]
+    for step, (n, of) in enumerate(zip((8, 1), pos, strict=True)):
+        begin = StepBegin(
+            t=step, step=step, ctx=0, kind="decode", phase="decode", n_tokens=n, n_outputs=1,
+            n_seqs=3, seq=[0, 1, 2], seq_pos=of, seq_tokens=[n] * 3, seq_outputs=[1] * 3,
+        )  # fmt: skip
+        assert [part.prompt for part in batches.parts(begin)] == [step == 0] * 3
+        batches.sampled(Token(t=step, ctx=0, step=step, seq=-1, index=0, id=1, text="", dur=1))
