@@ -24,6 +24,7 @@ from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.probe.file import Bandwidth, Probe, read_probe
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of_caches
@@ -329,3 +330,61 @@ def test_the_clock_counts_overlapping_steps_once(tmp_path: Path) -> None:
     assert clock.total == max(busy | in_step) + 1 - begin
     assert clock.steps + clock.sampling + clock.outside == clock.total
     assert clock.n_tokens == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("row", "repacked", "advised"),
+    [
+        (512, "q4_K", "Q4_K"),
+        (640, "q4_K", "Q4_0"),
+        (640, "iq4_nl", "IQ4_NL"),
+        (640, "q8_0", "Q8_0"),
+        (40, "q4_K", None),
+    ],
+)
+def test_the_type_to_try_holds_the_rows_of_the_weights(
+    row: int, repacked: str, advised: str | None, tmp_path: Path
+) -> None:
+    events = make_log(Random(3).randint, n_contexts=1, level="detailed")
+    for event in events:
+        for of in [event] if isinstance(event, s.Tensor) else getattr(event, "leafs", []):
+            if "ffn_down" in of.name:
+                of.type, of.buffer = repacked, "CPU_REPACK"
+            elif ".weight" in of.name and "norm" not in of.name:
+                of.type, of.ne = "q5_1", [row, 256]
+    found = causes(session_of(tmp_path / "made.log", events))["no-interleaved-kernel"]
+    if advised is None:
+        assert "No type with one" in found.advice
+        return
+    assert f"to {advised} and compare" in found.advice
+    assert row % BY_NAME[advised].block == 0
+
+
+@pytest.mark.parametrize(("allowed", "advice"), [(16, "Raise n_batch"), (512, "Pass more")])
+def test_larger_limits_are_advised_where_limits_made_batches_small(
+    allowed: int, advice: str, tmp_path: Path
+) -> None:
+    events = make_log(lambda _, most: most, n_contexts=1, level="minimal")
+    events = [event for event in events if not isinstance(event, s.Token | s.SessionEnd)]
+    for event in events:
+        if isinstance(event, s.Context):
+            event.n_batch = event.n_ubatch = allowed
+        if isinstance(event, s.StepBegin):
+            event.phase, event.n_outputs, event.seq_outputs = "prefill", 0, [0]
+    found = causes(session_of(tmp_path / "made.log", events))
+    assert advice in found["small-batches"].advice
+
+
+@pytest.mark.parametrize(("outputs", "advice"), [(1, "kept their size"), (2, "Keep the number")])
+def test_rebuilt_graphs_are_explained_by_what_changed(
+    outputs: int, advice: str, tmp_path: Path
+) -> None:
+    """Each decode builds a graph; those of one context have another number of outputs."""
+    events = make_log(lambda _, most: 0 if most == 2 else most, n_contexts=6, level="minimal")[:-1]
+    for event in events:
+        if isinstance(event, s.StepBegin) and event.ctx == 0 and event.phase == "decode":
+            event.n_outputs, event.seq_outputs = outputs, [outputs]
+        if isinstance(event, s.Compute):
+            event.build += 3000
+    found = causes(session_of(tmp_path / "made.log", events))
+    assert advice in found["rebuilt-graphs"].advice

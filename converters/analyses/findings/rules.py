@@ -11,6 +11,7 @@ from converters.analyses.devices import device_times
 from converters.analyses.findings.facts import Facts, Finding
 from converters.report.report import shown
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.model.types import BY_NAME, GgmlType
 
 WAITING = 0.2
 """share of the time of the steps"""
@@ -99,6 +100,7 @@ def small_batches(facts: Facts) -> Finding | None:
             n_tokens += request.prompt
     cost = int(dur[sorted(slow)].sum())
     computes = facts.computes.rows(facts.computes["phase"] == "prefill")
+    allowed = min((min(c.n_batch, c.n_ubatch) for c in facts.session.contexts.values()), default=0)
     step, at, parts = np.unique(computes["step"], return_inverse=True, return_counts=True)
     if not slow and len(step):
         small = (parts[at] >= SPLIT) & (computes["n_tokens"] < SMALL_BATCH)
@@ -112,7 +114,9 @@ def small_batches(facts: Facts) -> Finding | None:
         " batch reads every weight.",
         cost / facts.step_time,
         "the steps' time",
-        "Raise n_batch and n_ubatch (--batch, --ubatch).",
+        "Raise n_batch and n_ubatch (--batch, --ubatch)."
+        if allowed < 2 * n_tokens / n_batches
+        else f"Pass more of a prompt at once: a batch can have {allowed:,} tokens.",
     )
 
 
@@ -132,13 +136,16 @@ def rebuilt_graphs(facts: Facts) -> Finding | None:
     of_decode = cost / max(int((steps["end"] - steps["begin"]).sum()), 1)
     if built.mean() < REBUILT or of_decode < REBUILT_COST:
         return None
+    sizes = set(zip(steps["n_seqs"].tolist(), steps["n_outputs"].tolist(), strict=True))
     return Finding(
         "rebuilt-graphs",
         f"{int(built.sum()):,} of {len(decodes):,} decodes built a new graph, which took"
         f" {shown(cost, 'ns')}.",
         cost / facts.step_time,
         "the steps' time",
-        "Keep the number of sequences and outputs of a batch the same, so that graphs are reused.",
+        "Keep the number of sequences and outputs of a batch the same, so that graphs are reused."
+        if len(sizes) > 1
+        else "Batches kept their size: look for adapters or samplers that change between decodes.",
     )
 
 
@@ -168,18 +175,22 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
     if not repacked:
         return None
     spent: dict[str, int] = defaultdict(int)
+    names: dict[str | None, set[str | None]] = defaultdict(set)
     total = 0
     types: dict[int, list[str | None]] = {}
     for ops in facts.ops:
         if ops.plan not in types:
             plan = facts.session.plans[ops.plan]
             graph = facts.session.graphs[plan.graph]
-            types[ops.plan] = [
-                weight_read(graph, inside)[1]
+            reads = [
+                weight_read(graph, inside)
                 if graph.nodes and graph.nodes.op[inside[0]].startswith("MUL_MAT")
-                else None
+                else (None, None)
                 for inside in kernel_nodes(graph, plan)
             ]
+            types[ops.plan] = [of for _, of in reads]
+            for name, of in reads:
+                names[of].add(name)
         total += int(ops.dur.sum())
         for kind, dur in zip(types[ops.plan], ops.dur.tolist(), strict=True):
             if kind is not None and kind not in repacked:
@@ -187,14 +198,29 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
     kind = max(spent, key=lambda name: spent[name], default="")
     if not kind or spent[kind] / max(total, 1) < NO_KERNEL:
         return None
+    rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in names[kind]}
+    best = _interleaved(kind, repacked, rows)
     return Finding(
         "no-interleaved-kernel",
         f"Weights of {kind} have no interleaved kernel on this machine;"
         f" {', '.join(sorted(repacked))} have one.",
         spent[kind] / total,
         "the kernels' time",
-        f"Quantize these tensors to {min(repacked)} and compare (instr compare).",
+        f"Quantize these tensors to {best} and compare speed and errors (instr compare)."
+        if best
+        else "No type with one has blocks that divide the rows of these tensors.",
     )
+
+
+def _interleaved(kind: str, repacked: set[str], rows: set[int]) -> GgmlType | None:
+    """The repacked type nearest in size to `kind` whose blocks divide the rows. Otherwise Q4_0,
+    which ggml interleaves wherever it interleaves another type, or None if that does not fit."""
+    for names in (sorted(repacked), {"q4_0"} - {kind}):
+        types = [BY_NAME[name.upper()] for name in names if name.upper() in BY_NAME]
+        if fitting := [of for of in types if all(row % of.block == 0 for row in rows)]:
+            bits = BY_NAME[kind.upper()].bits_per_weight if kind.upper() in BY_NAME else 0.0
+            return min(fitting, key=lambda of: abs(of.bits_per_weight - bits))
+    return None
 
 
 def cold_start(facts: Facts) -> Finding | None:
@@ -211,13 +237,14 @@ def cold_start(facts: Facts) -> Finding | None:
     extra = int(dur[0] - np.median(dur[alike]))
     if extra / facts.step_time < COLD:
         return None
+    mapped = any(t.buffer.endswith("_Mapped") for t in facts.session.tensors)
     return Finding(
         "cold-start",
         f"The first step took {shown(extra, 'ns')} longer than others like it, with"
         f" {int(steps['minflt'][0]):,} minor and {int(steps['majflt'][0]):,} major page faults.",
         extra / facts.step_time,
         "the steps' time",
-        "Run one step before it counts, or load without mmap.",
+        "Run one step before it counts" + (", or load without mmap." if mapped else "."),
     )
 
 
