@@ -10,6 +10,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import BinaryIO
 
 
@@ -61,6 +62,12 @@ MOST = 1000
 def shortened(line: str) -> str:
     """The line, without its middle if it is longer than MOST: quoted text may have megabytes."""
     return line if len(line) <= MOST else f"{line[: MOST * 2 // 3]}…{line[-MOST // 3 :]}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def notice(line: str) -> None:

@@ -225,6 +225,8 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
         Column("Times the tensor's", "number"),
     ]  # fmt: skip
     notes = [f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}."]
+    if errors.non_finite:
+        notes.append(f"{errors.non_finite:,} elements that are NaN or infinite were excluded.")
     notes.append("See one of them with --block." if rows else "Every value equals the reference's.")
     figures: Figures = {"RMSE of the tensor": (number(errors.rmse), "number")}
     return Report("Worst blocks", columns, rows, notes, figures=figures)
@@ -268,7 +270,8 @@ def _sub_blocks_report(block: OneBlock) -> Report:
             theirs = block.reference.reshape(blocks.n_sub, -1)[i]
             with np.errstate(invalid="ignore"):
                 error = values[i].astype(np.float64) - theirs
-                rmse = number(np.sqrt(np.square(error).mean()))
+            error = error[np.isfinite(error)]
+            rmse = number(np.sqrt(np.square(error).mean())) if error.size else None
         rows.append([
             i, _columns(column + i * size, size),
             int(parts.scales[0, i]) if parts.scales is not None else None,

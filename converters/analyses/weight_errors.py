@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from converters.report.report import Cell, Column, Report
+from llamacpp_instr.terminal import first_names
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
-
-_NAMED = 3  # tensors in a note
 
 _POOLED = [
     Column("bytes", "bytes"),
@@ -131,15 +130,10 @@ def _notes(errors: Sequence[WeightError]) -> list[str]:
     bad = [error for error in errors if error.non_finite]
     if bad:
         n = sum(error.non_finite for error in bad)
-        notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {_named(bad)}.")
+        names = first_names([error.name for error in bad])
+        notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {names}.")
     for reason in dict.fromkeys(error.skipped for error in errors if error.skipped):
-        skipped = [error for error in errors if error.skipped == reason]
+        names = first_names([error.name for error in errors if error.skipped == reason])
         cure = "; `instr build` installs one that has" if reason.startswith("gguf-py") else ""
-        notes.append(f"Not measured: {_named(skipped)}: {reason}{cure}.")
+        notes.append(f"Not measured: {names}: {reason}{cure}.")
     return notes
-
-
-def _named(errors: Sequence[WeightError]) -> str:
-    names = ", ".join(error.name for error in errors[:_NAMED])
-    more = len(errors) - _NAMED
-    return f"{names} and {more:,} more" if more > 0 else names

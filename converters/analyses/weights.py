@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from converters.report.charts import Chart, map_by_layer
 from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.terminal import first_names
 from llamacpp_instr.weights.distribution import (
     PERCENTS,
     THRESHOLD,
@@ -92,7 +93,7 @@ def each_tensor(stats: Sequence[WeightStats]) -> Report:
     bad = [of for of in stats if of.non_finite]
     if bad:
         n = sum(of.non_finite for of in bad)
-        names = ", ".join(of.weight.name for of in bad[:3]) + ", …" * (len(bad) > 3)
+        names = first_names([of.weight.name for of in bad])
         notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {names}.")
     return Report("Figures of each tensor", columns, rows, notes)
 

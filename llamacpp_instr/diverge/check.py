@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.quality.logits import OutputOptions, check_comparison
+from llamacpp_instr.terminal import first_names
 
 _FREE = ("context_length", "vocab_size")
 """hyper-parameters that change no node of a graph; the vocabulary is compared token by token"""
@@ -39,7 +40,7 @@ def check_pair(a: ModelFile, b: ModelFile, options: OutputOptions) -> list[str]:
             )
     check_comparison([a, b], options)
     return [
-        f"Only {name} has the {what} {', '.join(few[:3])}{', …' if len(few) > 3 else ''}."
+        f"Only {name} has the {what} {first_names(few)}."
         for name, what, few in (
             ("A", "hyper-parameter", sorted(one.keys() - other.keys())),
             ("B", "hyper-parameter", sorted(other.keys() - one.keys())),

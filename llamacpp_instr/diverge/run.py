@@ -30,6 +30,7 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
 from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_contexts, open_model
+from llamacpp_instr.terminal import first_names
 
 DEFAULT_TOKENS = 512
 MAX_UBATCH = 512
@@ -147,7 +148,7 @@ def compare_models(
         notes.append(f"The text has only {len(texts):,} tokens.")
     for name, only in zip("AB", comparison.not_shared, strict=True):
         if only:
-            notes.append(f"Only {name} computes {', '.join(sorted(only)[:3])}.")
+            notes.append(f"Only {name} computes {first_names(sorted(only))}.")
     return Divergences(
         list(comparison.errors.values()),
         np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan),

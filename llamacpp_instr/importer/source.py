@@ -17,12 +17,12 @@ from typing import Any
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 from llamacpp_instr.output import begins_as_model, check_not_input
+from llamacpp_instr.terminal import first_names
 
 INDEX = "model.safetensors.index.json"
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?P<suffix>\.\w+)")
 _CONSOLIDATED = re.compile(r"consolidated\.(\d+)\.pth")
-_NAMED = 3  # at most, in a message
 
 
 class Kind(Enum):
@@ -163,7 +163,7 @@ def _check_complete(path: Path, names: dict[str, set[str]]) -> None:
     if missing:
         raise UsageError(
             f"{path}: {len(missing)} of {len(wanted)} files with weights "
-            f"{'is' if len(missing) == 1 else 'are'} missing: {_list(missing)}"
+            f"{'is' if len(missing) == 1 else 'are'} missing: {first_names(missing)}"
         )
 
 
@@ -180,7 +180,7 @@ def _check_safetensors(file: Path, wanted: set[str]) -> None:
         raise UsageError(f"{file} is damaged: {error}") from None
     lacking = sorted(wanted - found)
     if lacking:
-        raise UsageError(f"{file} lacks tensors that the index has there: {_list(lacking)}")
+        raise UsageError(f"{file} lacks tensors that the index has there: {first_names(lacking)}")
 
 
 def _shards(path: Path) -> list[Path]:
@@ -194,7 +194,7 @@ def _shards(path: Path) -> list[Path]:
         f"consolidated.{n:02}.pth" for n in range(max(numbers, default=0)) if n not in numbers
     ]
     if missing:
-        raise UsageError(f"{path}: shards are missing: {_list(missing)}")
+        raise UsageError(f"{path}: shards are missing: {first_names(missing)}")
     if not (path / "tokenizer.model").is_file():
         raise UsageError(
             f"{path} has no tokenizer.model; copy it there: Meta keeps it in the folder or above it"
@@ -223,8 +223,3 @@ def _base_of(path: Path, base: Path | None) -> Path:
     if not (base / "config.json").is_file():
         raise UsageError(f"{base} has no config.json, which the adapter's base model must have")
     return base
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -23,6 +23,12 @@ from llamacpp_instr.quantize.plan import (
     finds,
     row_length,
 )
+from llamacpp_instr.terminal import first_names
+
+GROUP = 16
+"""columns that share a scale in Q2_K, Q3_K, Q6_K; in other types at least as many do"""
+_WITHOUT_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"})
+"""types for which ggml does not use importances"""
 
 
 def check_source(source: ModelFile, options: QuantizeOptions) -> None:
@@ -36,6 +42,9 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
         raise UsageError(
             f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
         )
+    empty = [weight.name for weight in source.weights if not weight.n_elements]
+    if empty:
+        raise UsageError(f"{source.path} cannot be quantized: {empty[0]!r} has no elements")
     for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
         for weight in (source.by_name[name] for name in names if name in source.by_name):
             if type_ and row_length(weight) % type_.block:
@@ -76,6 +85,7 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
             f"{imatrix.path} belongs to another model: it has importances for none of the tensors "
             f"of {plan.source}"
         )
+    lost = []
     for tensor in made:
         weight = tensor.weight
         values = imatrix.entries.get(weight.name)
@@ -91,6 +101,14 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
                 f"{imatrix.path} has no importances for {weight.name!r}, which would become "
                 f"{tensor.type}; choose another type, or a matrix that has them"
             )
+        used = fits and tensor.type.name not in _WITHOUT_IMPORTANCES
+        if values is not None and used and not values.reshape(-1, GROUP).any(axis=1).all():
+            lost.append(repr(tensor.name))
+    if lost:
+        raise UsageError(
+            f"{imatrix.path} has only zeros for {GROUP} or more columns in a row of "
+            f"{first_names(lost)}, whose weights would be lost; compute it again from more text"
+        )
 
 
 def check_outputs(

@@ -12,6 +12,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.terminal import first_names
 from llamacpp_instr.weights.dequantize import Dequantizer, load_dequantizer
 from llamacpp_instr.weights.error import (
     ErrorSum,
@@ -25,7 +26,6 @@ from llamacpp_instr.weights.error import (
 from llamacpp_instr.weights.pieces import PIECE, Files, Job, open_files, read_stored, work
 
 _TOKENS, _OUTPUT = "token_embd.weight", "output.weight"
-_NAMED = 3  # tensors named in a message
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,13 @@ def _match(reference: ModelFile, candidate: ModelFile, dequantizer: Dequantizer)
             f"{reference.architecture!r}"
         )
     theirs, ours = _weights(reference, candidate), _weights(candidate, reference)
-    for one, other, path in ((ours, theirs, candidate.path), (theirs, ours, reference.path)):
-        lone = [name for name in one if name not in other]
-        if lone:
-            names = ", ".join(map(repr, lone[:_NAMED])) + ", …" * (len(lone) > _NAMED)
-            count = f"{len(lone):,} tensors" if len(lone) > 1 else "tensor"
-            raise UsageError(f"{what}: only {path} has the {count} {names}")
+    only = [
+        f"only {path} has {first_names(lone)}"
+        for one, other, path in ((ours, theirs, candidate.path), (theirs, ours, reference.path))
+        if (lone := [repr(name) for name in one if name not in other])
+    ]
+    if only:
+        raise UsageError(f"{what}: {'; '.join(only)}")
     pairs = []
     for name, weight in ours.items():
         peer = theirs[name]

@@ -104,8 +104,11 @@ class Errors:
     """The error of a tensor, and its worst blocks."""
 
     rmse: float
+    """NaN if nothing was compared"""
+    non_finite: int
+    """elements that are NaN or infinite on either side; excluded"""
     worst: list[BlockError]
-    """the worst first; a block with values that are not finite comes before all others"""
+    """the worst first"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +256,7 @@ class _Cells:
         self.filled += np.bincount(cells, minlength=len(self.numbers))
 
     def add_for_largest(self, begin: int, numbers: Doubles) -> None:
-        """Like `add_for_mean`; a cell shows their largest, or NaN if one is NaN."""
+        """Like `add_for_mean`; a cell shows their largest."""
         np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
 
     def mean(self) -> Grid:
@@ -285,30 +288,34 @@ class _Errors:
     def __init__(self, weight: Weight, sub_block: int) -> None:
         self.weight = weight
         self.sub_block = sub_block
-        self.squares = 0.0
+        self.squares, self.n = 0.0, 0
         self.cells = _Cells(weight, sub_block)
-        # by column: how bad, block, RMSE, largest error
-        self.worst = np.zeros((0, 4))
+        # by column: block, RMSE, largest error
+        self.worst = np.zeros((0, 3))
 
     def add(self, begin: int, blocks: Blocks, reference: Floats) -> None:
         values = blocks.values()
         n = len(values)
         error = values.astype(np.float64) - reference.reshape(values.shape)
-        squares = np.square(error).reshape(n, -1, self.sub_block).mean(axis=2)
-        self.squares += float(squares.sum()) * self.sub_block
-        self.cells.add_for_largest(begin, np.sqrt(squares))
-        rmse = np.sqrt(squares.mean(axis=1))
+        finite = np.isfinite(error)
+        error[~finite] = 0
+        squares = np.square(error).reshape(n, -1, self.sub_block).sum(axis=2)
+        counts = finite.reshape(*squares.shape, -1).sum(axis=2)
+        self.squares += float(squares.sum())
+        self.n += int(counts.sum())
+        self.cells.add_for_largest(begin, np.sqrt(squares / np.maximum(counts, 1)))
+        rmse = np.sqrt(squares.sum(axis=1) / np.maximum(counts.sum(axis=1), 1))
         largest = np.abs(error).max(axis=1)
-        badness = np.where(np.isfinite(rmse), rmse, np.inf)
-        candidates = np.argsort(-badness, kind="stable")[:WORST]
-        found = np.stack([badness, np.arange(begin, begin + n), rmse, largest], axis=1)
+        candidates = np.argsort(-rmse, kind="stable")[:WORST]
+        found = np.stack([np.arange(begin, begin + n), rmse, largest], axis=1)
         both = np.concatenate([self.worst, found[candidates]])
         # the first of equal blocks comes first
-        self.worst = both[np.argsort(-both[:, 0], kind="stable")[:WORST]]
+        self.worst = both[np.argsort(-both[:, 1], kind="stable")[:WORST]]
 
     def errors(self) -> Errors:
         worst = [
             BlockError(int(block), *place(self.weight, int(block)), float(rmse), float(largest))
-            for _, block, rmse, largest in self.worst
+            for block, rmse, largest in self.worst
         ]
-        return Errors(math.sqrt(self.squares / self.weight.n_elements), worst)
+        rmse = math.sqrt(self.squares / self.n) if self.n else math.nan
+        return Errors(rmse, self.weight.n_elements - self.n, worst)

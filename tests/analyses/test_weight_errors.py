@@ -7,15 +7,18 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from converters.analyses.weight_errors import weight_error_reports
 from converters.report.render import render_csv, render_html, render_markdown
 from converters.report.report import render_text
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.weights.compare import compute_weight_errors
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
+from tests.kit.block_models import write_blocks
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, rows
 
@@ -117,3 +120,12 @@ def test_it_fits_a_terminal(demo_model: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for weight in candidate.weights:
         assert weight.name[:20] in text
+
+
+def test_what_only_one_file_has_is_named_on_both_sides(tmp_path: Path) -> None:
+    zeros = ("F32", np.zeros((2, 32), np.float32))
+    a = write_blocks(tmp_path / "a.gguf", {"both": zeros, "mine": zeros})
+    b = write_blocks(tmp_path / "b.gguf", {"both": zeros} | {f"t{i}": zeros for i in range(5)})
+    words = r"only .*a\.gguf has 'mine'; only .*b\.gguf has 't0', 't1', 't2' and 2 more"
+    with pytest.raises(UsageError, match=words):
+        compute_weight_errors(load_model_file(b), load_model_file(a))

@@ -22,6 +22,7 @@ from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.quantize.checks import check_outputs
 from llamacpp_instr.quantize.plan import QuantizeOptions
 from llamacpp_instr.quantize.runner import Quantizer
+from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused
 from tests.kit.quantize_kit import (
     importances,
@@ -188,6 +189,32 @@ def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(
     options = QuantizeOptions(imatrix=matrix, embedding_type=BY_NAME["IQ2_XS"])
     with pytest.raises(UsageError, match=r"no importances for 'token_embd\.weight'"):
         plan_quantization(source, "Q4_K_M", options)
+
+
+def test_importances_of_zero_that_would_lose_weights(wide: Path, tmp_path: Path) -> None:
+    """The columns of one scale with zeros only have no error whatever their scale is, so ggml
+    stores zeros."""
+    sums, name = importances(wide), "blk.5.attn_q.weight"
+    sums[name][64:79] = 0  # a column is left
+    options = QuantizeOptions(imatrix=write_imatrix(tmp_path / "some.gguf", sums), pure=True)
+    source = load_model_file(wide)
+    output = tmp_path / "some-Q6_K.gguf"
+    quantize_model(source, "Q6_K", output, options)
+    errors = {of.name: of.sqnr_db for of in compute_weight_errors(source, load_model_file(output))}
+    assert errors[name] > 30
+
+    sums[name][79] = 0
+    options = QuantizeOptions(imatrix=write_imatrix(tmp_path / "zero.gguf", sums), pure=True)
+    with pytest.raises(UsageError, match=r"16 or more columns.*'blk\.5\.attn_q\.weight'"):
+        plan_quantization(source, "Q6_K", options)
+    plan_quantization(source, "Q8_0", options)  # without importances
+
+
+def test_a_tensor_without_elements(instr: Instr, tmp_path: Path) -> None:
+    """On which the quantizer divides by zero."""
+    path = write_model(tmp_path / "model.gguf", shapes={"blk.0.empty.weight": (0, 256)})
+    done = instr("quantize", path, "--types", "Q4_K", "--dry-run")
+    assert_refused(done, "'blk.0.empty.weight' has no elements")
 
 
 def test_an_abort_of_ggml_is_an_error_of_ours(tmp_path: Path) -> None:

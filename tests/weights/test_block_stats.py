@@ -17,6 +17,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.weights import blocks
 from llamacpp_instr.weights.blocks import find_reference, load_block, load_values
+from llamacpp_instr.weights.compare import compute_weight_errors
 from llamacpp_instr.weights.layout import LAYOUTS
 from llamacpp_instr.weights.statistics import GRID, BlockStats, compute_block_stats
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
@@ -152,16 +153,24 @@ def test_chunks_of_any_size_count_the_same(
         np.testing.assert_array_equal(ours.cells, theirs.cells)
 
 
-def test_scales_that_are_no_numbers_are_the_worst_and_warn_of_nothing(tmp_path: Path) -> None:
+def test_elements_that_are_no_numbers_are_excluded_and_warn_of_nothing(tmp_path: Path) -> None:
     data = rows_of([half(d) + bytes(16) for d in (1.0, math.nan, math.inf, 2.0)], 2)
     path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})
-    exact = write_zeros(tmp_path, 2, 64)
+    values = np.zeros((2, 64), np.float32)
+    values[0, 0], values[1, 63] = math.nan, -math.inf
+    exact = write_blocks(tmp_path / "exact.gguf", {"t": ("F32", values)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         stats = stats_of(path, reference=exact)
     assert stats.errors is not None
-    assert [worst.block for worst in stats.errors.worst] == [1, 2, 3, 0]
-    assert math.isnan(stats.errors.rmse)
+    # the codes are all -8: blocks 0 and 3 have 31 values of -8 and of -16 that count
+    worst = [(of.block, of.rmse) for of in stats.errors.worst]
+    assert worst == [(3, 16), (0, 8), (1, 0), (2, 0)]
+    assert stats.errors.rmse == pytest.approx(math.sqrt((8**2 + 16**2) / 2))
+    assert stats.errors.non_finite == 2 * 32 + 2
+    # `instr quality` counts the same elements
+    (theirs,) = compute_weight_errors(load_model_file(exact), load_model_file(path))
+    assert (theirs.rmse, theirs.non_finite) == (stats.errors.rmse, stats.errors.non_finite)
 
 
 def test_a_large_grid_is_the_mean_of_scales_and_the_largest_of_errors(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_models_that_do_not_match_are_named(tmp_path: Path) -> None:
     model = write_plain(tmp_path / "model.gguf", {"a.weight": a, "b.weight": b})
     cases = {
         "'b.weight'": write_plain(tmp_path / "less.gguf", {"a.weight": a}),
-        "'c.weight', 'd.weight', 'e.weight', …": write_plain(
+        "'c.weight', 'd.weight', 'e.weight' and 2 more": write_plain(
             tmp_path / "more.gguf", {f"{name}.weight": b for name in "abcdefg"} | {"a.weight": a}
         ),
         "'a.weight' has the shape": write_plain(

@@ -29,6 +29,7 @@ from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.memory.breakdown import Kind
+from llamacpp_instr.terminal import first_names
 
 KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}
 
@@ -241,5 +242,4 @@ def _largest(title: str, tensors: Sequence[Row]) -> Report:
 def _missing(pair: Pair) -> Iterator[str]:
     for name, only in pair.only:
         if only:
-            more = f" and {len(only) - 3} more" if len(only) > 3 else ""
-            yield f"Only in {name}: {', '.join(only[:3])}{more}."
+            yield f"Only in {name}: {first_names(only)}."

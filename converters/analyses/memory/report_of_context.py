@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
+from llamacpp_instr.terminal import first_names
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
 
@@ -156,10 +157,7 @@ def _mapping_notes(known: MemoryBreakdown) -> list[str]:
         )
     twice = [name for name, places in known.buffers_of().items() if len(places) > 1]
     if twice:
-        notes.append(
-            f"Stored twice, for two uses: {', '.join(twice[:3])}"
-            f"{f' and {len(twice) - 3} more' if len(twice) > 3 else ''}."
-        )
+        notes.append(f"Stored twice, for two uses: {first_names(twice)}.")
     return notes
 
 

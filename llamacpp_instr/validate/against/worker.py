@@ -16,9 +16,8 @@ from llamacpp_instr.importer.serving import (
     run_no_code_of_the_folder,
     serve,
 )
+from llamacpp_instr.terminal import first_names
 from llamacpp_instr.validate.against.states import EMBEDDINGS, FINAL_NORM, LOGITS, layer
-
-_NAMED = 3  # at most, in a message
 
 
 def main() -> None:
@@ -67,8 +66,7 @@ def check_sizes(folder: str, config: Any, ours: dict[str, Any]) -> None:
 def _check_loaded(folder: str, report: dict[str, Any]) -> None:
     """Raises UsageError if transformers made up weights that the folder lacks."""
     if lacking := sorted(report["missing_keys"]):
-        more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-        raise UsageError(f"{folder} lacks weights: {', '.join(lacking[:_NAMED])}{more}")
+        raise UsageError(f"{folder} lacks weights: {first_names(lacking)}")
 
 
 def _states(model: Any, tokens: list[int], n_layers: int, answer: Answer) -> dict[str, Any]:
