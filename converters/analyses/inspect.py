@@ -11,8 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
 from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.model.find import find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 
 K = TypeVar("K", bound=Hashable)
@@ -134,6 +136,9 @@ def compute_tensors(model: ModelFile) -> Report:
 def _model(model: ModelFile) -> Report:
     headers = list(model.headers.values())
     rows: list[list[Cell]] = [["file", str(model.path), None]]
+    kind = _scalar(kind_of(headers[0]))
+    if kind != "model":
+        rows.append(["kind", kind, "cannot run alone"])
     if len(headers) > 1:
         rows.append(["parts", len(headers), None])
     rows += [
@@ -164,7 +169,13 @@ def _model(model: ModelFile) -> Report:
         ["GGUF version", headers[0].version, None],
     ]
     columns = [Column("fact"), Column("value"), Column("explained")]
-    return Report("Model", columns, rows, headed=False)
+    notes = [f"The header contradicts itself: {what}." for what in find_contradictions(model)]
+    if kind == "model":
+        why = [obstacle for header in headers for obstacle in find_obstacles(header)]
+        notes += [f"llama.cpp cannot load this file: {obstacle}." for obstacle in why]
+    if any(not weight.type.block_bytes for weight in model.weights):
+        notes.append("The bytes of tensors of unknown types are counted as padding.")
+    return Report("Model", columns, rows, notes, headed=False)
 
 
 def _unknown_file_type(model: ModelFile) -> str:
@@ -181,11 +192,12 @@ def _rounded(bits: float | None) -> float | None:
 
 
 def _hyper_parameters(model: ModelFile) -> Report:
-    prefix = f"{model.architecture}."
     rows: list[list[Cell]] = []
-    for key, value in _entries(model, prefix):
-        short = _cut(key.removeprefix(prefix))
-        rows.append([NAMES.get(short, short), value, short])
+    # keys of an adapter begin with `adapter`, those of a projector with its architecture
+    for prefix in (f"{model.architecture}.", f"{model.metadata.get('general.type', 'model')}."):
+        for key, value in _entries(model, prefix):
+            short = _cut(key.removeprefix(prefix))
+            rows.append([NAMES.get(short, short), value, short])
     columns = [Column("What"), Column("value"), Column("key")]
     return Report("Hyper-parameters", columns, rows)
 

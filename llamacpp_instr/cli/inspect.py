@@ -28,14 +28,14 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     tensors have another type than the file type defines because its blocks do not divide their
     rows.
 
-    Reads only the headers, however large the file is. MODEL is a GGUF file, the first part of a
-    split model, or demo for the demo model.
+    Reads only the headers, however large the file is. MODEL is a GGUF file, also a LoRA adapter or
+    a multimodal projector, the first part of a split model, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
-    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.model.file import load_any_file
 
     output.check(model)
-    file = load_model_file(model)
+    file = load_any_file(model)
     every = compute_tensors(file)
     reports = compute_inspection(file)
     if output.form in ("json", "html"):

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.find import checked_headers
+from llamacpp_instr.model.find import checked_headers, read_headers
 from llamacpp_instr.model.header import ArrayInfo, Header, Scalar
-from llamacpp_instr.model.types import FILE_TYPES, TYPES, GgmlType
+from llamacpp_instr.model.types import FILE_TYPES, GgmlType, type_of
 
 _LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
 # llama.cpp adds this to a file type that it guessed (LLAMA_FTYPE_GUESSED)
@@ -139,9 +139,18 @@ def load_model_file(name: str | Path) -> ModelFile:
     Raises `UsageError` for any error in a header. Accepts files with only a vocabulary, which have
     no weights.
     """
-    path, headers = checked_headers(str(name))
+    return _model_of(*checked_headers(str(name)))
+
+
+def load_any_file(name: str | Path) -> ModelFile:
+    """Like `load_model_file`, but for every GGUF file that is not damaged, also if llama.cpp cannot
+    load it as a model: an adapter, a projector, a file with unknown types. Those have no size."""
+    return _model_of(*read_headers(str(name)))
+
+
+def _model_of(path: Path, headers: dict[Path, Header]) -> ModelFile:
     weights = [
-        Weight(info.name, TYPES[info.type], info.ne, part, header.data_start + info.offset)
+        Weight(info.name, type_of(info.type), info.ne, part, header.data_start + info.offset)
         for part, header in headers.items()
         for info in header.tensors
     ]

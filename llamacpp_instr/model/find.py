@@ -1,4 +1,5 @@
-"""Finds the model that a user names, and refuses files that llama.cpp cannot load.
+"""Finds the model that a user names, and refuses files that are damaged or that llama.cpp cannot
+load.
 
 A file that passes is a regular GGUF file with all its parts, and the data of its tensors does not
 overlap.
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.header import Header, quoted, read_header
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.header import ARRAY, Header, Scalar, TensorInfo, quoted, read_header
+from llamacpp_instr.model.types import TYPES, type_of
 from llamacpp_instr.output import file_mode
 
 DEMO = "demo"
@@ -24,16 +26,34 @@ _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gg
 
 
 def checked_headers(name: str) -> tuple[Path, dict[Path, Header]]:
-    """The file with this `name` and the headers of its parts, in order.
+    """The model with this `name` and the headers of its parts, in order.
 
     Raises `UsageError` for files that llama.cpp would refuse, except those without weights.
     """
+    path, headers = read_headers(name)
+    for part, header in headers.items():
+        if (kind := kind_of(header)) != "model":
+            raise UsageError(
+                f"{part} is not a complete model: its general.type is {quoted(kind)}; "
+                "`instr inspect` shows what is in it"
+            )
+        for obstacle in find_obstacles(header):
+            raise UsageError(f"{part}: {obstacle}")
+    return path, headers
+
+
+def kind_of(header: Header) -> Scalar:
+    """A `model`, or for example an `adapter` or a projector (`mmproj`)."""
+    return header.metadata.get("general.type", "model")
+
+
+def read_headers(name: str) -> tuple[Path, dict[Path, Header]]:
+    """Like `checked_headers`, but for every GGUF file that is not damaged."""
     if not name:
         raise UsageError("no model is named: the path is empty")
     path = demo_model() if name == DEMO else Path(name)
     _check_file(path)
     header = read_header(path)
-    _check_is_model(path, header)
     first, rest = _parts(path, header)
     if path != first:
         raise UsageError(f"{path} is a part of a split model; give the first part, {first}")
@@ -74,12 +94,31 @@ def _check_file(path: Path) -> None:
         raise UsageError(f"{path} is not a regular file; llama.cpp loads models from files only")
 
 
-def _check_is_model(path: Path, header: Header) -> None:
-    kind = header.metadata.get("general.type", "model")
-    if kind != "model":
-        raise UsageError(f"{path} is not a complete model: its general.type is {quoted(kind)}")
+def find_obstacles(header: Header) -> Iterator[str]:
+    """Why llama.cpp cannot load a file, although it is not damaged."""
     if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
-        raise UsageError(f"{path} does not say its architecture (no general.architecture)")
+        yield "it does not say its architecture (no general.architecture)"
+    for key, array in header.arrays.items():
+        if array.type == ARRAY:
+            yield f"{quoted(key)} is an array of arrays, which llama.cpp does not read"
+    unknown = [tensor for tensor in header.tensors if tensor.type not in TYPES]
+    if unknown:
+        yield (
+            f"tensor {unknown[0].name!r} has the storage type {unknown[0].type}, which this "
+            "llama.cpp does not know or no longer has; convert the model for it"
+        )
+        return
+    expected = 0
+    for tensor in header.tensors:
+        if tensor.offset != expected:
+            yield (
+                f"tensor {tensor.name!r} begins {tensor.offset:,} bytes into the data, where "
+                f"llama.cpp expects {expected:,}; it loads no file with gaps between tensors or "
+                "with their data in another order: convert the model again"
+            )
+            return
+        end = expected + _n_bytes(tensor)
+        expected = -(-end // header.alignment) * header.alignment
 
 
 def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
@@ -107,23 +146,18 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
 
 
 def _check_tensors(path: Path, header: Header) -> None:
-    """Check that every tensor has a known type, whole blocks, and its own bytes in the file."""
+    """Check that every tensor has whole blocks, and its own bytes in the file."""
     end_before, before = 0, ""
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
         what = f"{path} is damaged: tensor {tensor.name!r}"
-        type_ = TYPES.get(tensor.type)
-        if type_ is None:
-            raise UsageError(
-                f"{path}: tensor {tensor.name!r} has the storage type {tensor.type}, which this "
-                "llama.cpp does not know or no longer has; convert the model for it"
-            )
+        type_ = type_of(tensor.type)
         row = tensor.ne[0] if tensor.ne else 1
         if row % type_.block:
             raise UsageError(
                 f"{what} has rows of {row} elements, which are not divisible into blocks of "
                 f"{type_.block} ({type_}); fetch it again"
             )
-        end = tensor.offset + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        end = tensor.offset + _n_bytes(tensor)
         if header.data_start + end > header.file_size:
             raise UsageError(
                 f"{path} is truncated: the data of tensor {tensor.name!r} ends at byte "
@@ -133,14 +167,8 @@ def _check_tensors(path: Path, header: Header) -> None:
             raise UsageError(f"{what} overlaps {before!r}; fetch it again")
         if end > tensor.offset:
             end_before, before = end, tensor.name
-    # llama.cpp also requires the order of the header, without gaps except for alignment
-    expected = 0
-    for tensor in header.tensors:
-        if tensor.offset != expected:
-            raise UsageError(
-                f"{path} is damaged: tensor {tensor.name!r} begins {tensor.offset:,} bytes into "
-                f"the data, but belongs at {expected:,}; fetch it again"
-            )
-        type_ = TYPES[tensor.type]
-        end = expected + math.prod(tensor.ne) // type_.block * type_.block_bytes
-        expected = -(-end // header.alignment) * header.alignment
+
+
+def _n_bytes(tensor: TensorInfo) -> int:
+    type_ = type_of(tensor.type)
+    return math.prod(tensor.ne) // type_.block * type_.block_bytes

@@ -28,7 +28,9 @@ _MAX_ITEMS = 1 << 30  # of an array
 _MAX_COUNT = 1 << 14
 """tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
 llama.cpp compares each with all others, and our tables print every one"""
-_STRING, _ARRAY = 8, 9
+_STRING, ARRAY = 8, 9
+"""GGUF's numbers of types"""
+_MAX_DEPTH = 8  # of arrays in arrays
 # little-endian struct codes by GGUF's number of the scalar type
 _SCALARS = {
     number: struct.Struct(f"<{code}")
@@ -255,31 +257,44 @@ class _Reader:
             return self.string(what)
         if type_ in _SCALARS:
             return self.scalar(_SCALARS[type_], what)
-        if type_ != _ARRAY:
+        if type_ != ARRAY:
             self.damaged(f"{quoted(key)} has the unknown value type {type_}")
+        self.arrays[key] = self.array(what)
+        return None
+
+    def array(self, what: str, depth: int = 0) -> ArrayInfo:
+        """Where an array is, which is skipped."""
         item, count = _ARRAY_HEAD.unpack(self.take(_ARRAY_HEAD.size, what))
         if count > _MAX_ITEMS:
-            self.damaged(f"{quoted(key)} is an array of {count:,} items")
-        self.arrays[key] = ArrayInfo(item, count, self.at)
+            self.damaged(f"{what} is an array of {count:,} items")
+        array = ArrayInfo(item, count, self.at)
         if item in _SCALARS:
             self.skip(count * _SCALARS[item].size, what)
         elif item == _STRING:
             if count > (self.size - self.at) // 8:
                 self.truncated(what)
             self.skip_strings(count, what)
+        elif item == ARRAY and depth < _MAX_DEPTH:
+            for _ in range(count):
+                self.array(what, depth + 1)
         else:
-            self.damaged(f"{quoted(key)} is an array of the unknown value type {item}")
-        return None
+            self.damaged(f"{what} is an array of the unknown value type {item}")
+        return array
 
     def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
-        """The items with these numbers, which must be ascending and inside the array."""
+        """The items with these numbers, which must be ascending and inside the array. Of an array
+        in it, its length is an item."""
         what = "an array"
         self.at = array.start
-        if array.type == _STRING:
-            passed = 0
+        passed = 0
+        if array.type in (_STRING, ARRAY):
             for number in numbers:
-                self.skip_strings(number - passed, what)
-                yield self.string(what)
+                if array.type == _STRING:
+                    self.skip_strings(number - passed, what)
+                    yield self.string(what)
+                else:
+                    inner = [self.array(what) for _ in range(passed, number + 1)]
+                    yield f"{inner[-1].count:,} values"
                 passed = number + 1
             return
         code = _SCALARS[array.type]

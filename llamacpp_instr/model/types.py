@@ -132,3 +132,8 @@ FILE_TYPES: dict[int, str] = {
 }
 """`enum llama_ftype` (include/llama.h), the value of `general.file_type` -> llama-quantize's
 name"""
+
+
+def type_of(number: int) -> GgmlType:
+    """The type with ggml's number; if it is unknown, one without a size."""
+    return TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 
 from converters.analyses.inspect import compute_inspection, compute_tensors
 from converters.report.report import Cell, Report, render_text
-from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
 from tests.kit.gguf_files import save
@@ -73,7 +74,12 @@ def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
     assert parts[-1] >= 0
     fields = theirs[0].fields
     for row in rows(shown.get("Hyper-parameters", Report("", [], []))):
-        value = fields[f"{model.architecture}.{row['key']}"].contents()
+        prefixes = (model.architecture, model.metadata.get("general.type"))
+        (value,) = (
+            fields[key].contents()
+            for key in {f"{prefix}.{row['key']}" for prefix in prefixes}
+            if key in fields
+        )
         if isinstance(value, list):
             assert str(row["value"]).startswith(f"{len(value):,} values")
         elif isinstance(value, bool):
@@ -94,6 +100,7 @@ def test_models_of_many_architectures(name: str) -> None:
     path = native_kit.random_models() / f"{name}.gguf"
     model = load_model_file(path)
     assert_true(model, [gguf.GGUFReader(path)])
+    assert reports(model)["Model"].notes == [], "no contradiction"
     text = render_text([*compute_inspection(model), compute_tensors(model)])
     assert max(map(len, text.splitlines())) <= 80
 
@@ -177,6 +184,113 @@ def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> Non
     assert facts(shown["Model"])["file type"] == "not said"
     (note,) = shown["Types"].notes
     assert "cannot be detected" in note
+
+
+def test_a_lora_adapter(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "adapter.gguf", "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 16)
+    for name, shape in (("lora_a", (8, 64)), ("lora_b", (128, 8))):
+        writer.add_tensor(f"blk.3.attn_q.weight.{name}", np.zeros(shape, np.float16))
+    save(writer)
+    model = load_any_file(tmp_path / "adapter.gguf")
+    assert_true(model, [gguf.GGUFReader(tmp_path / "adapter.gguf")])
+    assert facts(reports(model)["Model"])["kind"] == "adapter"
+    assert reports(model)["Model"].notes == []
+    said = facts(reports(model)["Hyper-parameters"])
+    assert said == {"type": "lora", "lora.alpha": 16}
+
+
+def test_a_multimodal_projector(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type("mlp")
+    writer.add_vision_block_count(2)
+    writer.add_vision_head_count(4)
+    for name in ("v.patch_embd", "v.blk.0.attn_q", "v.blk.1.attn_q", "mm.0"):
+        writer.add_tensor(f"{name}.weight", np.zeros((64, 64), np.float16))
+    save(writer)
+    model = load_any_file(tmp_path / "mmproj.gguf")
+    assert_true(model, [gguf.GGUFReader(tmp_path / "mmproj.gguf")])
+    assert facts(reports(model)["Model"])["kind"] == "mmproj"
+    assert [row["Layer"] for row in rows(reports(model)["Layers"])] == [0, 1, -1]
+    assert facts(reports(model)["Hyper-parameters"])["vision.block_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value", "words"),
+    [
+        ("b", 20, 77, "tensor 'b' has the storage type 77"),
+        ("b", 24, 2048, "'b' begins 2,048 bytes into the data, where llama.cpp expects 1,024"),
+        ("a", 24, 2048, "'a' begins 2,048 bytes into the data, where llama.cpp expects 0"),
+        ("", 0, 0, "'llama.nested' is an array of arrays"),
+    ],
+    ids=["type", "gap", "order", "nested"],
+)
+def test_what_llama_cpp_cannot_load_is_shown_with_the_reason(
+    tmp_path: Path, instr: Instr, name: str, at: int, value: int, words: str
+) -> None:
+    """A later storage type, a gap between tensors, another order of their data: a number in a
+    tensor's entry, after its name."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    if not name:
+        writer.add_array("llama.nested", [["a", "b"], ["c"]])
+    for tensor in ("a", "b"):
+        writer.add_tensor(tensor, np.zeros((8, 32), np.float32))
+    save(writer)
+    if name:
+        content = bytearray(path.read_bytes() + bytes(2048))
+        entry = content.index(struct.pack("<Q", 1) + name.encode()) + 9
+        struct.pack_into("<I", content, entry + at, value)
+        path.write_bytes(content)
+    done = instr("inspect", path, "--tensors")
+    assert done.returncode == 0, done.stderr
+    found = " ".join(done.stdout.split())
+    assert "llama.cpp cannot load this file: " in found
+    assert words in found
+    assert "a F32 32 x 8 256" in found
+    assert ("counted as padding" in found) is (value == 77)
+    assert ("2 values, 1 values" in found) is (not name)
+    assert_refused(instr("memory", path), words)
+
+
+NUMBERS = {
+    "block_count": 2, "embedding_length": 64, "vocab_size": 5,
+    "attention.head_count": 4, "attention.head_count_kv": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("block_count", 3, "block_count is 3, but the file has 2 layers"),
+        ("embedding_length", 128, "embedding_length is 128, but the file has 64 columns"),
+        ("vocab_size", 6, "vocab_size is 6, but the file has 5 tokens"),
+        ("attention.head_count_kv", 1, "head_count_kv is 1, but the file has 2 heads"),
+        ("attention.head_count", 5, "head_count_kv is 2 and does not divide 5 heads"),
+        ("tokens", 4, "the number of tokens is 4, but the file has 5 embeddings"),
+    ],
+)
+def test_what_the_header_contradicts_is_pointed_out(
+    tmp_path: Path, key: str, value: int, words: str
+) -> None:
+    def notes(name: str, numbers: dict[str, int]) -> list[str]:
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        for of, number in numbers.items():
+            if of != "tokens":
+                writer.add_uint32(f"llama.{of}", number)
+        writer.add_token_list([f"{i}" for i in range(numbers.get("tokens", 5))])
+        writer.add_tensor("token_embd.weight", np.zeros((5, 64), np.float32))
+        for layer in range(2):
+            writer.add_tensor(f"blk.{layer}.attn_k.weight", np.zeros((32, 64), np.float32))
+        save(writer)
+        return reports(load_model_file(tmp_path / name))["Model"].notes
+
+    assert notes("good.gguf", NUMBERS) == []
+    assert any(words in note for note in notes("bad.gguf", NUMBERS | {key: value}))
 
 
 # --- the command ---

@@ -89,8 +89,8 @@ def test_a_path_that_leads_to_no_file(tmp_path: Path) -> None:
         (header(3), "does not say its architecture"),
         (header(3, metadata=1) + string("a") + struct.pack("<I", 99), "unknown value type 99"),
         (
-            header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 9, 1),
-            "array of the unknown value type 9",
+            header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 13, 1),
+            "array of the unknown value type 13",
         ),
         (
             header(3, metadata=1) + string("general.type") + struct.pack("<I", 8)

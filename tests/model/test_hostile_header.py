@@ -17,7 +17,7 @@ from converters.analyses.inspect import compute_inspection, compute_tensors
 from converters.report.render import render_csv, render_html, render_markdown
 from converters.report.report import render_text
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.file import load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header
 from llamacpp_instr.model.types import TYPES
 from tests.kit import tiny_models
@@ -53,9 +53,10 @@ def write(path: Path, entries: list[bytes], tensors: list[bytes], data: int = 40
 
 
 def inspect(path: Path) -> str | None:
-    """The error message for a file; None if every report was rendered in every format."""
+    """The error message for a file; None if every report was rendered in every format. Files that
+    are not damaged are rendered, also where llama.cpp could not load them."""
     try:
-        model = load_model_file(path)
+        model = load_any_file(path)
         reports = [*compute_inspection(model), compute_tensors(model)]
     except UsageError as error:
         line = str(error)
@@ -67,6 +68,11 @@ def inspect(path: Path) -> str | None:
     assert "\x1b" not in render_text(reports) + render_markdown(reports) + render_html(reports)
     render_csv(reports[-1])
     json.dumps([report.to_json() for report in reports], allow_nan=False)
+    try:
+        load_model_file(path)
+    except UsageError as error:
+        assert "llama.cpp cannot load" in render_text(reports)
+        return str(error)
     return None
 
 
@@ -169,7 +175,8 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
         ([ARCHITECTURE], [], "the metadata has 'general.architecture' twice"),
         ([entry("a", UINT32, bytes(4)), entry("a", ARRAY, struct.pack("<IQ", 4, 0))], [], "twice"),
         ([entry("", UINT32, bytes(4))], [], "the key of metadata entry 1 is empty"),
-        ([entry("a", ARRAY, struct.pack("<IQIQ", 9, 1, 4, 0))], [], "unknown value type 9"),
+        ([entry("a", ARRAY, struct.pack("<IQIQ", 9, 1, 4, 0))], [], "'a' is an array of arrays"),
+        ([entry("a", ARRAY, struct.pack("<IQ", 9, 1) * 20)], [], "the unknown value type 9"),
         ([entry("a", ARRAY, struct.pack("<IQ", 0, 2**31))], [], "array of 2,147,483,648 items"),
         ([entry("k" * 5000, 99, b"")], [], "kkk... has the unknown value type 99"),
         ([entry(f"{i}", UINT32, bytes(4)) for i in range(MOST)], [], "claims 16,385 metadata"),

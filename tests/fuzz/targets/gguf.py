@@ -13,7 +13,7 @@ from converters.analyses.memory import compression_reports
 from converters.analyses.memory.report_of_context import Held
 from converters.analyses.stored_weights import stored_in_file
 from converters.analyses.weight_errors import weight_error_reports
-from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header, read_items
 from llamacpp_instr.weights.blocks import check_openable, find_reference, find_weight, load_block
 from llamacpp_instr.weights.compare import compute_weight_errors
@@ -42,7 +42,7 @@ def gguf_header(path: Path) -> None:
 
 def inspection(path: Path) -> None:
     """`instr inspect`, with the tensors that fell back to another type."""
-    model = load_model_file(path)
+    model = load_any_file(path)
     check_reports([*compute_inspection(model), compute_tensors(model)])
 
 
