@@ -1,7 +1,8 @@
 """Calls a function in a child process, for work during which llama.cpp may end the process.
 
-llama.cpp trusts much of a model file. Whatever happens to the child, the caller gets one exception
-with the reason. Ctrl-C ends the child even inside a C call that never returns, and a caller that is
+llama.cpp trusts much of a model file, so the caller trusts no answer: it is decoded as what the
+function is declared to return. Whatever happens to the child, the caller gets one exception with
+the reason. Ctrl-C ends the child even inside a C call that never returns, and a caller that is
 killed does not leave it behind.
 """
 
@@ -16,7 +17,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, get_type_hints
+
+import msgspec
 
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.isolated import python
@@ -24,6 +27,7 @@ from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_line
 
 Result = TypeVar("Result")
+_RETURNED, _FAILED, _NO_MEMORY = b"r", b"f", b"m"
 
 
 class ChildEnded(Exception):
@@ -37,9 +41,9 @@ class ChildEnded(Exception):
 
 def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: object) -> Result:
     """What `function` returns or raises for these arguments, called in a child that may take
-    `max_bytes` of memory beyond what it needs to start.
+    `max_bytes` of memory beyond what it needs to start. `function` must declare what it returns.
 
-    Raises `ChildEnded` if the process ends or runs out of memory.
+    Raises `ChildEnded` if the process ends, runs out of memory, or answers something else.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     done = subprocess.run(
@@ -56,13 +60,25 @@ def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: o
         raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
     if done.returncode or not done.stdout:
         raise ChildEnded(f"{_last_words(done)} (exit status {done.returncode})")
-    result: Any = pickle.loads(done.stdout)
-    if isinstance(result, MemoryError):
+    status, content = done.stdout[:1], done.stdout[1:]
+    if status == _NO_MEMORY:
         raise ChildEnded(f"it takes more than {max_bytes / 1e9:,.1f} GB of memory")
-    if isinstance(result, InstrError):
-        raise result
-    answer: Result = result
-    return answer
+    if status != _RETURNED:
+        name, _, text = os.fsdecode(content).partition("\n")
+        raise _errors().get(name, InstrError)(text)
+    try:
+        result: Result = msgspec.msgpack.decode(content, type=get_type_hints(function)["return"])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ChildEnded(f"its answer is damaged: {error}") from None
+    return result
+
+
+def _errors(base: type[InstrError] = InstrError) -> dict[str, type[InstrError]]:
+    """The errors with a message for the user, by name."""
+    found = {base.__name__: base}
+    for error in base.__subclasses__():
+        found |= _errors(error)
+    return found
 
 
 def answer() -> None:
@@ -73,14 +89,15 @@ def answer() -> None:
     no_core_dump()
     parent, max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
     _end_with(parent)
-    result: Any
     try:
         native.load()  # before the limit: numpy allocates memory for each CPU
         _limit_memory(max_bytes)
-        result = function(*arguments)
-    except (InstrError, MemoryError) as error:
-        result = error
-    answers.write(pickle.dumps(result))
+        said = _RETURNED + msgspec.msgpack.encode(function(*arguments))
+    except InstrError as error:
+        said = _FAILED + os.fsencode(f"{type(error).__name__}\n{error}")
+    except MemoryError:
+        said = _NO_MEMORY
+    answers.write(said)
     answers.flush()
 
 

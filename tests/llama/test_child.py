@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import InstrError
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
+from llamacpp_instr.memory.dry_run import LoadError
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native
@@ -29,7 +31,7 @@ def add(one: int, other: int) -> int:
 
 
 def refuse() -> None:
-    raise UsageError("no")
+    raise LoadError("no, surrogate \udcff")
 
 
 def leave(status: int) -> None:
@@ -63,8 +65,31 @@ def divide() -> float:
 
 def test_results_and_errors_come_back() -> None:
     assert call_in_child(MIB * 64, add, 2, 3) == 5
-    with pytest.raises(UsageError, match="no"):
+    with pytest.raises(LoadError, match=r"^no, surrogate \udcff$"):
         call_in_child(MIB * 64, refuse)
+
+
+def answer(answer: bytes) -> int:
+    """Writes an answer of its own, as a child could that a model file took over."""
+    os.write(3, answer)
+    os._exit(0)
+
+
+class Harm:
+    """What a pickle could do: write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self.path,)  # type: ignore[return-value]
+
+
+def test_an_answer_runs_no_code(tmp_path: Path) -> None:
+    for said in (pickle.dumps(Harm(tmp_path / "harm")), b"r" + pickle.dumps(1), b"r\xa1x", b"r"):
+        with pytest.raises((ChildEnded, InstrError)):
+            call_in_child(MIB * 64, answer, said)
+    assert not (tmp_path / "harm").exists()
 
 
 @pytest.mark.parametrize("status", [0, 3])
