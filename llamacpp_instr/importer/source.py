@@ -6,6 +6,7 @@ check needs PyTorch, and none reads weights.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -16,12 +17,19 @@ from typing import Any
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
+from llamacpp_instr.model.hyper_parameters import MAX_EXPERTS, MAX_LAYERS
 from llamacpp_instr.output import begins_as_model, check_not_input
 from llamacpp_instr.terminal import first_names
 
 INDEX = "model.safetensors.index.json"
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?P<suffix>\.\w+)")
+_MOST = {
+    **dict.fromkeys(["layer", "layers"], MAX_LAYERS),
+    "experts": MAX_EXPERTS,
+    **dict.fromkeys(["size", "dim", "heads"], 1 << 24),
+}
+"""what a configuration can say, by the last word of a key. Real sizes are below 300,000"""
 _CONSOLIDATED = re.compile(r"consolidated\.(\d+)\.pth")
 
 
@@ -59,10 +67,16 @@ def open_source(path: Path, base: Path | None = None) -> Source:
     kind = recognize(path)
     if base is not None and kind is not Kind.LORA:
         raise UsageError(f"{path} is {kind.value}; --base is for LoRA adapters")
+    config = path / ("params.json" if kind is Kind.META else "config.json")
     if kind is Kind.LORA:
-        return Source(path, kind, _adapter_weights(path), _base_of(path, base))
-    weights = _shards(path) if kind is Kind.META else _hugging_face_weights(path)
-    return Source(path, kind, weights)
+        weights, base = _adapter_weights(path), _base_of(path, base)
+        config = base / "config.json"
+    else:
+        weights = _shards(path) if kind is Kind.META else _hugging_face_weights(path)
+    for file in weights:
+        _check_format(file)
+    _check_counts(config)
+    return Source(path, kind, weights, base)
 
 
 def check_is_folder(path: Path) -> None:
@@ -190,11 +204,9 @@ def _shards(path: Path) -> list[Path]:
         for file in path.glob("consolidated.*.pth")
         if (match := _CONSOLIDATED.fullmatch(file.name))
     }
-    missing = [
-        f"consolidated.{n:02}.pth" for n in range(max(numbers, default=0)) if n not in numbers
-    ]
-    if missing:
-        raise UsageError(f"{path}: shards are missing: {first_names(missing)}")
+    gap = next(n for n in itertools.count() if n not in numbers)
+    if gap < len(numbers):
+        raise UsageError(f"{path}: shards are missing, the first is consolidated.{gap:02}.pth")
     if not (path / "tokenizer.model").is_file():
         raise UsageError(
             f"{path} has no tokenizer.model; copy it there: Meta keeps it in the folder or above it"
@@ -210,6 +222,29 @@ def _adapter_weights(path: Path) -> list[Path]:
                 _check_safetensors(file, set())
             return [file]
     raise UsageError(f"{path} has no weights: no adapter_model.safetensors, no adapter_model.bin")
+
+
+def _check_format(file: Path) -> None:
+    """Raises UsageError for a pickle that is no zip archive, whose tensors cannot be mapped."""
+    if file.suffix == ".safetensors":
+        return
+    with file.open("rb") as opened:
+        if opened.read(1) == b"\x80":  # the start of a pickle
+            raise UsageError(
+                f"{file} has the format of PyTorch before 1.6, which cannot be mapped; save it "
+                f"again: torch.save(torch.load({file.name!r}, weights_only=True), {file.name!r})"
+            )
+
+
+def _check_counts(config: Path) -> None:
+    """Raises UsageError for a number up to which the converter would count without end."""
+    parts = [read_json(config)]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key, value in part.items():
+            most = _MOST.get(key.rpartition("_")[2])
+            if most is not None and isinstance(value, int) and value > most:
+                raise UsageError(f"{config}: {key} is {value:,}; it can be at most {most:,}")
 
 
 def _base_of(path: Path, base: Path | None) -> Path:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,11 @@ def mistral(folder: Path) -> None:
         file.rename(file.with_suffix(".safetensors"))
 
 
+def old_pickle(name: str) -> Callable[[Path], None]:
+    """As `torch.save` wrote it before 1.6: it begins with the pickled magic number."""
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
+
+
 WRONG: list[tuple[str, Callable[[Path], None], str]] = [
     ("hugging_face", remove("config.json"), "is not a model: it has no config.json"),
     ("hugging_face", remove(SHARDS[1]), f"1 of 2 files with weights is missing: {SHARDS[1]}"),
@@ -126,7 +132,8 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
         write(INDEX, '{"weight_map": {"a": "../other"}}'),
         "is not the name of a file",
     ),
-    ("meta", remove("consolidated.01.pth"), "shards are missing: consolidated.01.pth"),
+    ("meta", remove("consolidated.01.pth"), "shards are missing, the first is consolidated.01.pth"),
+    ("meta", write("consolidated.999999999999.pth", ""), "the first is consolidated.03.pth"),
     ("meta", remove("tokenizer.model"), "has no tokenizer.model"),
     ("meta", mistral, "has Mistral's own layout"),
     ("adapter", lambda _folder: None, "its base model is org/some-model; name the folder"),
@@ -136,6 +143,14 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
         "has no weights: no adapter_model.safetensors",
     ),
     ("adapter", write("adapter_config.json", "[]"), "it is not a JSON object"),
+    ("meta", old_pickle("consolidated.01.pth"), "has the format of PyTorch before 1.6"),
+    ("meta", write("params.json", '{"n_layers": 1000000000}'), "n_layers is 1,000,000,000; it"),
+    (
+        "hugging_face",
+        write("config.json", '{"text_config": {"num_hidden_layers": 1000000000}}'),
+        "num_hidden_layers is 1,000,000,000; it can be at most 512",
+    ),
+    ("hugging_face", write("config.json", '{"vocab_size": 99999999}'), "at most 16,777,216"),
 ]
 
 
