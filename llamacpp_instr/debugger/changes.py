@@ -24,6 +24,8 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
 NOTE = "instr.change"
+_HEADER = 1 << 16
+"""bytes of the header of an array in a file, at most"""
 
 Note = Callable[[str, Any], None]
 """writes a note into the log: `Recording.note`"""
@@ -65,32 +67,38 @@ def add_noise(deviation: float, seed: int) -> Edit:
     return Edit(f"add noise of deviation {deviation:g}, seed {seed}", noisy)
 
 
-def replace(values: Array, origin: str) -> Edit:
-    """The values of another array, of the same shape."""
+def replace(values: Array | Path, origin: str) -> Edit:
+    """The values of another array, or of a file with one, of the same shape."""
 
     def replaced(old: Array) -> Array:
-        if np.shape(values) != old.shape:
+        new = load_values(values, most=old.size) if isinstance(values, Path) else values
+        if np.shape(new) != old.shape:
             raise UsageError(
-                f"{origin} has the shape {np.shape(values)}, what it replaces has {old.shape}"
+                f"{origin} has the shape {np.shape(new)}, what it replaces has {old.shape}"
             )
-        return values
+        return new
 
     return Edit(f"replace by {origin}", replaced)
 
 
-def load_values(path: str | Path, name: str | None = None) -> Array:
+def load_values(path: str | Path, name: str | None = None, most: int | None = None) -> Array:
     """The array in an .npy file, or the one called `name` in an .npz or .safetensors file; the name
     may be left out if there is only one.
 
-    Raises `UsageError` if the file cannot be read or has no such array.
+    Raises `UsageError` if the file cannot be read or has no such array, and if a compressed array
+    would unpack to more than 8 bytes for each of `most` values.
     """
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            return np.asarray(np.load(path, allow_pickle=False))
+            return np.asarray(np.load(path, "r", allow_pickle=False))
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                return np.asarray(arrays[_one(path, list(arrays), name)])
+                found = _one(path, list(arrays), name)
+                unpacked = arrays.zip.getinfo(f"{found}.npy").file_size
+                if most is not None and unpacked > 8 * most + _HEADER:
+                    raise UsageError(f"{path} has {unpacked:,} bytes, for {most:,} values")
+                return np.asarray(arrays[found])
         if path.suffix == ".safetensors":
             with open_safetensors(path) as file:
                 return np.asarray(file.get_tensor(_one(path, list(file.keys()), name)))

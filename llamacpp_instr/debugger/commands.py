@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from llamacpp_instr.debugger.changes import (
     Edit,
     add_noise,
     change,
-    load_values,
     replace,
     scale,
     set_to,
@@ -161,7 +161,7 @@ class Commands:
         """replace FILE [TENSOR] [SLICE]: the values of an .npy, .npz or .safetensors file."""
         if not words:
             raise UsageError("replace FILE: give the name of a file")
-        return self._change(stop, replace(load_values(words[0]), words[0]), words[1:])
+        return self._change(stop, replace(Path(words[0]), words[0]), words[1:])
 
     def _ablate(self, _stop: Stop, words: list[str]) -> str:
         """ablate layer=N [head=H | block=attention | block=feed-forward]: in this and every later

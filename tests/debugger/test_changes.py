@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,19 @@ def test_values_come_from_files_and_those_of_several_arrays_need_a_name(tmp_path
         load_values(tmp_path / "b.npz")
     with pytest.raises(UsageError, match="has no array 'z'"):
         load_values(tmp_path / "b.npz", "z")
+
+
+def test_a_compressed_array_costs_no_more_than_what_it_replaces(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", np.zeros(1 << 24))
+    edit = replace(tmp_path / "bomb.npz", "bomb.npz")
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="134,217,856 bytes, for 32 values"):
+        edit.new(np.zeros((4, 8), np.float32))
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+    np.savez_compressed(tmp_path / "fits.npz", np.ones((4, 8)))
+    new = replace(tmp_path / "fits.npz", "fits.npz").new(np.zeros((4, 8), np.float32))
+    assert np.array_equal(new, np.ones((4, 8)))
 
 
 @pytest.mark.parametrize(
