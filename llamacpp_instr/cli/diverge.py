@@ -6,6 +6,7 @@ import math
 
 import click
 
+from llamacpp_instr.cli.ranges import MOST_TOKENS
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.cli.text_file import read_text
 from llamacpp_instr.errors import UsageError
@@ -20,10 +21,16 @@ from llamacpp_instr.errors import UsageError
 @click.argument("b", metavar="B")
 @click.option("--text", metavar="FILE", help="Text to compute; - is standard input.  "
               "[default: A writes it]")  # fmt: skip
-@click.option("--tokens", type=int, default=512, show_default=True, help="Tokens at most.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, MOST_TOKENS),
+    default=512,
+    show_default=True,
+    help="Tokens at most.",
+)
 @click.option(
     "--ctx",
-    type=int,
+    type=click.IntRange(2, MOST_TOKENS),
     metavar="TOKENS",
     help="Length of a chunk.  [default: 512 of a text; an eighth of the tokens if A writes them]",
 )
@@ -36,7 +43,7 @@ from llamacpp_instr.errors import UsageError
 )
 @click.option(
     "--memory",
-    type=int,
+    type=click.IntRange(1, 1 << 30),
     default=512,
     show_default=True,
     metavar="MIB",
@@ -78,7 +85,8 @@ def diverge(
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
 
-    _check(tokens, ctx, bound, memory)
+    if not (math.isfinite(bound) and bound >= 0):
+        raise UsageError(f"--bound is {bound:g}; it must be 0 or larger")
     output.check(a, b, text)
     one, other = load_model_file(a), load_model_file(b)
     for file in (one, other):
@@ -96,14 +104,3 @@ def diverge(
         charts=divergence_charts(found) if output.form == "html" else [],
         title=f"{other.path.name} against {one.path.name}",
     )
-
-
-def _check(tokens: int, ctx: int | None, bound: float, memory: int) -> None:
-    if tokens < 1:
-        raise UsageError(f"--tokens is {tokens}; it must be at least 1")
-    if ctx is not None and ctx < 2:
-        raise UsageError(f"--ctx is {ctx}; it must be at least 2")
-    if not (math.isfinite(bound) and bound >= 0):
-        raise UsageError(f"--bound is {bound:g}; it must be 0 or larger")
-    if memory < 1:
-        raise UsageError(f"--memory is {memory}; it must be at least 1 MiB")

@@ -20,7 +20,7 @@ lenient_option = click.option(
 
 past_option = click.option(
     "--past",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 1 << 24),
     metavar="N",
     help="Tokens that the cache of a model has before.  [default: 0]",
 )

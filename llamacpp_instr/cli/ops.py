@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
+from llamacpp_instr.cli.ranges import MOST_TOKENS
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="MODEL|LOG")
 @click.option(
     "--tokens",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_TOKENS),
     metavar="N",
     help="Tokens of the prefill of a model.  [default: 512]",
 )

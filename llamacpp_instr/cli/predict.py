@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.ranges import MOST_TOKENS
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.prediction.steps import PlannedStep
     from llamacpp_instr.probe.file import Probe
-
-MOST_TOKENS = 1 << 16
 
 
 @click.command(

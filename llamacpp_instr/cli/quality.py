@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.ranges import MOST_TOKENS
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.cli.text_file import read_text
 from llamacpp_instr.errors import NativeError, UsageError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--ctx", type=int, metavar="TOKENS", help="Length of a chunk.  [default: 512]")
 @click.option(
     "--chunks",
-    type=int,
+    type=click.IntRange(1, MOST_TOKENS),
     metavar="N",
     help="Chunks at most.  [default: the whole text; 16 if REF generates it]",
 )

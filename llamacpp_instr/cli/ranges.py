@@ -1,10 +1,12 @@
-"""Ranges of steps and layers, for every command that selects some."""
+"""Ranges of steps and layers, for every command that selects some, and the range of numbers."""
 
 from __future__ import annotations
 
 from llamacpp_instr.errors import UsageError
 
 LAST = 2**63
+MOST_TOKENS = 1 << 16
+"""what an option may ask for, where memory or time grow with it and nothing else limits it"""
 
 
 def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:

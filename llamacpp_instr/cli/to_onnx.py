@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
+from llamacpp_instr.cli.ranges import MOST_TOKENS
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -33,7 +34,7 @@ Examples:
 @click.option("-o", "--output", required=True, metavar="FILE", help="The ONNX file.")
 @click.option(
     "--tokens",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_TOKENS),
     metavar="N",
     help="Tokens that the graph of a model computes; more than 1 is a prefill.  [default: 1]",
 )

@@ -61,8 +61,6 @@ class OutputOptions:
         """Raise `UsageError` for a value that is wrong for every model."""
         if self.ctx is not None and self.ctx < _MIN_CTX:
             raise UsageError(f"--ctx is {self.ctx}; it must be at least {_MIN_CTX}")
-        if self.chunks is not None and self.chunks < 1:
-            raise UsageError(f"--chunks is {self.chunks}; it must be at least 1")
         ContextOptions(ctx=self.ctx, batch=self.batch, threads=self.threads).check()
         Sampling(temp=1.0, seed=self.seed).check()
 
