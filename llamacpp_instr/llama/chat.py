@@ -1,7 +1,7 @@
 """Renders a prompt with the model's own chat template.
 
 A template is a program in the model file: it may fail in any way, take any memory, or never end. So
-it runs in a child process (`prompts`), which has limits of memory and time.
+it runs in a child process (`prompts`), with limits of memory and time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.llama.child import limited_memory
 from llamacpp_instr.llama.engine import LoadedModel
 
 SECONDS = 5
 """CPU time that a template may take; real ones take milliseconds"""
 TIME_IS_UP = getattr(signal, "SIGPROF", -1)
 """the signal that ends the process after that"""
+_MOST_BYTES = 1 << 28
+"""memory that a template may take; real ones take a few megabytes"""
 _MOST_TEXT = 1 << 16
 """characters that a template may add beyond eight times the prompt; tokenizing a few hundred
 special tokens takes no time, a hundred thousand take minutes"""
@@ -34,7 +37,7 @@ def render_chat(model: LoadedModel, prompt: str) -> str:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     try:
-        with _limited_time():
+        with limited_memory(_MOST_BYTES), _limited_time():
             formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
             text: str = formatter(messages=[{"role": "user", "content": prompt}]).prompt
         text.encode()

@@ -14,8 +14,8 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
@@ -91,8 +91,8 @@ def answer() -> None:
     _end_with(parent)
     try:
         native.load()  # before the limit: numpy allocates memory for each CPU
-        _limit_memory(max_bytes)
-        said = _RETURNED + msgspec.msgpack.encode(function(*arguments))
+        with limited_memory(max_bytes):
+            said = _RETURNED + msgspec.msgpack.encode(function(*arguments))
     except InstrError as error:
         said = _FAILED + os.fsencode(f"{type(error).__name__}\n{error}")
     except MemoryError:
@@ -117,19 +117,25 @@ def no_core_dump() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _limit_memory(max_bytes: int) -> None:
-    """Limit the memory that this process may allocate from now on."""
+@contextmanager
+def limited_memory(max_bytes: int) -> Iterator[None]:
+    """Limit the memory that this process may allocate in the block, beyond what it has."""
     try:
         import resource
     except ImportError:  # not on this operating system
+        yield
         return
     try:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:  # not Linux
         held = 0
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or most > held + max_bytes:
+    now, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if now == resource.RLIM_INFINITY or now > held + max_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (held + max_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (now, most))
 
 
 def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
