@@ -21,7 +21,7 @@ from llamacpp_instr.graph.ops import VIEW_OPS
 def matching(graph: LiveGraph, pattern: str) -> list[Node]:
     """The nodes whose names match a pattern (`ffn_out-*`); of several with one name, the last.
 
-    Raises `UsageError`, with the nearest names, if there is none.
+    Raises `UsageError`, which says why, if there is none.
     """
     found = [
         graph.nodes[index]
@@ -30,9 +30,7 @@ def matching(graph: LiveGraph, pattern: str) -> list[Node]:
         if graph.nodes[index].op not in VIEW_OPS and fnmatch.fnmatchcase(name, pattern)
     ]
     if not found:
-        near = graph.nearest(pattern.strip("*"))
-        hint = f"; the nearest are {', '.join(near)}" if near else ""
-        raise UsageError(f"no op of the graph matches {pattern!r}{hint}")
+        raise UsageError(f"no op of the graph matches {pattern!r}{graph.why_no_op(pattern)}")
     return sorted(found, key=lambda node: node.index)
 
 

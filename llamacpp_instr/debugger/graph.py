@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,6 +135,19 @@ class LiveGraph:
         return n == info.n_nodes and all(
             int(node(info.graph, i)) == self.addresses[i] for i in {0, n // 2, n - 1}
         )
+
+    def why_no_op(self, pattern: str) -> str:
+        """The end of a message that no op has such a name: a view has it, or the nearest names."""
+        for name, index in self.by_name.items():
+            node = self.nodes[index]
+            if node.op in VIEW_OPS and fnmatch.fnmatchcase(name, pattern):
+                while node.op in VIEW_OPS and node.sources[:1] and node.sources[0].node >= 0:
+                    node = self.nodes[node.sources[0].node]
+                of = node.sources[0].name if node.op in VIEW_OPS and node.sources else node.name
+                return f"; {name} is only a view of {of}"
+        ops = [name for name, index in self.by_name.items() if self.nodes[index].op not in VIEW_OPS]
+        near = difflib.get_close_matches(pattern.strip("*"), ops, 3, 0.5)
+        return f"; the nearest are {', '.join(near)}" if near else ""
 
     def nearest(self, name: str) -> list[str]:
         """At most three names that look like `name`."""

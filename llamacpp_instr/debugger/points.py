@@ -6,7 +6,6 @@ filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import math
 import operator
@@ -180,16 +179,11 @@ class Breakpoint:
         """Raises `UsageError`, with the nearest names, if no node of the graph can match."""
         if any(self.matches(node) for node in graph.nodes):
             return
-        if self.pattern in graph.by_name:
-            # it has the name of a view, or other filters exclude it
-            node = graph.nodes[graph.by_name[self.pattern]]
-            shown = node.sources[0].name if node.sources else ""
-            why = f"{node.name} is only a view of {shown}" if not node.runs else f"it is {node}"
-            raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches; {why}")
-        names = [node.name for node in graph.nodes if node.runs]
-        near = difflib.get_close_matches(self.pattern, names, 3, 0.5)
-        hint = f"; the nearest are {', '.join(near)}" if near else ""
-        raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches{hint}")
+        why = graph.why_no_op(self.pattern)
+        node = graph.nodes[graph.by_name.get(self.pattern, 0)]
+        if node.name == self.pattern and node.runs:  # other filters exclude it
+            why = f"; it is {node}"
+        raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches{why}")
 
 
 def _range(text: str, key: str, value: str) -> range:

@@ -46,6 +46,12 @@ class LlamaLog:
         self.released, self._holding = True, False
         self._show_held()
 
+    def take_held(self) -> list[str]:
+        """The messages that are held back, which are not printed then."""
+        lines = [line for _, line in self._held]
+        self._held.clear()
+        return lines
+
     @contextmanager
     def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
         """Hold messages back; raise `failure(reason)` for a `LlamaFailed` inside."""

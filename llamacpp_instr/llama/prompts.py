@@ -16,6 +16,7 @@ from llamacpp_instr.llama.child import ChildEnded, call_in_child
 from llamacpp_instr.llama.engine import LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
+from llamacpp_instr.terminal import notice
 
 _MAX_BYTES = 2 << 30
 """memory that a vocabulary and a chat template may take"""
@@ -27,13 +28,14 @@ def tokenize(
     path: Path, texts: Sequence[str], *, chat: bool = False, parse_special: bool = True
 ) -> list[list[int]]:
     """The tokens of each text, by the vocabulary of the model at `path`. With `chat`, each text is
-    first rendered with the model's chat template.
+    first rendered with the model's chat template. Prints llama.cpp's warnings about the texts, such
+    as that of a second beginning-of-sequence token.
 
     Raises `UsageError` for a model whose tokenizer or template does not work.
     """
     max_bytes = _MAX_BYTES + _BYTES_OF_TEXT * sum(map(len, texts))
     try:
-        return call_in_child(max_bytes, _tokenize, path, texts, chat, parse_special)
+        tokens, warnings = call_in_child(max_bytes, _tokenize, path, texts, chat, parse_special)
     except ChildEnded as end:
         if end.number == TIME_IS_UP:
             raise UsageError(
@@ -42,13 +44,20 @@ def tokenize(
         raise UsageError(
             f"{path}: its tokenizer does not work: llama.cpp ended the process: {end}"
         ) from None
+    for warning in dict.fromkeys(warnings):
+        notice(f"llama.cpp: {warning}")
+    return tokens
 
 
-def _tokenize(path: Path, texts: Sequence[str], chat: bool, parse_special: bool) -> list[list[int]]:
+def _tokenize(
+    path: Path, texts: Sequence[str], chat: bool, parse_special: bool
+) -> tuple[list[list[int]], list[str]]:
+    """The tokens of each text, and warnings."""
     with captured(Interrupt()) as log, _Vocabulary(path, log) as model:
+        log.take_held()  # loading the whole model gives these again
         if chat:
             texts = [render_chat(model, text) for text in texts]
-        return [model.tokenize(text, parse_special) for text in texts]
+        return [model.tokenize(text, parse_special) for text in texts], log.take_held()
 
 
 class _Vocabulary(LoadedModel):

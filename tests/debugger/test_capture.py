@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 
 from llamacpp_instr.debugger.capture import Capture
 from llamacpp_instr.debugger.captured import matching
+from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import TensorStats
 from tests.conftest import Instr, start_run
@@ -225,6 +227,14 @@ def test_the_python_of_the_page_loads_what_the_command_wrote(
             assert "shard-00000.safetensors (16, 256)" in done.stdout
     (shard,) = shards_of(tmp_path / "from-python")
     assert shard["ffn_out-0"].shape == (len(shard["tokens"]), 256)
+
+
+def test_a_view_is_explained_not_suggested(tmp_path: Path) -> None:
+    """The best experts are a view of all of them, sorted; no op computes it."""
+    words = "no op of the graph matches 'ffn_moe_topk-*'; ffn_moe_topk-0 is only a view of"
+    model = random_models() / "llama-moe.gguf"
+    with pytest.raises(UsageError, match=f"{re.escape(words)} ffn_moe_argsort-0$"):
+        captured("ffn_moe_topk-*", tmp_path / "act", model, decodes=0)
 
 
 def test_a_pattern_matches_names_and_the_last_op_of_a_name(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_the_text_is_the_plain_libraries(instr: Instr, peer: Any) -> None:
     assert len(done.stdout) > 60
 
 
+def test_a_second_beginning_of_a_text_is_warned_of(instr: Instr) -> None:
+    """The demo model adds one; the tokens are made in a child process."""
+    told = "llama.cpp: tokenize: Added a BOS token to the prompt"
+    done = instr("run", *DEMO, "-p", "<s>Once", "-n", 1)
+    assert done.stderr.count(told) == 1
+    assert told not in instr("run", *DEMO, "-p", "Once", "-n", 1, "--force").stderr
+
+
 def test_the_log_holds_every_token_of_the_text(instr: Instr, tmp_path: Path) -> None:
     done = instr("run", *DEMO, "-p", PROMPT, "-n", 20)
     tokens = read_events(tmp_path / "session.log", "token")
