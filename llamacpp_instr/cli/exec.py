@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
 from llamacpp_instr.cli.live_option import live_option, watched
+from llamacpp_instr.cli.ranges import bytes_of_size
 from llamacpp_instr.schema import LEVELS
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def _bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """Bytes of a size such as 500MB."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+)\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500MB or 2GB")
-    n_bytes = int(match[1]) * _UNITS.get(match[2].upper(), 1)
-    # every part repeats the models and the graphs, which would fill smaller parts
-    if not 10**6 <= n_bytes < 2**63:
-        raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")
-    return n_bytes
 
 
 @click.command(
@@ -66,7 +50,7 @@ Examples:
 @click.option(
     "--rotate",
     metavar="SIZE",
-    callback=_bytes,
+    callback=bytes_of_size,
     help="Continue in another file, .part2 and so on, beyond this size; each is a complete log.",
 )
 @click.option("--force", is_flag=True, help="Replace the log and its parts if they exist.")

@@ -10,6 +10,7 @@ import click
 
 from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
+from llamacpp_instr.cli.ranges import bytes_of_size
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
@@ -40,19 +41,28 @@ Examples:
 @click.argument("sources", metavar="MODEL|LOG...", nargs=-1, required=True)
 @context_options
 @click.option("--no-mmap", is_flag=True, help="Predict for a model that is read, not mapped.")
+@click.option(
+    "--memory",
+    "room",
+    callback=bytes_of_size,
+    metavar="SIZE",
+    help="Say whether it fits into SIZE (8GB).  [default: of a model, into this machine's memory]",
+)
 @lenient_option
 @report_options
 def memory(
     sources: tuple[str, ...],
     context: ContextOptions,
     no_mmap: bool,
+    room: int | None,
     lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Print the memory that a model takes, or that a log recorded.
 
     Prints the size of each tensor and its share of F16 and F32, also by type, role and layer,
-    and the memory by kind: file, mapped, repacked, KV cache, compute buffers.
+    and the memory by kind: file, mapped, repacked, KV cache, compute buffers. Says whether that
+    fits: what stays in use counts, not mapped pages that the system can drop.
 
     llama.cpp's own dry run, which reads no weights, predicts the memory of the context that instr
     run would create with the same options. For a log, the measured memory is printed as well, and
@@ -69,14 +79,14 @@ def memory(
     if is_model(source):
         if len(sources) > 1:
             raise UsageError(f"{source} is a model; one model or several logs can be shown")
-        shown = [_of_model(source, context, not no_mmap)]
+        shown = [_of_model(source, context, not no_mmap, room)]
     elif no_mmap or context != ContextOptions():
         raise UsageError(
             f"{source} is not a GGUF model, and a log has its own settings: leave out "
             "--ctx, --batch and the like"
         )
     else:
-        shown = _of_logs(sources, lenient)
+        shown = _of_logs(sources, lenient, room)
     _write(shown, output)
 
 
@@ -96,38 +106,42 @@ def _write(shown: Shown, output: ReportOutput) -> None:
     output.write(reports, table=table, charts=charts)
 
 
-def _of_model(name: str, options: ContextOptions, mmap: bool) -> tuple[StoredModel, list[Report]]:
+def _of_model(
+    name: str, options: ContextOptions, mmap: bool, room: int | None
+) -> tuple[StoredModel, list[Report]]:
     from converters.analyses.memory import compression_reports
     from converters.analyses.memory.report_of_context import Held
     from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.memory.dry_run import LoadError
+    from llamacpp_instr.memory.machine import machine_memory
     from llamacpp_instr.memory.plan import plan_memory
     from llamacpp_instr.model.file import load_model_file
 
     options.check()
     model = load_model_file(name)
     try:
-        held = Held(predicted=plan_memory(model, options, mmap))
+        plan = plan_memory(model, options, mmap)
+        held = Held(predicted=plan, room=room, machine=machine_memory())
     except (NativeError, LoadError) as error:
         held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
     stored = stored_in_file(model)
     return stored, compression_reports(stored, [held])
 
 
-def _of_logs(logs: Sequence[str], lenient: bool) -> Shown:
+def _of_logs(logs: Sequence[str], lenient: bool, room: int | None) -> Shown:
     from converters.report.side_by_side import named_by
 
     sessions = load_sessions(logs, lenient)
     if len(sessions) == 1:
-        return _of_session(sessions[0])
+        return _of_session(sessions[0], room)
     return [
         (stored, named_by(session.path, reports))
         for session in sessions
-        for stored, reports in _of_session(session)
+        for stored, reports in _of_session(session, room)
     ]
 
 
-def _of_session(session: Session) -> Shown:
+def _of_session(session: Session, room: int | None) -> Shown:
     from converters.analyses.memory import compression_reports
     from converters.analyses.memory.recorded import recorded_memory
     from converters.analyses.stored_weights import recorded_file, stored_in_log
@@ -142,7 +156,9 @@ def _of_session(session: Session) -> Shown:
             file = recorded_file(session, model)
         except UsageError as error:
             why = f"Nothing was predicted: {error}."
-        helds = [_predicted(held, file, why) for held in memory.get(number, [])]
+        helds = [
+            _predicted(replace(held, room=room), file, why) for held in memory.get(number, [])
+        ]
         stored = stored_in_log(session, model, file)
         shown.append((stored, compression_reports(stored, helds)))
         shown[-1][1][0].notes.extend(session.log_end.notes())

@@ -15,10 +15,17 @@ from hypothesis import given, settings
 
 from converters.analyses.memory import compression_reports
 from converters.analyses.memory.recorded import recorded_memory
-from converters.analyses.stored_weights import stored_in_log
+from converters.analyses.memory.report_of_context import Held, memory_report
+from converters.analyses.stored_weights import StoredModel, stored_in_log
 from llamacpp_instr import schema
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import captured
+from llamacpp_instr.memory.breakdown import (
+    ContextSettings,
+    MemoryBreakdown,
+    MemoryUse,
+    Placement,
+)
 from llamacpp_instr.recording.session import record
 from tests.conftest import ROOT, Instr, assert_refused, read_events
 from tests.kit.native_kit import random_models
@@ -209,3 +216,41 @@ def test_a_log_without_tensors_is_refused(log: Path, instr: Instr) -> None:
     path = log.with_name("empty.log")
     path.write_text(first + "\n")
     assert_refused(instr("memory", path), "empty.log", "tensors")
+
+
+@pytest.mark.parametrize(
+    ("room", "start", "end"),
+    [
+        (1400, "Fits: ", "it can have 1.30 GiB."),
+        (776, "Fits: ", "it can have 740 MiB."),
+        (774, "Does not fit: ", "Each token would read weights from the file again."),
+        (474, "Does not fit: ", "it can have 452 MiB."),
+    ],
+)
+def test_whether_it_fits_is_judged_by_what_stays_in_use(room: int, start: str, end: str) -> None:
+    """Of 1,375 MB, 600 are mapped only to be repacked, and 300 are read in place."""
+    settings = ContextSettings(
+        512, 512, 512, 1, "f16", "f16",
+        flash_attn=True, embeddings=False, kv_unified=False, swa_full=False, mmap=True,
+    )  # fmt: skip
+    mb = 10**6
+    uses = [
+        MemoryUse("weights", "CPU_Mapped", 900 * mb), MemoryUse("weights", "CPU_REPACK", 400 * mb),
+        MemoryUse("cache", "CPU", 50 * mb), MemoryUse("compute", "CPU", 25 * mb),
+    ]  # fmt: skip
+    placed = [Placement("a", "CPU_Mapped", 300 * mb), Placement("b", "CPU_REPACK", 400 * mb)]
+    known = MemoryBreakdown(settings, uses, placed)
+    made = memory_report(StoredModel("m", "", []), Held(known, room=room * mb))
+    assert made.notes[0].startswith(f"{start}739 MiB of 1.28 GiB stay in use; ")
+    assert made.notes[0].endswith(end)
+    assert made.figures["stays in use"] == (775 * mb, "bytes")
+    assert any("The system can drop them: 739 MiB stay in use" in note for note in made.notes)
+
+
+def test_a_model_must_fit_into_this_machine_and_a_log_into_what_is_named(
+    instr: Instr, log: Path
+) -> None:
+    assert "this machine has " in instr("memory", "demo").stdout
+    assert "Does not fit: " in instr("memory", "demo", "--memory", "10MB").stdout
+    assert "fit" not in instr("memory", log).stdout
+    assert "Fits: " in instr("memory", log, "--memory", "1GB").stdout

@@ -28,6 +28,10 @@ class Held:
     """their numbers in the log"""
     rss: int = 0
     """peak resident bytes of the whole process; 0 if unknown"""
+    room: int | None = None
+    """bytes that somebody named, into which it must fit"""
+    machine: int | None = None
+    """bytes of memory of the machine where it must fit otherwise; None for no verdict"""
     notes: list[str] = field(default_factory=list)
     """reasons for missing figures"""
 
@@ -54,7 +58,7 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         rows.append([*row, *_figures(held, kind, buffer)])
     total = [b.n_bytes if b else None for b in (held.predicted, held.measured)]
     rows.append(["total", None, None, None, *total, _difference(*total)])
-    notes = [_settings_note(known)]
+    notes = [*_verdict(known, held), _settings_note(known)]
     notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
     of = known.settings
     figures: Figures = {
@@ -63,6 +67,8 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         "batch": (of.n_batch, "count"),
         "ubatch": (of.n_ubatch, "count"),
         "mapped, not read": (_between(known), "bytes"),
+        "stays in use": (known.n_bytes - _between(known), "bytes"),
+        "memory to fit into": (held.room or held.machine, "bytes"),
         "resident": (held.rss or None, "bytes"),
     }
     return Report(_title(held), columns, rows, notes, figures=figures)
@@ -143,12 +149,31 @@ def _settings_note(known: MemoryBreakdown) -> str:
     return f"{', '.join(parts)}."
 
 
+def _verdict(known: MemoryBreakdown, held: Held) -> list[str]:
+    """Whether it fits: what stays in use, of buffers in the machine's own memory."""
+    room = held.room or held.machine
+    if room is None:
+        return []
+    on_devices = sum(use.n_bytes for use in known.uses if not use.buffer.startswith(("CPU", "AMX")))
+    in_use = known.n_bytes - _between(known) - on_devices
+    facts = (
+        f"{shown(in_use, 'bytes')} of {shown(known.n_bytes - on_devices, 'bytes')} stay in use; "
+        f"{'it can have' if held.room else 'this machine has'} {shown(room, 'bytes')}."
+    )
+    if in_use <= room:
+        return [f"Fits: {facts}"]
+    mapped = known.of("weights", MAPPED) - _between(known)
+    slow = " Each token would read weights from the file again." if in_use - mapped <= room else ""
+    return [f"Does not fit: {facts}{slow}"]
+
+
 def _mapping_notes(known: MemoryBreakdown) -> list[str]:
     notes = []
     if (between := _between(known)) > 0:
         notes.append(
-            "A file is mapped from the first to the last tensor that is read in place: "
-            f"{shown(between, 'bytes')} of that lie between tensors and are not read again."
+            "A file is mapped from the first to the last tensor that is read in place. "
+            f"{shown(between, 'bytes')} of that are read only while the model is loaded. The "
+            f"system can drop them: {shown(known.n_bytes - between, 'bytes')} stay in use."
         )
     if any("REPACK" in use.buffer for use in known.uses):
         notes.append(
