@@ -46,7 +46,7 @@ Examples:
     "room",
     callback=bytes_of_size,
     metavar="SIZE",
-    help="Say whether it fits into SIZE (8GB).  [default: of a model, into this machine's memory]",
+    help="Say whether MODEL fits into SIZE, such as 8GB.  [default: this machine's memory]",
 )
 @lenient_option
 @report_options
@@ -61,7 +61,7 @@ def memory(
     """Print the memory that a model takes, or that a log recorded.
 
     Prints the size of each tensor and its share of F16 and F32, also by type, role and layer,
-    and the memory by kind: file, mapped, repacked, KV cache, compute buffers. Says whether that
+    and the memory by kind: file, mapped, repacked, KV cache, compute buffers. Says whether a model
     fits: what stays in use counts, not mapped pages that the system can drop.
 
     llama.cpp's own dry run, which reads no weights, predicts the memory of the context that instr
@@ -80,13 +80,13 @@ def memory(
         if len(sources) > 1:
             raise UsageError(f"{source} is a model; one model or several logs can be shown")
         shown = [_of_model(source, context, not no_mmap, room)]
-    elif no_mmap or context != ContextOptions():
+    elif no_mmap or room or context != ContextOptions():
         raise UsageError(
             f"{source} is not a GGUF model, and a log has its own settings: leave out "
-            "--ctx, --batch and the like"
+            "--ctx, --memory and the like"
         )
     else:
-        shown = _of_logs(sources, lenient, room)
+        shown = _of_logs(sources, lenient)
     _write(shown, output)
 
 
@@ -121,27 +121,27 @@ def _of_model(
     model = load_model_file(name)
     try:
         plan = plan_memory(model, options, mmap)
-        held = Held(predicted=plan, room=room, machine=machine_memory())
+        held = Held(predicted=plan, room=room or machine_memory())
     except (NativeError, LoadError) as error:
         held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
     stored = stored_in_file(model)
     return stored, compression_reports(stored, [held])
 
 
-def _of_logs(logs: Sequence[str], lenient: bool, room: int | None) -> Shown:
+def _of_logs(logs: Sequence[str], lenient: bool) -> Shown:
     from converters.report.side_by_side import named_by
 
     sessions = load_sessions(logs, lenient)
     if len(sessions) == 1:
-        return _of_session(sessions[0], room)
+        return _of_session(sessions[0])
     return [
         (stored, named_by(session.path, reports))
         for session in sessions
-        for stored, reports in _of_session(session, room)
+        for stored, reports in _of_session(session)
     ]
 
 
-def _of_session(session: Session, room: int | None) -> Shown:
+def _of_session(session: Session) -> Shown:
     from converters.analyses.memory import compression_reports
     from converters.analyses.memory.recorded import recorded_memory
     from converters.analyses.stored_weights import recorded_file, stored_in_log
@@ -156,9 +156,7 @@ def _of_session(session: Session, room: int | None) -> Shown:
             file = recorded_file(session, model)
         except UsageError as error:
             why = f"Nothing was predicted: {error}."
-        helds = [
-            _predicted(replace(held, room=room), file, why) for held in memory.get(number, [])
-        ]
+        helds = [_predicted(held, file, why) for held in memory.get(number, [])]
         stored = stored_in_log(session, model, file)
         shown.append((stored, compression_reports(stored, helds)))
         shown[-1][1][0].notes.extend(session.log_end.notes())

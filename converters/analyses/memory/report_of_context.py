@@ -29,9 +29,7 @@ class Held:
     rss: int = 0
     """peak resident bytes of the whole process; 0 if unknown"""
     room: int | None = None
-    """bytes that somebody named, into which it must fit"""
-    machine: int | None = None
-    """bytes of memory of the machine where it must fit otherwise; None for no verdict"""
+    """bytes of memory into which it must fit; None for no verdict"""
     notes: list[str] = field(default_factory=list)
     """reasons for missing figures"""
 
@@ -68,7 +66,7 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         "ubatch": (of.n_ubatch, "count"),
         "mapped, not read": (_between(known), "bytes"),
         "stays in use": (known.n_bytes - _between(known), "bytes"),
-        "memory to fit into": (held.room or held.machine, "bytes"),
+        "memory to fit into": (held.room, "bytes"),
         "resident": (held.rss or None, "bytes"),
     }
     return Report(_title(held), columns, rows, notes, figures=figures)
@@ -151,20 +149,16 @@ def _settings_note(known: MemoryBreakdown) -> str:
 
 def _verdict(known: MemoryBreakdown, held: Held) -> list[str]:
     """Whether it fits: what stays in use, of buffers in the machine's own memory."""
-    room = held.room or held.machine
-    if room is None:
+    if held.room is None:
         return []
-    on_devices = sum(use.n_bytes for use in known.uses if not use.buffer.startswith(("CPU", "AMX")))
-    in_use = known.n_bytes - _between(known) - on_devices
-    facts = (
-        f"{shown(in_use, 'bytes')} of {shown(known.n_bytes - on_devices, 'bytes')} stay in use; "
-        f"{'it can have' if held.room else 'this machine has'} {shown(room, 'bytes')}."
-    )
-    if in_use <= room:
-        return [f"Fits: {facts}"]
-    mapped = known.of("weights", MAPPED) - _between(known)
-    slow = " Each token would read weights from the file again." if in_use - mapped <= room else ""
-    return [f"Does not fit: {facts}{slow}"]
+    here = [use for use in known.uses if use.buffer.startswith(("CPU", "AMX"))]
+    total, dropped = sum(use.n_bytes for use in here), _between(known)
+    room, in_use, whole = (shown(n, "bytes") for n in (held.room, total - dropped, total))
+    fits = "Fits" if total - dropped <= held.room else "Does not fit"
+    notes = [f"{fits} into {room}: {in_use} of {whole} stay in use."]
+    if held.room < total - dropped <= held.room + known.of("weights", MAPPED) - dropped:
+        notes.append("Each token would read mapped weights from the file again.")
+    return notes
 
 
 def _mapping_notes(known: MemoryBreakdown) -> list[str]:
