@@ -7,17 +7,16 @@ add up to its size, and the rows of every table to the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
+from converters.analyses.memory import compute_layers, compute_roles, compute_types, without
+from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Cell, Column, Report, shown
 from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.find import find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
-
-K = TypeVar("K", bound=Hashable)
 
 FEW_ITEMS = 8
 """items of an array that are shown"""
@@ -87,10 +86,7 @@ def compute_inspection(model: ModelFile) -> list[Report]:
         _model(model),
         _hyper_parameters(model),
         _tokenizer(model),
-        _by_type(model, fallbacks),
-        _fallbacks(model, fallbacks),
-        _by_role(model),
-        _by_layer(model),
+        *_groups(model, fallbacks),
     ]
     return [report for report in reports if report.rows]
 
@@ -159,7 +155,7 @@ def _model(model: ModelFile) -> Report:
     if model.weights:
         rows += [
             ["parameters", model.n_elements, None],
-            ["bits per weight", _rounded(_bits(model.weights)), None],
+            ["bits per weight", _bits(model), None],
             _bytes("bytes of the weights", model.n_bytes),
             _bytes("bytes of headers", head),
             _bytes("bytes of padding", model.file_size - head - model.n_bytes),
@@ -187,8 +183,8 @@ def _bytes(what: str, n: int) -> list[Cell]:
     return [what, n, shown(n, "bytes") if n >= 1024 else None]
 
 
-def _rounded(bits: float | None) -> float | None:
-    return None if bits is None else round(bits, 4)
+def _bits(model: ModelFile) -> float | None:
+    return round(8 * model.n_bytes / model.n_elements, 4) if model.n_elements else None
 
 
 def _hyper_parameters(model: ModelFile) -> Report:
@@ -271,74 +267,18 @@ def _special_tokens(model: ModelFile) -> list[list[Cell]]:
 # --- the weights ---
 
 
-def _bits(weights: list[Weight]) -> float | None:
-    """Bits per weight of all weights; None if they have no elements."""
-    elements = sum(weight.n_elements for weight in weights)
-    return 8 * sum(weight.n_bytes for weight in weights) / elements if elements else None
-
-
-def _grouped(model: ModelFile, key: Callable[[Weight], K]) -> dict[K, list[Weight]]:
-    groups: dict[K, list[Weight]] = {}
-    for weight in model.weights:
-        groups.setdefault(key(weight), []).append(weight)
-    return groups
-
-
-def _sizes(weights: list[Weight], total: int) -> list[Cell]:
-    """Number of tensors, bytes, bits per weight, share of `total` bytes."""
-    n_bytes = sum(weight.n_bytes for weight in weights)
-    return [len(weights), n_bytes, _bits(weights), n_bytes / total if total else 0.0]
-
-
-_SIZES = [
-    Column("tensors", "count"),
-    Column("bytes", "bytes"),
-    Column("bits/weight", "bits"),
-    Column("share", "fraction"),
-]
-
-
-def _types(weights: list[Weight]) -> str:
-    """`Q4_K, Q6_K`: the types, ordered by bytes."""
-    n_bytes: dict[str, int] = {}
-    for weight in weights:
-        n_bytes[weight.type.name] = n_bytes.get(weight.type.name, 0) + weight.n_bytes
-    return ", ".join(sorted(n_bytes, key=lambda name: -n_bytes[name]))
-
-
-def _by_type(model: ModelFile, fallbacks: list[Fallback]) -> Report:
-    groups = list(_grouped(model, lambda weight: weight.type.name).items())
-    groups.sort(key=lambda group: -sum(weight.n_bytes for weight in group[1]))
-    total = model.n_bytes
-    rows: list[list[Cell]] = [[name, *_sizes(weights, total)] for name, weights in groups]
-    notes = []
+def _groups(model: ModelFile, fallbacks: list[Fallback]) -> list[Report]:
+    """By type, with the fallbacks, by role and by layer."""
+    stored = stored_in_file(model)
+    types, *others = (
+        without(report, "elements", "of F16", "of F32")
+        for report in (compute_types(stored), compute_roles(stored), compute_layers(stored))
+    )
     if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
         none = "No tensor fell back to another type because of its row length."
         unknown = "The file type does not define a mixture, so fallbacks cannot be detected."
-        notes.append(none if has_mixture(model) else unknown)
-    return Report("Types", [Column("Type"), *_SIZES], rows, notes)
-
-
-def _by_role(model: ModelFile) -> Report:
-    groups, total = _grouped(model, lambda weight: weight.role), model.n_bytes
-    rows: list[list[Cell]] = [
-        [role, _types(weights), *_sizes(weights, total)] for role, weights in groups.items()
-    ]
-    return Report("Roles", [Column("Role"), Column("types"), *_SIZES], rows)
-
-
-def _layers(numbers: Iterable[int]) -> list[int]:
-    """The layers in order, with -1 (no layer) at the end."""
-    return sorted(numbers, key=lambda n: (n < 0, n))
-
-
-def _by_layer(model: ModelFile) -> Report:
-    of_layer, total = _grouped(model, lambda weight: weight.layer), model.n_bytes
-    rows: list[list[Cell]] = [
-        [number, _types(of_layer[number]), *_sizes(of_layer[number], total)]
-        for number in _layers(of_layer)
-    ]
-    return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SIZES], rows)
+        types.notes.append(none if has_mixture(model) else unknown)
+    return [types, _fallbacks(model, fallbacks), *others]
 
 
 def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.log.session import Session
 from llamacpp_instr.memory.breakdown import mapped_bytes
 from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
 from llamacpp_instr.schema import Model
+
+if TYPE_CHECKING:
+    from llamacpp_instr.log.session import Session
 
 
 @dataclass(frozen=True)

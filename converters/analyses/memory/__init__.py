@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from converters.analyses.memory.report_of_context import Held, memory_report
-from converters.analyses.memory.sizes import (
-    compute_layers,
-    compute_overview,
-    compute_roles,
-    compute_tensors,
-    compute_types,
-)
+from converters.analyses.memory.sizes import compute_layers as compute_layers
+from converters.analyses.memory.sizes import compute_overview, compute_tensors
+from converters.analyses.memory.sizes import compute_roles as compute_roles
+from converters.analyses.memory.sizes import compute_types as compute_types
+from converters.analyses.memory.sizes import without as without
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Report
 
@@ -59,19 +57,12 @@ def shortened(reports: Sequence[Report]) -> list[Report]:
     overview, *held, types, roles, layers, tensors = reports
     return [
         overview,
-        *(_without(report, "tensors") for report in held),
-        _first(_without(types, "elements", "of F32"), MANY_TYPES),
-        _first(_without(roles, "tensors", "elements", "of F32"), MANY_ROLES),
-        _alike(_without(layers, "elements", "of F32")),
-        _largest(_without(tensors, "elements", "of F16", "of F32", "layer", "role")),
+        *(without(report, "tensors") for report in held),
+        _first(without(types, "elements", "of F32"), MANY_TYPES),
+        _first(without(roles, "tensors", "elements", "of F32"), MANY_ROLES),
+        _alike(without(layers, "elements", "of F32")),
+        _largest(without(tensors, "elements", "of F16", "of F32", "layer", "role")),
     ]
-
-
-def _without(report: Report, *names: str) -> Report:
-    kept = [i for i, column in enumerate(report.columns) if column.name not in names]
-    columns = [report.columns[i] for i in kept]
-    rows = [[row[i] for i in kept] for row in report.rows]
-    return replace(report, columns=columns, rows=rows)
 
 
 def _first(report: Report, most: int) -> Report:

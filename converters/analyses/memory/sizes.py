@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from converters.analyses.memory.report_of_context import Held
@@ -89,6 +90,14 @@ def compute_tensors(model: StoredModel, held: Sequence[Held]) -> Report:
         Column("role"),
     ]
     return Report("Tensors", columns, rows)
+
+
+def without(report: Report, *names: str) -> Report:
+    """The report without the columns of these names."""
+    kept = [i for i, column in enumerate(report.columns) if column.name not in names]
+    columns = [report.columns[i] for i in kept]
+    rows = [[row[i] for i in kept] for row in report.rows]
+    return replace(report, columns=columns, rows=rows)
 
 
 Key = TypeVar("Key", int, str)
