@@ -18,10 +18,9 @@ import msgspec
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.child import ChildEnded, call_in_child
 from llamacpp_instr.llama.engine import Context, ContextOptions
-from llamacpp_instr.memory.dry_run import LoadError, check_size, dry_context_log
-from llamacpp_instr.memory.plan import MAX_BYTES
+from llamacpp_instr.memory.dry_run import check_size, dry_context_log
+from llamacpp_instr.memory.plan import in_a_child
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.schema import Graph
 
@@ -49,10 +48,7 @@ def dry_graphs(
     Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
     llama.cpp cannot load, `NativeError` without the patched library.
     """
-    try:
-        return call_in_child(MAX_BYTES, _dry_graphs, model, options, ubatches)
-    except ChildEnded as end:
-        raise LoadError(f"{model.path}: llama.cpp ended the process: {end}") from None
+    return in_a_child(_dry_graphs, model, options, ubatches)
 
 
 def window(ubatch: UbatchShape) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.child import ChildEnded, call_in_child
+from llamacpp_instr.llama.child import ChildEnded, Result, call_in_child
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.memory.breakdown import MAPPED, MemoryBreakdown
 from llamacpp_instr.memory.dry_run import LoadError, dry_run, dry_run_again
@@ -70,7 +70,7 @@ def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) ->
     Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
     llama.cpp cannot load, `NativeError` without the patched library.
     """
-    return _in_a_child(dry_run, model, options, mmap)
+    return in_a_child(dry_run, model, options, mmap)
 
 
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
@@ -79,19 +79,17 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
     No event tells whether the cache of a model with sliding windows has the whole context. This
     assumes that it does only if the cache would then be as large as the measured one.
     """
-    plan = _in_a_child(dry_run_again, model, measured.settings)
+    plan = in_a_child(dry_run_again, model, measured.settings)
     if plan.of_kind("cache") != measured.of_kind("cache"):
         settings = replace(measured.settings, swa_full=True)
-        whole = _in_a_child(dry_run_again, model, settings)
+        whole = in_a_child(dry_run_again, model, settings)
         if whole.of_kind("cache") == measured.of_kind("cache"):
             return whole
     return plan
 
 
-def _in_a_child(
-    function: Callable[..., MemoryBreakdown], model: ModelFile, *arguments: object
-) -> MemoryBreakdown:
-    """What `function` of `memory.dry_run` returns or raises for these arguments."""
+def in_a_child(function: Callable[..., Result], model: ModelFile, *arguments: object) -> Result:
+    """What `function` returns or raises for these arguments; `LoadError` if it ends its process."""
     try:
         return call_in_child(MAX_BYTES, function, model, *arguments)
     except ChildEnded as end:

@@ -18,30 +18,25 @@ def find_contradictions(model: ModelFile) -> list[str]:
         value = model.hyper_parameter(key)
         return value if isinstance(value, int) else 0
 
-    def rows(tensor: str) -> int:
+    def length(tensor: str, dimension: int) -> int:
         weight = model.by_name.get(f"{tensor}.weight")
-        return weight.n_rows if weight else 0
+        return weight.ne[dimension] if weight and len(weight.ne) > dimension else 0
 
     layers = [int(of[1]) for name in model.by_name if (of := re.match(r"blk\.(\d+)\.", name))]
-    embeddings = model.by_name.get("token_embd.weight")
-    of_file = model.arrays.get("tokenizer.ggml.tokens")
-    tokens = of_file.count if of_file else 0
-    width, heads, groups = (
-        number(key)
-        for key in ("embedding_length", "attention.head_count", "attention.head_count_kv")
-    )
+    vocabulary = model.arrays.get("tokenizer.ggml.tokens")
+    tokens = vocabulary.count if vocabulary else 0
+    width, heads = number("embedding_length"), number("attention.head_count")
+    groups = number("attention.head_count_kv")
     head = number("attention.key_length") or (width // heads if heads else 0)
-    if number("attention.key_length_swa"):
-        head = 0  # layers differ
+    alike = head and not number("attention.key_length_swa")  # the heads of all layers
+    keys = length("blk.0.attn_k", 1) / head if alike else 0
     claims = [
         ("block_count", number("block_count"), "layers", max(layers, default=-1) + 1),
-        ("embedding_length", width, "columns in token_embd",
-         embeddings.ne[0] if embeddings and embeddings.ne else 0),
+        ("embedding_length", width, "columns in token_embd", length("token_embd", 0)),
         ("vocab_size", number("vocab_size"), "tokens", tokens),
-        ("the number of tokens", tokens, "embeddings in token_embd", rows("token_embd")),
-        ("attention.head_count_kv", groups, "heads in blk.0.attn_k",
-         rows("blk.0.attn_k") / head if head else 0),
-    ]  # fmt: skip
+        ("the number of tokens", tokens, "embeddings in token_embd", length("token_embd", 1)),
+        ("attention.head_count_kv", groups, "heads in blk.0.attn_k", keys),
+    ]
     found = [
         f"{one} is {a:,}, but the file has {b:,g} {many}"
         for one, a, many, b in claims

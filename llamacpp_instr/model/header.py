@@ -107,12 +107,7 @@ def read_header(path: Path) -> Header:
 
 def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
     """The first `limit` items of an array from `read_header`, which must be of the same file."""
-    count = min(array.count, limit)
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        # a header with many arrays must not make us read the same bytes for each
-        reader = _Reader(path, file, size, min(_WINDOW, 4096 + 64 * count))
-        return list(reader.items(array, range(count)))
+    return list(read_items(path, array, range(min(array.count, limit))).values())
 
 
 def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int, Scalar]:
@@ -120,7 +115,9 @@ def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int
     the array once."""
     wanted = sorted({number for number in numbers if 0 <= number < array.count})
     with _opened(path) as file:
-        reader = _Reader(path, file, os.fstat(file.fileno()).st_size)
+        # a header with many arrays must not make us read the same bytes for each
+        window = min(_WINDOW, 4096 + 64 * len(wanted))
+        reader = _Reader(path, file, os.fstat(file.fileno()).st_size, window)
         return dict(zip(wanted, reader.items(array, wanted), strict=True))
 
 

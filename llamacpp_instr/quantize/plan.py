@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import ModelFile, Weight
-from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, GgmlType
+from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, NOT_COMPUTED, GgmlType
 from llamacpp_instr.output import file_mode
 
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
@@ -28,11 +28,7 @@ WRITABLE: dict[str, int] = {
 }
 """`enum llama_ftype` of the file types that can be written, by name"""
 
-TENSOR_TYPES: dict[str, GgmlType] = {
-    name: type_
-    for name, type_ in BY_NAME.items()
-    if name not in {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
-}
+TENSOR_TYPES = {name: type_ for name, type_ in BY_NAME.items() if name not in NOT_COMPUTED}
 """storage types that `ggml_quantize_chunk` supports; it aborts the process on others"""
 
 # ggml_quantize_requires_imatrix: ggml aborts the process without one

@@ -44,15 +44,18 @@ class OneBlock:
 
 def find_weight(model: ModelFile, name: str) -> Weight:
     """The tensor of that name. Raises `UsageError`, which suggests similar names."""
-    weight = model.by_name.get(name)
-    if weight is not None:
-        return weight
-    names = list(model.by_name)
-    close = difflib.get_close_matches(name, names, n=3) or [n for n in names if name in n][:3]
-    hint = (
-        f"did you mean {', '.join(map(repr, close))}?" if close else f"it has {len(names)} tensors"
-    )
-    raise UsageError(f"{model.path} has no tensor {name!r} ({hint})")
+    if name not in model.by_name:
+        raise no_tensor(model, name)
+    return model.by_name[name]
+
+
+def no_tensor(model: ModelFile, name: str) -> UsageError:
+    """The error that no tensor has that name, which may be a pattern; suggests similar names."""
+    names, bare = list(model.by_name), name.strip("*")
+    close = [n for n in names if bare and bare in n] or difflib.get_close_matches(bare, names)
+    some = ", ".join(map(repr, close[:3]))
+    hint = f"did you mean {some}?" if close else f"it has {len(names)} tensors"
+    return UsageError(f"{model.path} has no tensor {name!r} ({hint})")
 
 
 def check_openable(model: ModelFile, weight: Weight) -> None:

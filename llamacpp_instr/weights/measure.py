@@ -5,7 +5,6 @@ Invariant: memory is bounded however large the model is, see `pieces`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.weights.blocks import no_tensor
 from llamacpp_instr.weights.dequantize import Dequantizer, load_dequantizer
 from llamacpp_instr.weights.distribution import PieceStats, StatsSum, WeightStats, join_stats
 from llamacpp_instr.weights.error import CHUNK, sample_stride
@@ -29,15 +29,7 @@ def choose_weights(model: ModelFile, pattern: str) -> ModelFile:
     character. Raises `UsageError`, which suggests names, if none does."""
     weights = [weight for weight in model.weights if fnmatchcase(weight.name, pattern)]
     if not weights:
-        names = list(model.by_name)
-        bare = pattern.strip("*")
-        close = [n for n in names if bare and bare in n] or difflib.get_close_matches(bare, names)
-        hint = (
-            f"did you mean {', '.join(map(repr, close[:3]))}?"
-            if close
-            else f"it has {len(names)} tensors"
-        )
-        raise UsageError(f"{model.path} has no tensor {pattern!r} ({hint})")
+        raise no_tensor(model, pattern)
     return replace(model, weights=weights)
 
 
