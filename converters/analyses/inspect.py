@@ -92,10 +92,8 @@ def compute_inspection(model: ModelFile) -> list[Report]:
 
 
 def list_tensors(model: ModelFile) -> Report:
-    """Every weight in the order of the file, with the columns that fit a terminal: type, shape,
-    elements, bytes, bits per weight."""
-    whole = compute_tensors(model)
-    return Report(whole.title, whole.columns[:6], [row[:6] for row in whole.rows])
+    """Every weight in the order of the file, with the columns that fit a terminal."""
+    return without(compute_tensors(model), "layer", "role", "offset", "part")
 
 
 def compute_tensors(model: ModelFile) -> Report:

@@ -174,37 +174,34 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
     repacked = {t.type for t in tensors if t.buffer.startswith(_REPACKED)}
     if not repacked:
         return None
-    spent: dict[str, int] = defaultdict(int)
-    names: dict[str | None, set[str | None]] = defaultdict(set)
+    spent: dict[str, dict[str | None, int]] = defaultdict(lambda: defaultdict(int))
     total = 0
-    types: dict[int, list[str | None]] = {}
+    reads: dict[int, list[tuple[str | None, str | None]]] = {}
     for ops in facts.ops:
-        if ops.plan not in types:
+        if ops.plan not in reads:
             plan = facts.session.plans[ops.plan]
             graph = facts.session.graphs[plan.graph]
-            reads = [
+            reads[ops.plan] = [
                 weight_read(graph, inside)
                 if graph.nodes and graph.nodes.op[inside[0]].startswith("MUL_MAT")
                 else (None, None)
                 for inside in kernel_nodes(graph, plan)
             ]
-            types[ops.plan] = [of for _, of in reads]
-            for name, of in reads:
-                names[of].add(name)
         total += int(ops.dur.sum())
-        for kind, dur in zip(types[ops.plan], ops.dur.tolist(), strict=True):
-            if kind is not None and kind not in repacked:
-                spent[kind] += dur
-    kind = max(spent, key=lambda name: spent[name], default="")
-    if not kind or spent[kind] / max(total, 1) < NO_KERNEL:
+        for (name, of), dur in zip(reads[ops.plan], ops.dur.tolist(), strict=True):
+            if of is not None and of not in repacked:
+                spent[of][name] += dur
+    kind = max(spent, key=lambda of: sum(spent[of].values()), default="")
+    cost = sum(spent[kind].values())
+    if not kind or cost / max(total, 1) < NO_KERNEL:
         return None
-    rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in names[kind]}
+    rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in spent[kind]}
     best = _interleaved(kind, repacked, rows)
     return Finding(
         "no-interleaved-kernel",
         f"Weights of {kind} have no interleaved kernel on this machine;"
         f" {', '.join(sorted(repacked))} have one.",
-        spent[kind] / total,
+        cost / total,
         "the kernels' time",
         f"Quantize these tensors to {best} and compare speed and errors (instr compare)."
         if best
