@@ -152,7 +152,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_one_line(instr: Instr, tmp_p
 def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
     command = ("quality", "demo", "demo", "--only", "outputs", "--threads", "1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "llamacpp_instr", *command, "--chunks", "100000", "-o", "it.txt"],
+        [sys.executable, "-m", "llamacpp_instr", *command, "--chunks", "50000", "-o", "it.txt"],
         cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while b"demo.gguf" not in Path(f"/proc/{process.pid}/maps").read_bytes():
