@@ -8,10 +8,10 @@ this process has no chance to clean up.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,14 +40,23 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
     Raises `UsageError` if no directory for temporary files is writable, `OSError` if the directory
     cannot be created in `parent`.
     """
-    try:
-        place = parent or Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        raise UsageError("no directory for temporary files is writable; set TMPDIR") from None
-    path = place.absolute() / f"{prefix}{secrets.token_hex(8)}"
+    path = (parent or place()).absolute() / f"{prefix}{secrets.token_hex(8)}"
     with start_owner(path):
         path.mkdir(0o700)
         yield path
+
+
+def place() -> Path:
+    """Where temporary files go. `tempfile` finds it with a trial file, which an interruption leaves
+    behind.
+
+    Raises `UsageError` if no such directory is writable.
+    """
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    for name in (*named, "/tmp", "/var/tmp", "."):
+        if name and Path(name).is_dir() and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    raise UsageError("no directory for temporary files is writable; set TMPDIR")
 
 
 def start_owner(path: Path) -> subprocess.Popen[bytes]:

@@ -97,6 +97,8 @@ LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "ortools": ("converters.scheduling.constraints", "converters.scheduling.optimum"),
     "pandas": ("converters.exports.table", "converters.notebook"),
     "perfetto": "converters.exports.perfetto.",
+    # for files without a name: its directories outlive a process that is killed
+    "tempfile": ("llamacpp_instr.diverge.exchange", "llamacpp_instr.weights.export"),
 }
 
 MAX_LINES = 400

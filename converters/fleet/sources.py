@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.extras import need
+from llamacpp_instr.temporary import temporary_directory
 
 SUFFIXES = (".log", ".ndjson", ".jsonl")
 PACKED = ("", ".gz", ".zst")
@@ -34,8 +34,8 @@ class Source:
         if "://" not in self.name:
             yield Path(self.name)
             return
-        with tempfile.TemporaryDirectory(prefix="instr-collect-") as folder:
-            path = Path(folder) / self.name.rpartition("/")[2]
+        with temporary_directory("instr-collect-") as folder:
+            path = folder / self.name.rpartition("/")[2]
             system, inner = _opened(self.name)
             try:
                 system.get_file(inner, str(path))

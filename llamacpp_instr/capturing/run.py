@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.weights.measure import WeightReader
 
 DECODES = 1
@@ -59,8 +58,8 @@ def capture(
     with LoadedModel(file.path, log) as model:
         tokens = _tokens(model, session, n)
         with (
-            tempfile.TemporaryDirectory() as folder,
-            debug(Path(folder) / "session.log") as debugging,
+            temporary_directory("instr-capture-") as folder,
+            debug(folder / "session.log") as debugging,
             Context(model, options) as made,
         ):
             debugging.debugger.followers.append(Capturer(found, weight, keep))

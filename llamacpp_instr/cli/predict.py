@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -140,14 +138,15 @@ def _made(source: ModelFile, names: list[str], stack: ExitStack) -> list[tuple[s
     from llamacpp_instr.prediction.retyped import write_retyped
     from llamacpp_instr.quantize.plan import QuantizeOptions
     from llamacpp_instr.quantize.runner import Quantizer
+    from llamacpp_instr.temporary import temporary_directory
 
     if not names:
         return [(source.file_type or "as it is", source)]
     quantizer = stack.enter_context(Quantizer(source, QuantizeOptions(allow_requantize=True)))
     made = []
     for name in names:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="instr-predict-"))
-        made.append((name, write_retyped(source, quantizer.plan(name), Path(folder))))
+        folder = stack.enter_context(temporary_directory("instr-predict-"))
+        made.append((name, write_retyped(source, quantizer.plan(name), folder)))
     return made
 
 

@@ -63,7 +63,6 @@ def compare_with_unchanged(
     """The two continuations; `log` and `changed` are of the run with changes. Raises what `run`
     raises."""
     import io
-    import tempfile
     from dataclasses import replace
 
     import numpy as np
@@ -75,6 +74,7 @@ def compare_with_unchanged(
     from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.run.session import run
     from llamacpp_instr.schema import Token
+    from llamacpp_instr.temporary import temporary_directory
 
     def continuation(log: Path, logits: CollectedLogits) -> Continuation:
         tokens = [event for _, event in read_events(log) if isinstance(event, Token)]
@@ -86,8 +86,8 @@ def compare_with_unchanged(
     logits = CollectedLogits()
     debugger = Debugger(lambda _stop: Go.ON)
     debugger.witnesses.append(logits)
-    with tempfile.TemporaryDirectory() as directory:
-        other = Path(directory) / "unchanged.log"
+    with temporary_directory("instr-unchanged-") as directory:
+        other = directory / "unchanged.log"
         run(replace(options, log=other), io.BytesIO(), lambda _line: None, debugger, interrupt)
         before = continuation(other, logits)
     return compare(before, continuation(log, changed)), texts

@@ -20,6 +20,7 @@ from llamacpp_instr.diverge.follow import SharedWeight
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.quality.divergence import kl_divergences
 from llamacpp_instr.quality.logits import logits_of
+from llamacpp_instr.temporary import place
 
 _FIELDS = ("type", "buffer", "nb", "data", "extra")
 
@@ -53,7 +54,7 @@ class Mixer:
         self._file: BinaryIO
 
     def __enter__(self) -> Mixer:
-        self._file = cast("BinaryIO", tempfile.TemporaryFile())
+        self._file = cast("BinaryIO", tempfile.TemporaryFile(dir=place()))
         with Context(self._model, self._options) as context:
             for logits in self._logits(context):
                 self._file.write(logits.tobytes())

@@ -6,11 +6,9 @@ many tokens as fit into the memory that is allowed.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +28,7 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
 from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_contexts, open_model
+from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.terminal import first_names
 
 DEFAULT_TOKENS = 512
@@ -225,8 +224,8 @@ def _fitting(max_bytes: int, per_token: int, at: int) -> int:
 @contextmanager
 def _following(comparison: Comparison) -> Iterator[None]:
     with (
-        tempfile.TemporaryDirectory() as folder,
-        debug(Path(folder) / "session.log") as debugging,
+        temporary_directory("instr-diverge-") as folder,
+        debug(folder / "session.log") as debugging,
     ):
         debugging.debugger.followers.append(comparison)
         yield

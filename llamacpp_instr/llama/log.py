@@ -84,11 +84,17 @@ class LlamaFailed(Exception):
 
 @contextmanager
 def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
-    """Capture llama.cpp's log: warnings and errors go to standard error, the rest is discarded."""
+    """Capture llama.cpp's log: warnings and errors go to standard error, the rest is discarded.
+    Without an `interrupt` it watches for Ctrl-C itself."""
     from llamacpp_instr.llama import native
 
+    if interrupt is None:
+        interrupt = Interrupt()
+        with interrupt.watching(), captured(interrupt) as log:
+            yield log
+        return
     llama_cpp = native.import_llama_cpp().llama_cpp
-    log = LlamaLog(interrupt or Interrupt())
+    log = LlamaLog(interrupt)
 
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
     def receive(level: int, text: bytes, _user_data: int) -> None:

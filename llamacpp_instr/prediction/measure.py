@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.prediction.fit import fit
@@ -13,6 +11,7 @@ from llamacpp_instr.prediction.recorded import SUBJECTS, Subject, record_subject
 from llamacpp_instr.prediction.samples import Sample, samples
 from llamacpp_instr.probe.kernel_model import KernelModel
 from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.temporary import temporary_directory
 
 
 def measure_kernels(
@@ -24,8 +23,8 @@ def measure_kernels(
     joules: dict[int, float] = defaultdict(float)
     seconds: dict[int, float] = defaultdict(float)
     total = len(subjects) * len(threads)
-    with tempfile.TemporaryDirectory(prefix="instr-probe-") as folder:
-        for done, recorded in enumerate(record_subjects(Path(folder), threads, subjects), 1):
+    with temporary_directory("instr-probe-") as folder:
+        for done, recorded in enumerate(record_subjects(folder, threads, subjects), 1):
             found[recorded.model] += samples(load_session(recorded.log))
             recorded.log.unlink()
             if recorded.joules is not None:

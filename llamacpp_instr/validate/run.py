@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import LlamaLog
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.validate.follow import Checked, Checker
 from llamacpp_instr.validate.node import Array, error_of
 from llamacpp_instr.validate.prompt import check_only_decodes, prompt_tokens
@@ -65,8 +64,8 @@ def validate_model(
         collected = CollectedLogits()
         first = FirstInputs()
         with (
-            tempfile.TemporaryDirectory() as folder,
-            debug(Path(folder) / "session.log") as debugging,
+            temporary_directory("instr-validate-") as folder,
+            debug(folder / "session.log") as debugging,
             Context(model, options) as made,
         ):
             debugging.debugger.followers += [first, Checker(numbers, found.append)]

@@ -3,6 +3,7 @@ directory work without one."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +36,19 @@ def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.M
     return directory
 
 
-def wait_until_empty(directory: Path) -> None:
-    """The process that removes temporary files may need a moment longer than the command."""
-    deadline = time.monotonic() + 30
-    while left := list(directory.iterdir()):
-        assert time.monotonic() < deadline, left
+def wait_until_empty(directory: Path, names: str = "*") -> None:
+    """The processes that remove temporary files, which are named in their arguments, may end later
+    than the command."""
+    while any(os.fsencode(directory) in line for line in command_lines()):
         time.sleep(0.05)
+    assert list(directory.glob(names)) == []
+
+
+def command_lines() -> Iterator[bytes]:
+    """Of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield path.read_bytes()
 
 
 SIGNALS = ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"]
@@ -69,6 +78,51 @@ def test_a_comparison_that_is_ended_leaves_nothing(
             process.kill()
             pytest.fail(f"it went on: {process.communicate()[1]!r}")
     assert process.returncode != 0
+    wait_until_empty(temporary)
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diverge demo other.gguf --tokens 128",
+        "validate demo",
+    ],
+)
+def test_a_command_that_is_ended_leaves_nothing(
+    line: str, how: str, temporary: Path, tmp_path: Path
+) -> None:
+    """At any time after it has made its directory for temporary files, beside which ONNX Runtime
+    leaves a file of its own."""
+    shutil.copyfile(DEMO, tmp_path / "other.gguf")
+    with subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", *line.split()],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while not any(temporary.glob("instr-*")):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.Signals[how])
+        errors = process.communicate()[1]
+    assert process.returncode != 0
+    assert b"Traceback" not in errors, errors
+    wait_until_empty(temporary, "instr-*")
+
+
+def test_a_place_for_temporary_files_is_found_without_a_trial_file(temporary: Path) -> None:
+    """A process that ends while it makes one leaves it behind."""
+    program = (
+        "import os, sys\nfrom llamacpp_instr.temporary import temporary_directory\n"
+        "def hear(event, told):\n"
+        "    if event == 'open' and os.environ['TMPDIR'] in str(told[0]): print(told[0])\n"
+        "sys.addaudithook(hear)\n"
+        "with temporary_directory('a-') as directory: assert str(directory.parent) == sys.argv[1]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, temporary], env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == ""
     wait_until_empty(temporary)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from llamacpp_instr.debugger.api import debug
 from llamacpp_instr.debugger.ggml import tensor_at
@@ -15,6 +13,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.validate.against.states import EMBEDDINGS, FINAL_NORM, LOGITS, Array, layer
 
 
@@ -69,8 +68,8 @@ def compute_states(
     )  # fmt: skip
     states = States()
     with (
-        tempfile.TemporaryDirectory() as folder,
-        debug(Path(folder) / "session.log") as debugging,
+        temporary_directory("instr-validate-") as folder,
+        debug(folder / "session.log") as debugging,
         Context(model, options) as context,
     ):
         debugging.debugger.followers.append(states)
