@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from converters.analyses.diff import DEFAULT_VIEWS, compute_diff
-from converters.analyses.diff.groups import compute_group_diff
 from converters.analyses.diff.rows import Diff
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import Session, load_session
@@ -78,7 +77,7 @@ def one_pair(log: Path, chosen: argparse.Namespace) -> Diff:
         for side in sides if i % 2 else reversed(sides):
             record(log, chosen.repeat, chosen.threads)
             side.append(load_session(log))
-    return compute_group_diff(*sides) if chosen.logs > 1 else compute_diff(sides[0][0], sides[1][0])
+    return compute_diff(*sides)
 
 
 def tell(line: str) -> None:

@@ -42,6 +42,11 @@ KEPT = 50_000
 PROCESS = 0.02
 """standard deviation of log(median) between processes; with 0.01, 3 of 12 pairs of equal sessions
 on a shared machine with 2 cores seemed to differ in their steps"""
+TOO_SPREAD = 2.0
+"""times the deviation that is expected: from there on a few processes do not tell what theirs is;
+two of them exceed it by chance in 5 % of the cases"""
+TOO_NOISY = 2.0
+"""an interval that reaches this many times as far says nothing about a difference"""
 TICK_NS = 10.0
 """systematic error of one timed interval: resolution of the clock, code alignment"""
 
@@ -56,6 +61,8 @@ class Median:
     n_blocks: int
     freedom: int
     """degrees of freedom of that error: blocks minus strata"""
+    each: tuple[float, ...] = ()
+    """of a group: the median of each process"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,15 @@ class Ratio:
     def differs(self) -> bool:
         """Whether the interval excludes 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """What B is."""
+        if self.value is None or self.low is None or self.high is None:
+            return "too few to tell"
+        if self.differs:
+            return "slower" if self.low > 1 else "faster"
+        return "within noise" if self.high < self.value * TOO_NOISY else "too noisy to tell"
 
 
 def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
@@ -153,46 +169,67 @@ def disturb(median: Median, taken: float) -> Median:
     return replace(median, log_error=math.hypot(median.log_error, -math.log1p(-min(taken, 0.99))))
 
 
-def median_of_group(medians: Sequence[float]) -> Median:
-    """The geometric mean of a group of medians in ns, one of each process, with the error that
-    their spread shows. Each process is a block. NaN means that a process lacks it."""
-    logs = np.log(np.maximum(np.array(medians)[~np.isnan(medians)], 1.0))
-    if not len(logs):
+def median_of_group(medians: Sequence[Median]) -> Median:
+    """The geometric mean of a group of medians in ns, one of each process; NaN means that a process
+    lacks it. Each process is a block.
+
+    From MIN_BLOCKS processes on, their spread is the error. Fewer do not show how much processes
+    differ: then the error is at least that within the processes, and unknown if their spread is
+    TOO_SPREAD times that.
+    """
+    present = [of for of in medians if not math.isnan(of.value)]
+    n = len(present)
+    if not n:
         return Median(math.nan, None, 0, 0)
+    logs = np.log(np.maximum([of.value for of in present], 1.0))
+    spread, freedom = _deviation(logs), n - 1
+    error: float | None = spread
+    if n < MIN_BLOCKS:
+        within = [of.log_error for of in present if of.log_error is not None]
+        expected = float(np.sqrt(np.mean(np.square(within)))) if len(within) == n else 0.0
+        error = max(spread, expected) if spread <= TOO_SPREAD * expected else None
+        freedom = sum(of.freedom for of in present)
     return Median(
-        float(np.exp(logs.mean())), _error_of_mean(logs), len(logs), max(len(logs) - 1, 1)
+        float(np.exp(logs.mean())),
+        None if error is None else error / math.sqrt(n),
+        n,
+        max(freedom, 1),
+        tuple(of.value for of in medians),
     )
 
 
-def _error_of_mean(logs: Float64) -> float | None:
-    if len(logs) < 2:
-        return None
+def _deviation(logs: Float64) -> float:
+    """The standard deviation of some logarithms; 0 of a single one."""
     # equal numbers would make any difference significant; no clock is that exact
-    return max(float(logs.std(ddof=1)), 1e-4) / math.sqrt(len(logs))
+    return max(float(logs.std(ddof=1)), 1e-4) if len(logs) > 1 else 0.0
 
 
-def describe(ratio: Ratio, what: str, who: str = "B", other: str = "") -> str:
+def describe(ratio: Ratio, verb: str, who: str = "B", other: str = "") -> str:
     """The ratio of times as a clause with its direction: "B decodes 2.84 times as fast (2.80 to
-    2.88)"; an empty text if it is unknown or noise. `what` is a phase, `other` the name of the
-    other side, if the clause must name it."""
+    2.88)"; an empty text if it is unknown or noise. `verb` is that of `step_times.verb`, `other`
+    the name of the other side, if the clause must name it."""
     if ratio.value is None or ratio.low is None or ratio.high is None or not ratio.differs:
         return ""
-    verb = {"prefill": "prefills", "decode": "decodes", "encode": "encodes"}.get(what, what)
     low, high = 1 / ratio.high, 1 / ratio.low
     fast = f"as fast as {other}" if other else "as fast"
     return f"{who} {verb} {1 / ratio.value:.3g} times {fast} ({low:.3g} to {high:.3g})"
 
 
-def compare(a: Median, b: Median, n_family: int) -> Ratio:
-    """The ratio of two medians with its interval, one of a family of `n_family`."""
+def compare(a: Median, b: Median, n_family: int, *, in_turns: bool = False) -> Ratio:
+    """The ratio of two medians with its interval, one of a family of `n_family`. If the processes
+    of two groups took turns, the i-th ones of both are a pair, and the interval is that of the
+    pairs' ratios: what disturbs both of a pair is no noise."""
     if a.value == b.value:
         value: float | None = 1.0
     else:
         value = b.value / a.value if a.value > 0 else None
     if value is None or value == 0 or a.log_error is None or b.log_error is None:
         return Ratio(a.value, b.value, value, None, None)
-    error = math.hypot(a.log_error, b.log_error)
-    freedom = _welch_freedom(a, b)
+    error, freedom = math.hypot(a.log_error, b.log_error), _welch_freedom(a, b)
+    if in_turns:
+        pairs = np.log(np.maximum(b.each, 1.0)) - np.log(np.maximum(a.each, 1.0))
+        if not np.isnan(pairs).any():
+            error, freedom = _deviation(pairs) / math.sqrt(len(pairs)), len(pairs) - 1
     reach = math.exp(student_quantile(1 - ERROR / 2 / max(1, n_family), freedom) * error)
     return Ratio(a.value, b.value, value, value / reach, value * reach)
 

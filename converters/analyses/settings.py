@@ -40,13 +40,15 @@ MODEL_FACTS = frozenset(_MODEL.values())
 ALIKE = "Recorded alike: same model, build, host, level and settings."
 
 
-def compute_settings(a: Session, b: Session, phases: Sequence[str]) -> Report:
-    """The facts that differ, with their values in A and B; a note if there are none."""
+def compute_settings(a: Sequence[Session], b: Sequence[Session], phases: Sequence[str]) -> Report:
+    """The facts that differ between the first sessions of two sides, with their values in A and B;
+    a note if there are none."""
     columns = [Column("setting"), Column("A"), Column("B")]
-    differing = differing_facts(a, b, phases)
+    differing = differing_facts(a[0], b[0], phases)
+    logs = [log_names([session.path for session in side]) for side in (a, b)]
     if not differing:
-        return Report("", columns, [], [f"A is {a.path}, B is {b.path}.", ALIKE])
-    rows = [["log", a.path, b.path], *differing]
+        return Report("", columns, [], [f"A is {logs[0]}, B is {logs[1]}.", ALIKE])
+    rows = [["log", *logs], *differing]
     return Report("", columns, [list(row) for row in rows])
 
 
@@ -54,6 +56,11 @@ def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[
     """[fact, value in A, value in B] of every fact that differs."""
     of_a, of_b = (dict(facts(session, phases)) for session in (a, b))
     return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
+
+
+def log_names(paths: Sequence[str]) -> str:
+    """The logs of a side: `a.log and 2 more`."""
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def unlike_notes(sides: Sequence[tuple[str, Sequence[Session]]]) -> list[str]:
@@ -83,6 +90,7 @@ def facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "clock", start.clock
     for key, what in _CONTEXT.items():
         yield what, _values(session.contexts.values(), key)
+    yield "LoRA adapters", _adapters(session)
     steps, _ = counted_steps(session)
     for phase in phases:
         of_phase = steps.rows(steps["phase"] == phase)
@@ -93,6 +101,22 @@ def facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _values(owners: Any, key: str) -> str:
     """The distinct values of a session, in order."""
     return ", ".join(dict.fromkeys(_word(getattr(owner, key)) for owner in owners))
+
+
+def _adapters(session: Session) -> str:
+    """The graphs show what adapters add: products with matrices of their own."""
+    computed = {graph: session.graphs[graph] for graph in session.computes["graph"].tolist()}
+    ranks = {
+        leaf.name: leaf.ne[1]
+        for graph in computed.values()
+        for leaf in graph.leafs
+        if leaf.name.endswith(".lora_a") and len(leaf.ne) > 1
+    }
+    if not any(graph.nodes for graph in computed.values()):
+        return "not recorded"
+    if not ranks:
+        return "none"
+    return f"on {len(ranks)} weights, rank {', '.join(map(str, sorted(set(ranks.values()))))}"
 
 
 def _word(value: Any) -> str:

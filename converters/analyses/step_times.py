@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,12 @@ class StepTimes:
         ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)
         self.plans = list(dict.fromkeys(ran))
         """the plans that ran in these steps, in order"""
+
+    @property
+    def clock(self) -> tuple[int, int]:
+        """When the session began, and when its last step ended, by the clock on the wall; ns."""
+        start = self.session.start
+        return start.wall, start.wall + int(self.steps["end"].max()) - start.t
 
     def runs(self, phase: str) -> NDArray[np.int64]:
         """The run of every step of a phase."""
@@ -126,6 +133,26 @@ class StepTimes:
                 f"{self.session.path}: its {len(self.steps):,} steps share too few of"
                 f" {n_rows:,} parts to be compared"
             )
+
+
+def verb(phase: str, sessions: Sequence[StepTimes]) -> str:
+    """What the steps of a phase do, with the tokens of a step: `prefills 512 tokens`, `decodes`."""
+    word = {"prefill": "prefills", "decode": "decodes", "encode": "encodes"}[phase]
+    tokens = [of.steps["n_tokens"][of.steps["phase"] == phase] for of in sessions]
+    low, high = min(of.min() for of in tokens), max(of.max() for of in tokens)
+    if high == 1:
+        return word
+    return f"{word} {high:,} tokens" if low == high else f"{word} {low:,} to {high:,} tokens"
+
+
+def took_turns(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
+    """Whether the sessions of two sides, each in order of time, were recorded in turns: both i-th
+    ones ended before the next ones began."""
+    rounds = [[of.clock for of in pair] for pair in zip(a, b, strict=False)]
+    return len(a) == len(b) and all(
+        max(end for _, end in before) < min(begin for begin, _ in after)
+        for before, after in pairwise(rounds)
+    )
 
 
 def _runs(session: Session, steps: Table) -> NDArray[np.int64]:

@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from converters.analyses.noise import compare, median_of_group
+from converters.analyses.noise import (
+    BLOCKS,
+    MIN_BLOCKS,
+    PROCESS,
+    Median,
+    compare,
+    median_of_group,
+)
 from converters.fleet.database import ask
 from converters.report.report import Cell, Column, Report
 
@@ -40,7 +47,7 @@ def regressions(connection: DuckDBPyConnection) -> Report:
     table: list[list[Cell]] = []
     for where, builds in compared.items():
         before, after = sorted(builds, key=lambda build: age[build])[-2:]
-        a, b = (median_of_group(builds[build]) for build in (before, after))
+        a, b = (median_of_group(list(map(_of_log, builds[build]))) for build in (before, after))
         ratio = compare(a, b, len(compared))
         verdict = "" if not ratio.differs else "slower" if b.value > a.value else "faster"
         table.append(
@@ -60,6 +67,13 @@ def regressions(connection: DuckDBPyConnection) -> Report:
     report = Report(QUESTION, columns, table, labels=7)
     report.notes.append(
         "Each log counts as one process: the median of its steps, or the mean of its kernels. An"
-        " empty op is the whole step. Without two logs of a build, its noise is unknown."
+        f" empty op is the whole step. Fewer than {MIN_BLOCKS} logs of a build do not show how much"
+        f" processes differ: at least {100 * PROCESS:g} % is assumed, and no interval is given if"
+        " they differ by much more."
     )
     return report
+
+
+def _of_log(ns: float) -> Median:
+    """What a log counts as, where its own noise is not known."""
+    return Median(ns, PROCESS, BLOCKS, BLOCKS - 2)

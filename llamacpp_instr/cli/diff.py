@@ -19,7 +19,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from converters.analyses.diff.rows import Diff
+    from llamacpp_instr.log.session import Session
 
 
 @click.command(
@@ -77,6 +77,8 @@ def diff(
     More than two logs or groups are a trend, in the order given: each is compared with the first
     and with the one before it. Parts of a rotated log are one log, unless all logs are parts of it.
     """
+    from converters.analyses.diff import compute_diff
+    from converters.analyses.diff.trend import compute_trend
     from llamacpp_instr.terminal import notice
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None
@@ -86,19 +88,23 @@ def diff(
     if named.count("-") > 1:
         raise UsageError("only one of the logs can be standard input")
     output.check(*named)
-    if logs:
-        found = _of_logs(logs, by, phase, lenient)
+    sides = (
+        _of_logs(logs, lenient)
+        if logs
+        else [load_sessions(group, lenient) for group in (*before, *after)]
+    )
+    if len(sides) > 2:
+        found = compute_trend(sides, by, phase)
     else:
-        found = _of_groups((*before, *after), by, phase, lenient)
+        found = compute_diff(sides[0], sides[1], by, phase)
     output.write(found.reports, table=found.reports[1], charts=found.charts)
     if threshold is not None and (slower := found.slower_by(threshold)):
         notice(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}")
         ctx.exit(1)
 
 
-def _of_logs(logs: Sequence[str], by: str | None, phase: str | None, lenient: bool) -> Diff:
-    from converters.analyses.diff import VIEWS, compute_diff
-    from converters.analyses.diff.trend import compute_trend
+def _of_logs(logs: Sequence[str], lenient: bool) -> list[list[Session]]:
+    """Each log, or each rotated one with its parts, is a side."""
     from llamacpp_instr.log.runs import Run, find_runs
 
     runs = find_runs(logs, repeated=True)
@@ -106,23 +112,7 @@ def _of_logs(logs: Sequence[str], by: str | None, phase: str | None, lenient: bo
         runs = [Run((log,)) for log in logs]
     if len(runs) == 1:
         raise UsageError("only one log is given; give two or more")
-    sessions = [load_run(run, lenient) for run in runs]
-    if len(sessions) > 2:
-        return compute_trend([[session] for session in sessions], by, phase)
-    view = next((view for view in VIEWS if view == by), None)
-    return compute_diff(sessions[0], sessions[1], view, phase)
-
-
-def _of_groups(
-    groups: Sequence[Sequence[str]], by: str | None, phase: str | None, lenient: bool
-) -> Diff:
-    from converters.analyses.diff.groups import compute_group_diff
-    from converters.analyses.diff.trend import compute_trend
-
-    loaded = [load_sessions(logs, lenient) for logs in groups]
-    if len(loaded) > 2:
-        return compute_trend(loaded, by, phase)
-    return compute_group_diff(loaded[0], loaded[1], by, phase)
+    return [[load_run(run, lenient)] for run in runs]
 
 
 def _parse_percent(text: str) -> float:

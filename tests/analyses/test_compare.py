@@ -182,7 +182,9 @@ def test_a_disturbed_machine_is_named_as_diff_names_it_and_is_noise(
 ) -> None:
     quiet = on_machine(logs["Q8_0"], tmp_path / "quiet.log", 0)
     busy = on_machine(logs["Q8_0"], tmp_path / "busy.log", 300)
-    named = [note for note in compute_diff(quiet, busy).reports[0].notes if "descheduled" in note]
+    named = [
+        note for note in compute_diff([quiet], [busy]).reports[0].notes if "descheduled" in note
+    ]
     assert "lost 30 % of its CPU time to other work" in named[0]
     plain = candidate("Q8_0")
     intervals = []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.analyses.diff.groups import compute_group_diff
+from converters.analyses.diff import compute_diff
 from converters.analyses.diff.rows import Diff
 from converters.analyses.diff.trend import compute_trend, letters
 from llamacpp_instr import schema as s
@@ -74,7 +74,7 @@ def test_every_ratio_and_interval_of_single_logs_by_hand(tmp_path):
 def test_every_ratio_and_interval_of_groups_by_hand(tmp_path):
     """Welch's interval of the logarithms, for 3 ratios at once."""
     paths = [
-        group(tmp_path, f"v{i}-", range(10 * i, 10 * i + 3 + i), factor, 0.02)
+        group(tmp_path, f"v{i}-", range(10 * i, 10 * i + 5 + i), factor, 0.02)
         for i, factor in enumerate((1.0, 1.3, 1.3))
     ]
     found = compute_trend([[load_session(path) for path in of] for of in paths], by="phase")
@@ -162,7 +162,7 @@ def test_logs_of_a_group_that_were_recorded_differently_are_named(tmp_path):
             if isinstance(event, s.Context):
                 event.n_threads += side == 1
         sides.append([session_of(tmp_path / f"{side}-{i}.log", of) for i, of in enumerate(events)])
-    for found in (compute_trend(sides), compute_group_diff(sides[0], sides[1])):
+    for found in (compute_trend(sides), compute_diff(sides[0], sides[1])):
         assert "B: its logs were recorded differently: threads." in found.reports[0].notes
         assert not any("Recorded alike" in note for note in found.reports[0].notes)
 
@@ -182,7 +182,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("versions")
     for i, factor in enumerate((1, 1.3, 1.1)):
         write(directory / f"v{i}.log", slowed(steady_log(i, 0.005), factor))
-        group(directory, f"v{i}-", range(3 * i, 3 * i + 3), factor, 0.005)
+        group(directory, f"v{i}-", range(5 * i, 5 * i + 5), factor, 0.005)
     return directory
 
 
@@ -193,7 +193,7 @@ def three(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def groups(*numbers: int) -> list[str]:
     """Group 0 before, then the others."""
-    before, *later = ([f"v{i}-{n}.log" for n in range(3 * i, 3 * i + 3)] for i in numbers)
+    before, *later = ([f"v{i}-{n}.log" for n in range(5 * i, 5 * i + 5)] for i in numbers)
     return ["--before", *before, *(word for after in later for word in ("--after", *after))]
 
 
@@ -214,7 +214,7 @@ def test_three_versions_in_every_form(several: bool) -> None:
     assert float(row["/ previous"]) == steps["rows"][1]["/ previous"]
     page = printed(*steps_alone, "--html")
     assert page.count('class="bars"') == 1
-    assert "v0-0.log and 2 more" in page if several else "C: v2.log" in page
+    assert "v0-0.log and 4 more" in page if several else "C: v2.log" in page
 
 
 @pytest.mark.usefixtures("three")
@@ -253,7 +253,7 @@ def decodes(paths: Sequence[Path]) -> list[dict]:
     [
         ([*groups(0, 1), "--after", "v2.log"], "all of at least two"),
         ([*groups(0, 1, 2), "--by", "tensor"], "a trend has block, op, layer"),
-        (["--before", "v0.log", "v0.log", *groups(1, 2)[4:]], "v0.log and v0.log are the same"),
+        (["--before", "v0.log", "v0.log", *groups(1, 2)[6:]], "v0.log and v0.log are the same"),
         ([*groups(0, 1), "--before", "v2.log"], "--before once, then --after"),
         (["v0.log", *groups(0, 1)], "two or more logs, or groups"),
         (["v0.log"], "only one log"),

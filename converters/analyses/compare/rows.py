@@ -165,10 +165,8 @@ def more_or_fewer(change: float) -> str:
 
 def faster_or_slower(ratio: Ratio) -> str:
     """`1.70× faster`, or that the difference is within the noise."""
-    if ratio.value is None or ratio.low is None:
-        return "too few to tell"
-    if not ratio.differs:
-        return "within noise"
+    if ratio.value is None or not ratio.differs:
+        return ratio.verdict
     return f"{1 / ratio.value:.2f}× faster" if ratio.value < 1 else f"{ratio.value:.2f}× slower"
 
 

@@ -1,4 +1,4 @@
-"""Finds the kernels of two sessions that do the same work, from graphs and plans alone.
+"""Finds the kernels of two sides that do the same work, from graphs and plans alone.
 
 Invariant: every kernel belongs to exactly one unit. Two kernels, of the same session or not, belong
 to one unit if they compute a node of the same role. So work that is fused on one side and computed
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,39 +60,44 @@ class Unit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """`of_kernel[side][plan]` has the unit of each kernel of a plan, as indices of `units`."""
+    """`of_kernel[side][i][plan]` has the unit of each kernel of a plan of a side's i-th session, as
+    indices of `units`."""
 
     units: list[Unit]
-    of_kernel: tuple[dict[int, Int64], dict[int, Int64]]
+    of_kernel: list[list[dict[int, Int64]]]
 
 
-def align(a: Session, b: Session) -> Alignment:
-    """The units of two sessions' kernels, in order of execution: first A's, then those only in
+def align(*sides: Sequence[Session]) -> Alignment:
+    """The units of the kernels of both sides, in order of execution: first A's, then those only in
     B."""
-    roles_of: tuple[dict[int, list[list[Role]]], ...] = ({}, {})
+    roles_of: list[list[dict[int, list[list[Role]]]]] = [[] for _ in sides]
     parent: dict[Role, Role] = {}
-    for side, session in enumerate((a, b)):
-        for plan in session.plans.values():
-            kernels = list(_kernel_roles(session.graphs[plan.graph], plan))
-            roles_of[side][plan.plan] = kernels
-            for roles in kernels:
+    for side, sessions in enumerate(sides):
+        for session in sessions:
+            of_plan = {
+                plan.plan: list(_kernel_roles(session.graphs[plan.graph], plan))
+                for plan in session.plans.values()
+            }
+            roles_of[side].append(of_plan)
+            for roles in chain.from_iterable(of_plan.values()):
                 for role in roles:
                     _join(parent, roles[0], role)
     units: list[Unit] = []
     number: dict[Role, int] = {}
-    of_kernel: tuple[dict[int, Int64], dict[int, Int64]] = ({}, {})
-    for side, session in enumerate((a, b)):
+    of_kernel: list[list[dict[int, Int64]]] = [[{} for _ in sessions] for sessions in sides]
+    for side, sessions in enumerate(sides):
         labelled: set[int] = set()
-        for plan_number, kernels in roles_of[side].items():
-            column = np.zeros(len(kernels), np.int64)
-            for i, roles in enumerate(kernels):
-                root = _root(parent, roles[0])
-                if root not in number:
-                    number[root] = len(units)
-                    units.append(Unit(roles[-1].layer, roles[0].block, roles[-1].name))
-                column[i] = number[root]
-            _label(units, column, session.kernels(plan_number), side, labelled)
-            of_kernel[side][plan_number] = column
+        for at, session in enumerate(sessions):
+            for plan_number, kernels in roles_of[side][at].items():
+                column = np.zeros(len(kernels), np.int64)
+                for i, roles in enumerate(kernels):
+                    root = _root(parent, roles[0])
+                    if root not in number:
+                        number[root] = len(units)
+                        units.append(Unit(roles[-1].layer, roles[0].block, roles[-1].name))
+                    column[i] = number[root]
+                _label(units, column, session.kernels(plan_number), side, labelled)
+                of_kernel[side][at][plan_number] = column
     return Alignment(units, of_kernel)
 
 

@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from converters.analyses.noise import MIN_BLOCKS, Ratio, describe
+from converters.analyses.step_times import StepTimes, verb
 from converters.report.page import Figure
 from converters.report.report import Cell, Column, Report
 
 EXCLUDED = "The steps exclude the time that the recorder itself took."
-OF_ONE_LOG = "It includes the noise within each log, and 2 % for the difference between processes."
 TOO_FEW = f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
-_OTHERWISE = (
-    ("within noise", "no difference beyond the noise"),
-    ("too few to tell", "too few steps to tell"),
-)
 
 
 @dataclass(frozen=True)
@@ -54,20 +50,17 @@ def columns(
 
 
 def row(label: Cell, ratio: Ratio) -> list[Cell]:
-    return [label, ratio.a, ratio.b, ratio.value, ratio.low, ratio.high, word(ratio)]
+    return [label, ratio.a, ratio.b, ratio.value, ratio.low, ratio.high, ratio.verdict]
 
 
-def word(ratio: Ratio) -> str:
-    if ratio.low is None:
-        return "too few to tell"
-    if not ratio.differs:
-        return "within noise"
-    return "slower" if ratio.low > 1 else "faster"
-
-
-def answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
+def answer(
+    steps: dict[str, Ratio],
+    parts: Sequence[Report],
+    sessions: Sequence[StepTimes],
+    more_logs: str | None,
+) -> str:
     """The first line: which phases are faster or slower, with their ratios and intervals."""
-    text = clauses(steps)
+    text = clauses(steps, sessions, more_logs)
     if not any(ratio.differs for ratio in steps.values()):
         seen = [row for part in parts for row in part.rows if row[-1] in ("slower", "faster")]
         if seen:
@@ -75,10 +68,22 @@ def answer(steps: dict[str, Ratio], parts: Sequence[Report]) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def clauses(steps: dict[str, Ratio], who: str = "B") -> str:
-    """What every phase of `who` is: faster or slower, within the noise, or unknown."""
-    said = [text for phase, ratio in steps.items() if (text := describe(ratio, phase, who))]
-    for told, what in _OTHERWISE:
-        if phases := [phase for phase, ratio in steps.items() if word(ratio) == told]:
+def clauses(
+    steps: dict[str, Ratio], sessions: Sequence[StepTimes], more_logs: str | None, who: str = "B"
+) -> str:
+    """What every phase of `who` is: faster or slower, within the noise, or unknown for lack of
+    steps, or of as many logs as `more_logs` says."""
+    said = [
+        text
+        for phase, ratio in steps.items()
+        if (text := describe(ratio, verb(phase, sessions), who))
+    ]
+    few = "steps to tell" if more_logs is None else f"logs to tell ({more_logs})"
+    for told, what in (
+        ("within noise", "no difference beyond the noise"),
+        ("too noisy to tell", "too much noise to tell"),
+        ("too few to tell", f"too few {few}"),
+    ):
+        if phases := [phase for phase, ratio in steps.items() if ratio.verdict == told]:
             said.append(f"{what} in {' and '.join(phases)}")
     return "; ".join(said)

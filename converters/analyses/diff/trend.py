@@ -14,22 +14,20 @@ from string import ascii_uppercase
 
 from converters.analyses.diff.rows import (
     EXCLUDED,
-    OF_ONE_LOG,
     TOO_FEW,
     Diff,
     clauses,
     columns,
     row,
-    word,
 )
 from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
 from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Median, Ratio, compare, describe
-from converters.analyses.settings import ALIKE, facts, unlike_notes
+from converters.analyses.settings import ALIKE, facts, log_names, unlike_notes
+from converters.analyses.step_times import verb
 from converters.report.page import Figure
 from converters.report.plain_charts import Group, bars
 from converters.report.report import Cell, Column, Figures, Report
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 
 STEPS = [
@@ -68,15 +66,9 @@ def compute_trend(
     """The changes along three or more groups of sessions: either one session in each, or two or
     more, each of a process of its own. Its `steps` are the ratios of the last group to the first.
 
-    Raises UsageError for other groups, for a perturbed session, for another key than one of KEYS,
-    and if nothing can be compared.
+    Raises UsageError as `prepare` does.
     """
-    if len(groups) < 3 or len({min(len(group), 2) for group in groups}) != 1 or not groups[0]:
-        raise UsageError(
-            "a trend has three or more groups: of one log each, or all of at least two, to show"
-            " how much processes differ"
-        )
-    found = prepare(groups, by, phase, "a trend has")
+    found = prepare(groups, by, phase)
     names = letters(len(groups))
     # a side's ratio to the first is that to the previous one for the second side
     n_ratios = len(found.phases) * (2 * len(groups) - 3)
@@ -119,12 +111,10 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
         [name, _logs(side), *(of[what] for what in differing)]
         for name, side, of in zip(names, found.sides, of_side, strict=True)
     ]
-    several = any(len(side) > 1 for side in found.sides)
     notes = machine_notes(
         [
-            (times.session.path if several else name, [times.machine])
+            (name, [times.machine for times in side])
             for name, side in zip(names, found.sides, strict=True)
-            for times in side
         ]
     )
     unlike = unlike_notes(
@@ -138,21 +128,20 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
     notes += unlike
     notes += found.notes
     headings = [Column("side"), Column("log"), *map(Column, differing)]
-    return Report(_answer(names, trends), headings, rows, notes)
+    return Report(_answer(found, names, trends), headings, rows, notes)
 
 
 def _logs(side: Side) -> str:
-    others = len(side) - 1
-    return side[0].session.path + (f" and {others} more" if others else "")
+    return log_names([times.session.path for times in side])
 
 
-def _answer(names: Sequence[str], trends: dict[str, Trend]) -> str:
+def _answer(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -> str:
     """Where it changed, and how much in all."""
     changes = [
         text
         for phase, trend in trends.items()
         for ratio, (before, name) in zip(trend.to_previous, pairwise(names), strict=True)
-        if (text := describe(ratio, phase, name, before))
+        if (text := describe(ratio, verb(phase, found.every), name, before))
     ]
     steady = [
         phase
@@ -165,7 +154,9 @@ def _answer(names: Sequence[str], trends: dict[str, Trend]) -> str:
         )
     where = "; ".join(changes)
     where = f"{where[0].upper()}{where[1:]}. " if where else ""
-    whole = clauses({phase: trend.whole for phase, trend in trends.items()}, names[-1])
+    few = found.more_logs(names) if found.several else None
+    ratios = {phase: trend.whole for phase, trend in trends.items()}
+    whole = clauses(ratios, found.every, few, names[-1])
     return f"{where}From {names[0]} to {names[-1]}: {whole}."
 
 
@@ -178,22 +169,20 @@ def _step_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -
         for name, median, (first, previous) in zip(names, trend.medians, ratios, strict=True):
             rows.append([phase, name, median.value, *_cells(first), *_cells(previous)])
             figures[f"{phase} blocks of {name}"] = (median.n_blocks, "count")
-    several = len(found.sides[0]) > 1
-    notes = ["The medians are geometric means of those of a side's logs."] * several
-    if any(trend.whole.low is None for trend in trends.values()):
+    notes = ["The medians are geometric means of those of a side's logs."] * found.several
+    if not found.several and any(trend.whole.low is None for trend in trends.values()):
         notes.append(TOO_FEW)
     notes.append(EXCLUDED)
     n_ratios = len(trends) * (2 * len(names) - 3)
-    noise = "It is that of the difference between processes." if several else OF_ONE_LOG
     notes.append(
         '"from" and "to" are the 95 % interval, for the whole table at once: Bonferroni\'s'
-        f" correction for {n_ratios} ratios. {noise}"
+        f" correction for {n_ratios} ratios. {found.interval_note(names)}"
     )
     return Report("Steps, median time", STEPS, rows, notes, figures=figures, labels=2)
 
 
 def _cells(ratio: Ratio | None) -> list[Cell]:
-    return [None] * 4 if ratio is None else [ratio.value, ratio.low, ratio.high, word(ratio)]
+    return [None] * 4 if ratio is None else [ratio.value, ratio.low, ratio.high, ratio.verdict]
 
 
 def _part_report(found: Sides, names: Sequence[str], by: str, phase: str) -> Report:
@@ -205,17 +194,18 @@ def _part_report(found: Sides, names: Sequence[str], by: str, phase: str) -> Rep
     n_ratios = len(keys) * len(names)
     trends = {key: _trend([of[key] for of in medians], n_ratios) for key in keys}
     if by == "layer":
-        keys.sort(key=lambda key: int(key))
+        keys.sort(key=lambda key: int(str(key)))
     else:
         keys.sort(key=lambda key: -max(median.value for median in trends[key].medians))
     rows = []
     for key in keys:
         changes = [
-            f"{name} {word(ratio)}"
+            f"{name} {ratio.verdict}"
             for name, ratio in zip(names[1:], trends[key].to_previous, strict=True)
             if ratio.differs
         ]
-        rows.append([*row(key, trends[key].whole), ", ".join(changes) or None])
+        label = int(str(key)) if by == "layer" else str(key)
+        rows.append([*row(label, trends[key].whole), ", ".join(changes) or None])
     headings = columns(by.capitalize(), "layer" if by == "layer" else "text", names[0], names[-1])
     headings.append(Column("than previous"))
     return Report(f"{phase.capitalize()} by {by}, median of a step", headings, rows)

@@ -196,7 +196,7 @@ def diff(path: Path) -> None:
     for a, b in ((session, session), (session, sound), (sound, session)):
         for view in (None, *VIEWS):
             with may_refuse():
-                found = compute_diff(a, b, view)
+                found = compute_diff([a], [b], view)
                 check_reports(found.reports)
                 found.slower_by(0.0)
     for key in (None, *KEYS):
