@@ -52,7 +52,9 @@ class _Compare(GroupedCommand):
 @click.option("--reference", metavar="MODEL", help="Base of the errors.  [default: the first]")
 @click.option("--types", metavar="A,B,...", help="Quantize MODEL to these types, run and compare.")
 @click.option(
-    "-p", "--prompt", default="Once upon a time", show_default=True, help="Prompt for --types."
+    "-p",
+    "--prompt",
+    help="Prompt for --types.  [default: a prefill of 512 tokens, and a text without a prompt]",
 )
 @click.option("-n", default=32, show_default=True, help="Tokens that a run of --types generates.")
 @click.option(
@@ -69,7 +71,7 @@ def compare(
     lenient: bool,
     reference: str | None,
     types: str | None,
-    prompt: str,
+    prompt: str | None,
     n: int,
     rounds: int,
     threads: int | None,
@@ -92,6 +94,7 @@ def compare(
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.run.session import RunOptions
+    from llamacpp_instr.run.turns import PREFILL
 
     if types is None:
         _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
@@ -108,8 +111,9 @@ def compare(
             directory = stack.enter_context(_directory(keep))
             options = RunOptions(
                 "",
-                [prompt],
+                [prompt or "Once upon a time"],
                 n=n,
+                prefill=None if prompt else PREFILL,
                 repeat=3,  # the first is warm-up
                 context=ContextOptions(threads=threads),
                 force=output.force,

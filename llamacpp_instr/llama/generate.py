@@ -30,7 +30,7 @@ def generate(
     `stop_at_end` is False.
     """
     check_prompt(context, prompt)
-    used = _prefill(context, prompt)
+    used = prefill(context, prompt)
     for count in range(1, n + 1):
         token = sampler.sample()
         if stop_at_end and context.model.is_end(token):
@@ -78,7 +78,7 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
         )
 
 
-def _prefill(context: Context, prompt: Sequence[int]) -> int:
+def prefill(context: Context, prompt: Sequence[int]) -> int:
     """Compute the prompt; return how many tokens are then in the decoder's cache."""
     if context.model.has_encoder:
         context.encode(prompt)

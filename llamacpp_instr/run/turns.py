@@ -19,6 +19,9 @@ from llamacpp_instr.quantize.plan import parse_file_type
 from llamacpp_instr.quantize.runner import Quantizer
 from llamacpp_instr.run.session import RunOptions, run
 
+PREFILL = 512
+"""tokens of the prefill that is measured if no prompt is given"""
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -341,8 +341,12 @@ def test_quantize_run_and_compare_in_one_go(instr: Instr, tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
         "F16-1.log", "F16-2.log", "Q4_K_M-1.log", "Q4_K_M-2.log", "demo-Q4_K_M.gguf",
     ]  # fmt: skip
+    for log in (tmp_path / "kept").glob("*.log"):
+        steps = [(e["phase"], e["n_tokens"]) for e in read_events(log, "step_begin")]
+        assert steps == [("prefill", 512), *[("decode", 1)] * 8] * 3, "no other prefill"
     page = (tmp_path / "c.html").read_text()
     assert page.count("<svg") == 3
+    assert "prefills 512 tokens" in page
     assert "Q4_K_M against F16: 69 % fewer bytes" in page
     again = instr("compare", "--types", "Q4_K_M", "demo", "--keep", "kept")
     assert_refused(again, "F16-1.log exists", "--force")
@@ -360,6 +364,8 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", "--types", "Q4_K_M,Q9", "demo"), "Q9")
     assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
+    again = instr("compare", "--types", "Q4_0", q8)
+    assert_refused(again, "`instr quantize --allow-requantize`")
     assert_refused(instr("compare", q8, tmp_path / "none.gguf"), "does not exist")
     assert_refused(instr("compare", q8, q4, "-n", "3"), "-n has no effect without --types")
     assert_refused(instr("compare", q8, q4, "--keep", "d"), "--keep has no effect")

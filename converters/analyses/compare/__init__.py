@@ -27,6 +27,7 @@ from converters.analyses.compare.rows import (
 from converters.analyses.machine import machine_notes
 from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
+from converters.analyses.step_times import verb
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.memory.breakdown import Kind
 from llamacpp_instr.terminal import first_names
@@ -59,6 +60,14 @@ def compute_comparison(
         models.notes += answers
     if reference is not None:
         models.notes.append(f"SQNR is relative to {reference}.")
+    if all(pair.in_turns for pair in pairs):
+        n = len(candidates[0].times)
+        models.notes.append(f"The models took turns: their speeds are compared in {n} pairs.")
+    if any(pair.by_kernels for pair in pairs):
+        models.notes.append(
+            "On a disturbed machine, a step is compared by the sum of its kernels' medians, which"
+            " interruptions do not change."
+        )
     models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
     models.notes += unlike_notes([(of.name, of.sessions) for of in candidates])
     for session in (session for of in candidates for session in of.sessions):
@@ -92,7 +101,10 @@ def answer(pair: Pair) -> str:
 def _step_words(pair: Pair) -> Iterator[str]:
     for phase in pair.phases:
         ratio = pair.step_ratio(phase)
-        yield describe(ratio, phase, "").strip() or f"{phase} {faster_or_slower(ratio)}"
+        does = verb(phase, [*pair.a.times, *pair.b.times])
+        if not (text := describe(ratio, does, "").strip()):
+            text = f"{does}: {ratio.verdict}"
+        yield text
 
 
 def _models(candidates: Sequence[Candidate]) -> Report:

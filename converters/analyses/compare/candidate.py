@@ -45,8 +45,9 @@ class Candidate:
 
     @cached_property
     def times(self) -> list[StepTimes]:
-        """The times of its steps, by session."""
-        return [StepTimes(session) for session in self.sessions]
+        """The times of its steps, by session, in order of time."""
+        by_time = sorted(self.sessions, key=lambda session: session.start.wall)
+        return [StepTimes(session) for session in by_time]
 
     def sqnr_db(self, names: Iterable[str]) -> float | None:
         """SQNR of these weights together, in dB: infinite if they equal the reference, None if it

@@ -13,7 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.noise import Ratio, compare, compute_medians, disturb, join_blocks
+from converters.analyses.noise import (
+    Median,
+    Ratio,
+    compare,
+    compute_medians,
+    disturb,
+    join_blocks,
+    median_of_group,
+)
 from converters.analyses.step_times import StepTimes
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 
@@ -44,10 +52,10 @@ class UseTimes:
 
 
 def compute_use_times(
-    a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]]
+    a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]], *, in_turns: bool = False
 ) -> list[UseTimes | None]:
     """For each group of uses: the sum of their times, or None if a side lacks the group. The
-    intervals hold simultaneously, as a family."""
+    intervals hold simultaneously, as a family; those of sessions in turns are those of pairs."""
     sides = (a, b)
     measured = [[side.group(group) for group in groups] for side in sides]
     present = [
@@ -59,15 +67,11 @@ def compute_use_times(
         rows = [sums for i in present if (sums := of[i]) is not None]
         if not rows:
             return found
-        found_medians = compute_medians(
-            np.array([row.time for row in rows]),
-            side.blocks,
-            [len(groups[i]) for i in present],
-        )
-        medians.append([disturb(median, side.taken) for median in found_medians])
+        times = np.array([row.time for row in rows])
+        medians.append(side.medians(times, [len(groups[i]) for i in present], in_turns=in_turns))
     for at, i in enumerate(present):
         rates = [sums.rates() for of in measured if (sums := of[i]) is not None]
-        ratio = compare(medians[0][at], medians[1][at], len(present))
+        ratio = compare(medians[0][at], medians[1][at], len(present), in_turns=in_turns)
         found[i] = UseTimes(ratio, (rates[0], rates[1]))
     return found
 
@@ -99,6 +103,8 @@ class PhaseUses:
         """in the order of execution"""
         self.blocks = join_blocks([times.runs(phase) for times in sessions])
         n_steps = [len(times.runs(phase)) for times in sessions]
+        self.begins = np.cumsum(n_steps)[:-1]
+        """the columns with which later sessions begin"""
         self.taken = float(np.average([times.taken for times in sessions], weights=n_steps))
         """share of the time that a disturbed machine took, over all sessions"""
         columns = [self._of_session(times, phase) for times in sessions]
@@ -125,6 +131,24 @@ class PhaseUses:
             times.work_by_unit(flops, n)[:, chosen],
         )
 
+    def medians(self, times: Float64, n_timed: Sequence[int], *, in_turns: bool) -> list[Median]:
+        """Of the rows of `times`: over all steps, or over the sessions of a side in turns."""
+        if not in_turns:
+            found = compute_medians(times, self.blocks, n_timed)
+            return [disturb(median, self.taken) for median in found]
+        parts = np.split(times, self.begins, axis=1)
+        return [
+            median_of_group([Median(_median(part[i]), None, 1, 0) for part in parts])
+            for i in range(len(times))
+        ]
+
+    def kernels(self) -> Median:
+        """The medians of all uses and of the other kernels, added up, over the sessions: what
+        interrupts single kernels does not change them."""
+        parts = np.split(self.time, self.begins, axis=1)
+        sums = [float(np.nansum([_median(row) for row in part])) for part in parts]
+        return median_of_group([Median(total, None, 1, 0) for total in sums])
+
     def group(self, uses: Sequence[Use]) -> _Sums | None:
         """The sums of all uses; None if one of them is missing or ran in no step."""
         if not all(use in self.row for use in uses):
@@ -134,6 +158,12 @@ class PhaseUses:
         if not rows or np.isnan(time).all():
             return None
         return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
+
+
+def _median(row: Float64) -> float:
+    """NaN if nothing of it ran."""
+    ran = row[~np.isnan(row)]
+    return float(np.median(ran)) if len(ran) else np.nan
 
 
 def _uses(times: StepTimes) -> list[Use]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
 from converters.analyses.compare.op_times import PhaseUses, Use, UseTimes, compute_use_times
-from converters.analyses.noise import Ratio, compare, compute_medians, disturb
+from converters.analyses.noise import MIN_BLOCKS, Ratio, compare
+from converters.analyses.step_times import took_turns
 from converters.analyses.stored_weights import StoredTensor
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.steps import PHASES
@@ -56,6 +57,10 @@ class Pair:
             (of.name, [name for name in of.weights if name not in other.weights])
             for of, other in ((a, b), (b, a))
         ]
+        self.in_turns = len(a.times) >= MIN_BLOCKS and took_turns(a.times, b.times)
+        """whether the runs of both are pairs"""
+        self.by_kernels = self.in_turns and any(of.taken for of in (*a.times, *b.times))
+        """whether the times of whole steps say nothing, because other processes took them"""
         self.phases: dict[str, tuple[PhaseUses, PhaseUses]] = {}
         for phase in PHASES:
             if phase in a.phases() & b.phases():
@@ -98,13 +103,16 @@ class Pair:
         return row
 
     def step_ratio(self, phase: str) -> Ratio:
-        """The ratio of whole steps, as their caller saw them."""
+        """The ratio of whole steps, as their caller saw them, or of their kernels."""
         medians = []
         for sessions, uses in zip((self.a.times, self.b.times), self.phases[phase], strict=True):
             whole = np.concatenate([of.whole_steps(phase) for of in sessions])
-            (median,) = compute_medians(whole[None], uses.blocks, [1])
-            medians.append(disturb(median, uses.taken))
-        return compare(medians[0], medians[1], len(self.phases))
+            medians += (
+                [uses.kernels()]
+                if self.by_kernels
+                else uses.medians(whole[None], [1], in_turns=self.in_turns)
+            )
+        return compare(medians[0], medians[1], len(self.phases), in_turns=self.in_turns)
 
     def _uses(self, names: set[str]) -> list[Use]:
         found: dict[Use, None] = {}
@@ -115,7 +123,11 @@ class Pair:
 
     def _rows(self, groups: Sequence[tuple[str, list[str], list[Use]]]) -> list[Row]:
         timed = {
-            phase: compute_use_times(*sides, [self._ran(sides, uses) for _, _, uses in groups])
+            phase: compute_use_times(
+                *sides,
+                [self._ran(sides, uses) for _, _, uses in groups],
+                in_turns=self.in_turns,
+            )
             for phase, sides in self.phases.items()
         }
         return [
