@@ -73,6 +73,10 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     )
     used = " and ".join(map(str, threads)) + f" thread{'s' * (threads != [1])}" if threads else ""
     rows.append(["machine", _joined(start.host.cpu, used)])
+    recorded = not start.args.get("dialect")  # which does not tell
+    if recorded and not all(context.flash_attn for context in session.contexts.values()):
+        off = "off, as Llama() has it; Llama(flash_attn=True) and instr run turn it on"
+        rows.append(["flash attention", off])
     rows.append(["recorded", f"{start.time}, level {start.level}"])
     notes = []
     if ended := session.log_end.sentence():
@@ -185,6 +189,8 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
         [(what, by_block[what]) for what in order if any(by_block[what].values())], totals
     )
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
+    if any(by_block["between ops"].values()):
+        notes.insert(0, "Between ops, thread 0 waits until the other threads have ended theirs.")
     if not session.ops:
         notes.append("No ops were recorded: blocks need the level detailed.")
     if not len(session.computes):

@@ -106,7 +106,7 @@ def test_a_decode_is_bound_by_memory_at_a_share_of_the_measured_bandwidth(tmp_pa
             assert int(percent) == pytest.approx(100 * rate / roof, abs=2, rel=0.02)
     assert "memory-bound" not in causes(session)
     low = replace(measured, bandwidth=[Bandwidth(1, read, rate)])
-    assert "memory-bound" in causes(session, low)
+    assert "`instr quality`" in causes(session, low)["memory-bound"].advice, "fewer bits lose some"
     assert "memory-bound" not in causes(session, replace(low, cpu="another"))
     assert "memory-bound" not in causes(session, replace(low, load=measured.cores * 0.6))
 

@@ -426,3 +426,29 @@ def test_a_step_ends_when_its_result_is_there(tmp_path):
     time = sections(tmp_path, events)["Where the time went"]
     device = next(row for row in time.rows if row[0] == "the device")
     assert sum(ns for ns in device[1::2] if isinstance(ns, int)) == sum(long.values())
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_attention_without_its_fused_kernel_is_named(tmp_path, flash_attn):
+    events = [
+        msgspec.structs.replace(event, flash_attn=flash_attn or event.ctx > 0)
+        if isinstance(event, s.Context)
+        else event
+        for event in EVENTS
+    ]
+    facts = dict(sections(tmp_path, events)["Session"].rows)
+    assert ("Llama(flash_attn=True)" in str(facts.get("flash attention"))) is not flash_attn
+
+
+@pytest.mark.parametrize("gap", [0, 1000])
+def test_the_time_between_ops_is_explained_where_there_is_some(tmp_path, gap):
+    """The compute lasts as long as its kernels, and `gap` longer."""
+    ops = {e.compute: sum(e.dur) for e in EVENTS if isinstance(e, s.Ops) and e.thread == 0}
+    events = [
+        msgspec.structs.replace(event, dur=ops[event.compute] + gap)
+        if isinstance(event, s.Compute)
+        else event
+        for event in EVENTS
+    ]
+    told = sections(tmp_path, events)["Where the time went"].notes
+    assert any(note.startswith("Between ops, thread 0 waits") for note in told) is bool(gap)

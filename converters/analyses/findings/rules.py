@@ -329,7 +329,8 @@ def memory_bound(facts: Facts) -> Finding | None:
         " what `instr probe` measured.",
         spent / facts.step_time,
         "the steps' time",
-        "Only fewer bytes help: a smaller type of weights, or several sequences in a batch.",
+        "Only fewer bytes help: several sequences in a batch, or a smaller type of weights, whose"
+        " errors `instr quality` shows.",
     )
 
 
