@@ -260,7 +260,7 @@ def _by_phase(
     graph_of = {of.compute: session.graphs[session.plans[of.plan].graph] for of in ops}
     untimed = [row[step_of[c]] for c, graph in graph_of.items() if untimed_backends(graph)]
     unknown = np.isin(group, group[untimed])
-    n_flops[unknown] = n_bytes[unknown] = 0
+    n_flops[unknown] = n_bytes[unknown] = bound[unknown] = 0
     return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes, bound)
 
 

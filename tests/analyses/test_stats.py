@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -20,7 +22,7 @@ from converters.analyses.stats_keys import (
 )
 from converters.exports.tables import Tables, load_tables
 from converters.report.arrange import arrange
-from converters.report.report import render_text
+from converters.report.report import BOUND, AtMost, render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
@@ -132,6 +134,63 @@ def test_warm_up_is_counted_when_asked(session):
 )
 def test_other_keys_by_hand(session, by, rows):
     assert [row[:3] for row in compute_stats(session, by)[0].rows] == rows
+
+
+def test_the_rates_of_steps_by_hand(session):
+    """The matrix product has 2 * 4 * 8 operations and 64 + 16 + 32 bytes, the sum 8 and 3 * 32; a
+    step does both."""
+    flops, n_bytes = 64 + 8, 112 + 80
+    prefill, decode = (row[5:] for row in compute_stats(session, "phase")[0].rows)
+    rates = [flops / 2000e-9] * 2 + [n_bytes / 2000e-9] * 2
+    assert prefill == pytest.approx([2000, 2000, 2000, *rates, None])
+    middle = (1 / 3000e-9 + 1 / 4000e-9) / 2
+    rates = [2 * flops / 7000e-9, flops * middle, 2 * n_bytes / 7000e-9, n_bytes * middle]
+    assert decode == pytest.approx([3500, 3900, 3990, *rates, None])
+
+
+def test_the_waits_and_rates_of_a_layer_by_hand(session):
+    """One kernel of each layer in a step: both waited 20 ns at its second kernel."""
+    for row, flops, n_bytes in zip(
+        compute_stats(session, "layer")[0].rows, (64, 8), (112, 80), strict=True
+    ):
+        assert row[8] == pytest.approx(3 * flops / 600e-9)
+        assert row[10] == pytest.approx(3 * n_bytes / 600e-9)
+        assert row[12] == (0 if row[0] == 0 else 3 * 20)
+
+
+def test_two_keys_of_steps_in_the_order_that_is_asked_for(session):
+    rows = [row[:3] for row in compute_stats(session, "context,phase")[0].rows]
+    assert rows == [[0, "prefill", 1], [0, "decode", 2]]
+    rows = [row[:3] for row in compute_stats(session, "phase,context")[0].rows]
+    assert rows == [["prefill", 0, 1], ["decode", 0, 2]]
+
+
+def test_steps_with_work_that_is_not_known(tmp_path):
+    """A mask of two sequences that share cells hides an unknown part: an upper bound. Kernels of a
+    device have no work in the log, so a phase with one has no rates."""
+    for device in (False, True):
+        events = make_log(Random(3).randint, 1, "detailed")
+        for event in events:
+            if isinstance(event, s.StepBegin):
+                event.seq = event.seq_pos = event.seq_tokens = None
+            elif isinstance(event, s.Graph) and device:
+                event.splits = [
+                    s.Split(start=0, end=4, backend="CPU"),
+                    s.Split(start=4, end=event.n_nodes, backend="Vulkan0"),
+                ]
+        report = compute_stats(session_of(tmp_path / f"{device}.log", events), "phase")[0]
+        for row in report.rows:
+            assert row[8] is None if device else isinstance(row[8], AtMost)
+            assert row[10] is None if device else isinstance(row[10], AtMost)
+        assert (BOUND in report.notes) is not device
+
+
+def test_the_slowest_come_first_and_layers_in_order(recorded):
+    for by in ("op", "tensor", "type", "role"):
+        totals = column(compute_stats(recorded, by)[0], "total")
+        assert all(a >= b for a, b in pairwise(totals)), by
+    layers = column(compute_stats(recorded, "layer")[0], "layer")
+    assert layers == [-1, 0, 1, 2, 3]
 
 
 def test_threads_and_their_imbalance_by_hand(session):
@@ -273,8 +332,15 @@ def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
     events = make_log(Random(3).randint, 2, "minimal")
     report = compute_stats(session_of(tmp_path / "session.log", events))[0]
     assert report.title == "Computes by layer, all phases"
-    total = sum(sum(e.dur) for e in events if isinstance(e, s.Layers))
-    assert sum(column(report, "total")) == total
+    total: dict[int, int] = defaultdict(int)
+    for event in events:
+        if isinstance(event, s.Layers):
+            event.layer, event.dur, event.gap = event.layer * 2, event.dur * 2, None  # once more
+            for layer, ns in zip(event.layer, event.dur, strict=True):
+                total[layer] += ns
+    report = compute_stats(session_of(tmp_path / "twice.log", events))[0]
+    assert [row[0] for row in report.rows] == sorted(total)
+    assert column(report, "total") == [total[layer] for layer in sorted(total)]
     assert "FLOP/s" not in render_text([report])
 
 

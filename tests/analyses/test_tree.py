@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from converters.report.tree import (
     render_folded,
     render_speedscope,
 )
+from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import printed
+from tests.kit.made_log import make_log
 from tests.kit.reports import Row, rows, session_of
 from tests.kit.strategies import logs
 
@@ -158,6 +161,115 @@ def test_the_end_of_the_name_chooses_the_form(session, tmp_path):
         assert out.read_text().startswith(begin)
     folded = printed("tree", RECORDED, "--folded", "--by", "flops")
     assert folded == render_folded(build_tree(session, "flops"))
+
+
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+@pytest.mark.parametrize("by", ["time", "bytes", "flops"])
+def test_every_leaf_is_that_of_the_events(by: Measure, level: s.Level, tmp_path: Path) -> None:
+    """Counted from the lines of the log: ns of thread 0, and the work of every kernel."""
+    events = make_log(Random(5).randint, 2, level)
+    session = session_of(tmp_path / "session.log", events)
+    phase = {e.step: e.phase for e in events if isinstance(e, s.StepBegin)}
+    step = {e.compute: e.step for e in events if isinstance(e, s.Compute)}
+    plans = {e.plan: e for e in events if isinstance(e, s.Plan)}
+    graphs = {e.graph: e for e in events if isinstance(e, s.Graph)}
+    wanted: dict[tuple[str, int], int] = defaultdict(int)
+    for ops in session.ops:
+        if ops.thread != 0:
+            continue
+        plan = plans[ops.plan]
+        nodes = graphs[plan.graph].nodes
+        assert nodes is not None
+        work = session.work(ops)
+        amounts = {"time": ops.dur, "bytes": work.bytes, "flops": work.flops}[by].tolist()
+        for first, amount in zip(plan.node, amounts, strict=True):
+            wanted[phase[step[ops.compute]], nodes.layer[first]] += amount
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for row in rows(leaves(build_tree(session, by))):
+        if row["op"]:
+            layer = -1 if row["layer"] == "outside of layers" else int(row["layer"].split()[1])
+            found[row["phase"], layer] += row[{"time": "time", "flops": "FLOPs"}.get(by, by)]
+    assert {key: n for key, n in found.items() if n} == {k: n for k, n in wanted.items() if n}
+
+
+def test_what_steps_do_beside_kernels_is_that_of_the_events(tmp_path: Path) -> None:
+    events = make_log(Random(5).randint, 2, "detailed")
+    for event in events:
+        if isinstance(event, s.StepEnd):
+            event.recorder = 7
+    # one compute has no ops: they were dropped
+    at = next(i for i, event in enumerate(events) if isinstance(event, s.Ops))
+    lost = events[at]
+    assert isinstance(lost, s.Ops)
+    del events[at]
+    tree = build_tree(session_of(tmp_path / "session.log", events))
+    phase = {e.step: e.phase for e in events if isinstance(e, s.StepBegin)}
+    ops = {e.compute: sum(e.dur) for e in events if isinstance(e, s.Ops)}
+    wanted: dict[tuple[str, str], int] = defaultdict(int)
+    for event in events:
+        if isinstance(event, s.StepEnd):
+            wanted[phase[event.step], "the recorder"] += 7
+        elif isinstance(event, s.Compute):
+            of = phase[event.step]
+            wanted[of, "KV slots"] += event.apply
+            wanted[of, "graph build"] += event.build + event.alloc
+            known = event.compute != lost.compute
+            wanted[of, "between ops" if known else "compute"] += event.dur - ops.get(
+                event.compute, 0
+            )
+    found = {
+        (row["phase"], row["layer"]): row["time"]
+        for row in rows(leaves(tree))
+        if not row["op"] and row["layer"] != "the rest"
+    }
+    assert found == {key: ns for key, ns in wanted.items() if ns}
+    assert any(name == "compute" for _, name in found)
+
+
+def test_layers_and_blocks_are_in_order_and_the_rest_is_last(session: Session) -> None:
+    tree = build_tree(session)
+    assert [node.name for node in tree.root.children] == ["prefill", "decode"]
+    for phase in tree.root.children:
+        names = [node.name for node in phase.children]
+        assert names[:5] == [*(f"layer {i}" for i in range(4)), "outside of layers"]
+        assert names[-1] == "the rest"
+        for layer in phase.children[:5]:
+            blocks = [node.name for node in layer.children]
+            order = ["embedding", "attention", "feed-forward", "norm", "kv", "output"]
+            assert blocks == [block for block in order if block in blocks]
+
+
+def test_names_have_the_role_of_the_weight(session: Session) -> None:
+    names = {row["op"] for row in rows(leaves(build_tree(session)))}
+    assert {"MUL_MAT f16 ffn_down", "FLASH_ATTN_EXT"} <= names, "attention reads no weight"
+
+
+def test_an_upper_bound_is_named(tmp_path: Path) -> None:
+    events = make_log(Random(3).randint, 1, "detailed")
+    for event in events:
+        if isinstance(event, s.StepBegin):
+            event.seq = event.seq_pos = event.seq_tokens = None
+    unknown = session_of(tmp_path / "session.log", events)
+    for by, told in (("flops", True), ("bytes", True), ("time", False)):
+        notes = build_tree(unknown, by).notes  # type: ignore[arg-type]
+        assert any("upper bound" in note for note in notes) is told
+        assert any("not measured" in note for note in notes) is told
+
+
+def test_a_log_without_ops_adds_up_the_layers_of_its_computes(tmp_path: Path) -> None:
+    events = make_log(Random(3).randint, 1, "minimal")
+    total: dict[int, int] = defaultdict(int)
+    for event in events:
+        if isinstance(event, s.Layers):
+            event.layer, event.dur, event.gap = event.layer * 2, event.dur * 2, None
+            for layer, ns in zip(event.layer, event.dur, strict=True):
+                total[layer] += ns
+    found: dict[str, int] = defaultdict(int)
+    for phase in build_tree(session_of(tmp_path / "session.log", events)).root.children:
+        for node in phase.children:
+            found[node.name] += node.amount
+    for layer, ns in total.items():
+        assert found["outside of layers" if layer < 0 else f"layer {layer}"] == ns
 
 
 def test_a_log_without_ops_has_times_only(instr: Instr, tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from converters.fleet.answer import answer
 from converters.fleet.database import open_database
@@ -64,6 +69,76 @@ def test_a_slower_build_is_found_and_noise_is_no_regression(dataset: Path) -> No
     assert decode["low"] > 1
     assert (decode["before"], decode["after"]) == (FAST, SLOW)
     assert (decode["logs before"], decode["logs after"]) == (4, 4)
+
+
+BUILDS = {"0.9": (1.3, 2), "0.3": (1.0, 5), "0.5": (1.06, 6)}
+"""in order of time: how slow, and how many logs"""
+
+
+@pytest.fixture(scope="module")
+def three_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, fleet = tmp_path_factory.mktemp("builds"), tmp_path_factory.mktemp("fleet") / "builds"
+    for day, (build, (slower, n)) in enumerate(BUILDS.items(), start=1):
+        for i in range(n):
+            # the last log of each build is from the last day
+            time = f"2026-01-{28 if i == n - 1 else day:02}T00:00:00Z"
+            factor = slower * (1 + 0.01 * (i % 3))
+            write_log(folder / f"{build}-{i}.log", 10 * day + i, slower=factor, build=build,
+                time=time)  # fmt: skip
+    assert instr_here("collect", folder, "-o", fleet).returncode == 0
+    return fleet
+
+
+def test_the_last_two_builds_are_compared_as_by_hand(three_builds: Path) -> None:
+    """Welch's interval of the logarithms, for all rows at once: of the medians of the steps that
+    count, and of the means of kernels."""
+    found = rows(three_builds, "regressions")
+    samples: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    steps = rows(three_builds, "select build, log, phase, ns from steps where counted")
+    for row in steps:
+        samples[row["phase"], "", row["build"], row["log"]].append(row["ns"])
+    kernels = rows(three_builds, "select build, log, phase, op, sum(ns) as ns, sum(kernels) as n"
+        " from ops group by all")  # fmt: skip
+    for row in kernels:
+        samples[row["phase"], row["op"], row["build"], row["log"]] = [row["ns"] / row["n"]]
+    logs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for (phase, op, build, _), ns in samples.items():
+        logs[phase, op, build].append(math.log(np.median(ns)))
+    assert {(row["phase"], row["op"]) for row in found} == {key[:2] for key in logs}
+    for row in found:
+        a, b = (logs[row["phase"], row["op"], build] for build in ("0.3", "0.5"))
+        assert (row["before"], row["after"]) == ("0.3", "0.5")
+        assert (row["logs before"], row["logs after"]) == (5, 6)
+        assert row["ns before"] == pytest.approx(math.exp(np.mean(a)))
+        assert row["ns after"] == pytest.approx(math.exp(np.mean(b)))
+        of = [np.var(side, ddof=1) / len(side) for side in (a, b)]
+        freedom = int(
+            sum(of) ** 2 / sum(v**2 / (len(s) - 1) for v, s in zip(of, (a, b), strict=True))
+        )
+        reach = stats.t.ppf(1 - 0.05 / 2 / len(found), freedom) * math.sqrt(sum(of))
+        middle = np.mean(b) - np.mean(a)
+        told = [row["ratio"], row["low"], row["high"]]
+        assert told == pytest.approx([math.exp(middle + x) for x in (0, -reach, reach)], rel=1e-5)
+        slower = middle - reach > 0
+        assert row["differs"] == ("slower" if slower else "faster" if middle + reach < 0 else "")
+    assert {row["differs"] for row in found} == {"slower"}
+
+
+def test_what_differs_comes_first_and_the_largest_before_others(dataset: Path) -> None:
+    found = rows(dataset, "regressions")
+    order = [(not row["differs"], -abs(math.log(row["ratio"]))) for row in found]
+    assert all(a <= b for a, b in pairwise(order))
+    assert order[0][0] is False
+    assert order[-1][0] is True
+
+
+def test_logs_of_a_build_that_differ_too_much_have_no_interval(tmp_path: Path) -> None:
+    for number, (build, slower) in enumerate((("1", 1), ("1", 1.3), ("2", 1), ("2", 1.3))):
+        day = f"2026-01-0{build}T00:00:00Z"
+        write_log(tmp_path / f"{number}.log", number, slower=slower, build=build, time=day)
+    assert instr_here("collect", tmp_path, "-o", tmp_path / "fleet").returncode == 0
+    for row in rows(tmp_path / "fleet", "regressions"):
+        assert (row["low"], row["high"], row["differs"]) == (None, None, "")
 
 
 def test_shares_add_up(dataset: Path) -> None:

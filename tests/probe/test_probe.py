@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from msgspec.structs import replace
 from converters.analyses.probe import busy_note
 from converters.analyses.roofline import roofline
 from converters.exports.tables import load_tables
+from converters.report.report import BOUND
+from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
@@ -22,7 +27,9 @@ from llamacpp_instr.probe import measure
 from llamacpp_instr.probe.file import Bandwidth, Kernel, probe_json, read_probe
 from llamacpp_instr.probe.ggml import Ggml, Graph
 from tests.conftest import Instr
+from tests.kit.made_log import make_log
 from tests.kit.made_probe import MIB, probe_of
+from tests.kit.reports import session_of
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
@@ -138,6 +145,74 @@ def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_me
         if row["FLOP/s"]
     ]
     assert [(point.name, point.x, point.y) for point in points] == slowest
+
+
+def test_every_row_is_that_of_the_ops() -> None:
+    """Against pandas: the roofs are medians over the computes, of which each may have its own."""
+    session = load_session(LOG)
+    probe = probe_of(session.start.host.cpu)
+    # all but a few of the decodes have the smaller bandwidth
+    ops = load_tables(LOG).ops
+    ops = ops[ops.thread == 0]
+    size = ops.groupby("compute").bytes.sum()
+    probe = replace(
+        probe,
+        bandwidth=[Bandwidth(2, int(size.iloc[-2]), 1e9), Bandwidth(2, 64 * MIB, 8e9)],
+        kernels=[*probe.kernels, Kernel("Q8_0", 1, 2, 9e12)],
+    )
+    reports, chart = roofline(session, probe)
+    points = []
+    for report in reports:
+        phase = report.title.rpartition(" ")[2]
+        of_phase = ops[ops.phase == phase]
+        rows = report.to_json()["rows"]
+        assert sum(row["time"] for row in rows) == of_phase.dur.sum()
+        times = [row["time"] for row in rows]
+        assert all(a >= b for a, b in pairwise(times)), "the slowest first"
+        points += [f"{phase}: {row['op']}" for row in rows[:5] if row["FLOP/byte"]]
+        for row in rows:
+            assert row["share"] == pytest.approx(row["time"] / of_phase.dur.sum())
+            if not row["op"].startswith("MUL_MAT ffn_down"):
+                continue
+            of = of_phase[of_phase.weight.astype(str).str.contains("ffn_down")]
+            assert row["bytes/s"] == pytest.approx(of.bytes.sum() / of.dur.sum() * 1e9)
+            roofs = [
+                probe.bandwidth_of(2, float(size[compute])).bytes_per_second
+                for compute in of.compute.unique()
+            ]
+            intensity = of.flops.sum() / of.bytes.sum()
+            tokens = 8 if phase == "prefill" else 1
+            (kernel,) = [
+                k for k in probe.kernels if (k.type, k.tokens, k.threads) == ("F16", tokens, 2)
+            ]
+            least = min(kernel.flops_per_second, intensity * float(np.median(roofs)))
+            assert row["attainable"] == pytest.approx(least)
+            by_memory = least < kernel.flops_per_second
+            assert row["limit"] == ("memory" if by_memory else "compute")
+            reached = row["FLOP/s"] / least
+            assert row["reached"] == pytest.approx(reached)
+    assert len({float(np.median(roofs)), max(roofs)}) == 2, "the median is not the largest"
+    assert chart.title == "Ops under the roofs"
+    assert re.findall(r">((?:prefill|decode): [^<]*)<", chart.svg()) == points
+
+
+def test_a_role_without_a_type_or_with_an_unknown_mask(tmp_path: Path) -> None:
+    """It has the fastest kernel's roof; what a mask hides makes its share an upper bound."""
+    events = make_log(Random(3).randint, 1, "verbose")
+    for event in events:
+        if isinstance(event, s.StepBegin):
+            event.seq = event.seq_pos = event.seq_tokens = None
+    session = session_of(tmp_path / "session.log", events)
+    reports, _ = roofline(session, probe_of(session.start.host.cpu))
+    ns = sum(sum(e.dur) for e in events if isinstance(e, s.Ops) and e.thread == 0)
+    rows = [row for report in reports for row in report.to_json()["rows"]]
+    assert sum(row["time"] for row in rows) == ns, "thread 0 alone"
+    attention = [row for row in rows if row["op"].startswith("FLASH_ATTN_EXT")]
+    assert attention
+    for row in attention:
+        assert {"FLOP/s", "bytes/s", "reached"} <= set(row["at_most"])
+    assert not [row for row in rows if row["op"].startswith("MUL_MAT") and "at_most" in row]
+    assert BOUND in reports[-1].notes
 
 
 def test_the_probe_of_another_machine_is_refused() -> None:
