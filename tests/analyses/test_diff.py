@@ -90,6 +90,90 @@ def test_a_factor_on_one_op_is_seen_there_and_nowhere_else(tmp_path):
     assert found.slower_by(0) == [], "the steps themselves took as long"
 
 
+def short_kernels(log: list[s.Event], products: int, layers: dict[int, int]) -> list[s.Event]:
+    """The log with kernels of 100 ns, but products of another time; with these layers, and the
+    second layer of the model renumbered to 12."""
+    (nodes,) = [e.nodes for e in log if isinstance(e, s.Graph) and e.nodes is not None]
+    (plan,) = [e for e in log if isinstance(e, s.Plan)]
+    for event in log:
+        if isinstance(event, s.Ops):
+            event.dur = [products if nodes.op[i] == "MUL_MAT" else 100 for i in plan.node]
+        elif isinstance(event, s.Layers):
+            event.layer, event.dur = list(layers), list(layers.values())
+    nodes.name = [name.replace("-1", "-12") for name in nodes.name]
+    nodes.layer = [12 if layer == 1 else layer for layer in nodes.layer]
+    return log
+
+
+@pytest.mark.parametrize("by", ["block", "layer", "op", "tensor"])
+def test_every_row_of_a_view_by_hand(tmp_path, by):
+    """Steps are equal: their error is the assumed 2 % and that of the clock, 10 ns for each timed
+    interval, uniformly; for all rows at once."""
+    a = short_kernels(steady_log(1), 100, {12: 10**6, 0: 10**6})
+    b = short_kernels(steady_log(1), 200, {12: 2 * 10**6, 0: 10**6})
+    (report,) = diff(tmp_path, a, b, by=by, phase="decode").reports[2:]
+    labels, rows = [row[0] for row in report.rows], [row[1:] for row in report.rows]
+    (nodes,) = [e.nodes for e in a if isinstance(e, s.Graph) and e.nodes is not None]
+    kernels = [nodes.op[i] for e in a if isinstance(e, s.Plan) for i in e.node]
+    if by == "layer":
+        assert labels == [0, 12]
+        assert [row[:3] for row in rows] == [[1e6, 1e6, 1.0], [1e6, 2e6, 2.0]]
+    else:
+        assert sum(row[0] for row in rows) == 100 * len(kernels)
+        assert sum(row[1] for row in rows) == 100 * (len(kernels) + kernels.count("MUL_MAT"))
+    if by == "block":
+        order = ["embedding", "attention", "feed-forward", "norm", "kv", "output"]
+        assert labels == [block for block in order if block in labels]
+        assert len(labels) > 3
+    if by == "op":
+        assert len(labels) == len(set(kernels))
+    if by == "tensor":
+        assert len(labels) == len(kernels), "equal kernels of a layer are told apart"
+        assert {"blk.12.Qcur ROPE", "blk.12.cache_k SET_ROWS", "blk.0.attn_q MUL_MAT F16"} <= {
+            *map(str, labels)
+        }
+    if by in ("op", "tensor"):
+        assert [max(row[:2]) for row in rows] == sorted(
+            (max(row[:2]) for row in rows), reverse=True
+        )
+    for of_a, of_b, ratio, low, high, _ in rows:
+        errors = []
+        for ns, each in ((of_a, 100), (of_b, 200 if ratio == 2 else 100)):
+            n = 1 if by == "layer" else round(of_a / 100)
+            mixed = by == "block" and ratio != 1
+            tick = 10 * n / ns / math.sqrt(12)
+            assert mixed or by == "layer" or ns == n * each
+            errors.append(math.hypot(0.02, tick))
+        freedom = 20 if ratio == 1 else 19
+        reach = stats.t.ppf(1 - 0.05 / 2 / len(rows), freedom) * math.hypot(*errors)
+        assert [low, high] == pytest.approx(
+            [ratio / math.exp(reach), ratio * math.exp(reach)], rel=0.01
+        )
+
+
+def test_a_phase_with_too_few_steps_has_its_parts_on_request(tmp_path):
+    """One step a log: its noise is not known."""
+    log = steady_log(1)
+    first = min(e.step for e in log if isinstance(e, s.StepBegin))
+    alone = [
+        e
+        for e in log
+        if getattr(e, "step", first) == first and getattr(e, "compute", first) == first
+    ]
+    assert len(diff(tmp_path, alone, alone).reports) == 2
+    asked = diff(tmp_path, alone, alone, phase="decode")
+    assert len(asked.reports) == 4
+    assert asked.reports[0].title == "Too few steps to tell in decode."
+
+
+def test_layers_and_blocks_of_one_side_are_named(tmp_path):
+    a = short_kernels(steady_log(1), 100, {0: 10**6})
+    b = short_kernels(steady_log(1), 100, {0: 10**6, 12: 10**6})
+    report = diff(tmp_path, a, b, by="layer").reports[2]
+    assert report.notes == ["Only in B: 12."]
+    assert [row[0] for row in report.rows] == [0]
+
+
 def test_what_is_fused_on_one_side_is_compared_as_one(tmp_path):
     found = diff(tmp_path, steady_log(1, fused=True), steady_log(1), by="op")
     values = ratios(found)["Decode by op, median of a step", "RMS_NORM+MUL → RMS_NORM, MUL"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -139,6 +140,107 @@ def test_a_part_that_changed_is_named_with_the_side(tmp_path):
         assert (than_first, changes) == (
             ("slower", "C slower") if changed else ("within noise", None)
         )
+
+
+def two_layers(log: list[s.Event], factors: tuple[float, float]) -> list[s.Event]:
+    """The log as if its steps had two layers, which take so many times 5 ms."""
+    return [
+        msgspec.structs.replace(e, layer=[1, 0], dur=[round(5e6 * f) for f in factors[::-1]])
+        if isinstance(e, s.Layers)
+        else e
+        for e in log
+    ]
+
+
+@pytest.mark.parametrize("by", ["layer", "op"])
+@pytest.mark.parametrize("several", [False, True])
+def test_every_part_of_three_sides_by_hand(tmp_path, by, several):
+    """Steps are equal, so a log has the assumed error only, and the mean of two logs of a side that
+    divided by the root of 2."""
+    log = steady_log(1)
+    steps = [
+        two_layers(scaled(log, "MUL_MAT", factor), (1, 2 * factor)) for factor in (1.0, 1.5, 1.2)
+    ]
+    n = 1 + several
+    sides = [
+        [session_of(tmp_path / f"{i}{j}.log", of) for j in range(n)] for i, of in enumerate(steps)
+    ]
+    (report,) = compute_trend(sides, by=by, phase="decode").reports[2:]
+    found = {row[0]: row[1:] for row in report.rows}
+    wanted = medians_by(by, steps)
+    assert [column.name for column in report.columns[1:4]] == ["A", "C", "C / A"]
+    order = sorted(wanted) if by == "layer" else sorted(wanted, key=lambda k: -max(wanted[k]))
+    assert list(found) == order
+    freedom = 20 * n
+    reach = stats.t.ppf(1 - 0.05 / 2 / (3 * len(wanted)), freedom) * PROCESS * math.sqrt(2 / n)
+    for key, (a, b, c) in wanted.items():
+        told = found[key][:5]
+        bounds = [c / a * math.exp(sign * reach) for sign in (0, -1, 1)]
+        assert told == pytest.approx([a, c, *bounds], rel=2e-3)
+        word = "slower" if math.log(c / a) > reach else "within noise"
+        changes = "B slower, C faster" if b > a else None
+        assert found[key][5:] == [word, changes]
+
+
+def medians_by(by: str, steps: Sequence[list[s.Event]]) -> dict[int | str, list[float]]:
+    """ns of a step on each side: of its layers, or of all kernels of an op and its type."""
+    found: dict[int | str, list[float]] = {}
+    for side, events in enumerate(steps):
+        (nodes,) = [e.nodes for e in events if isinstance(e, s.Graph) and e.nodes is not None]
+        (plan,) = [e for e in events if isinstance(e, s.Plan)]
+        for event in events:
+            if by == "layer" and isinstance(event, s.Layers):
+                parts: list[tuple[int | str, int]] = list(zip(event.layer, event.dur, strict=True))
+            elif by == "op" and isinstance(event, s.Ops):
+                names = [nodes.op[i].replace("MUL_MAT", "MUL_MAT F16") for i in plan.node]
+                parts = list(zip(names, event.dur, strict=True))
+            else:
+                continue
+            sums: dict[int | str, float] = {}
+            for key, ns in parts:
+                sums[key] = sums.get(key, 0) + ns
+            for key, total in sums.items():
+                found.setdefault(key, [0.0] * len(steps))[side] = total
+    return found
+
+
+def test_a_change_in_the_middle_is_told_although_the_ends_are_equal(tmp_path):
+    found = slowed_logs(tmp_path, (1, 1.5, 1.5, 1))
+    title = found.reports[0].title
+    assert title.startswith("B decodes 0.667 times as fast as A (")
+    assert "; D decodes 1.5 times as fast as C (" in title
+    assert title.endswith(". From A to D: no difference beyond the noise in decode.")
+    assert "No change" not in title
+    assert [figure for name, figure in found.reports[1].figures.items() if "blocks" in name] == [
+        (12, "count")
+    ] * 4
+    (chart,) = slowed_logs(tmp_path, (1, 2, 1.5)).charts
+    assert re.findall(r"width:([\d.]+)%", chart.markup) == ["50.0", "100.0", "75.0"]
+
+
+def test_a_setting_of_the_middle_side_differs(tmp_path):
+    logs = [steady_log(i) for i in range(3)]
+    for event in logs[1]:
+        if isinstance(event, s.Context):
+            event.type_k = "q8_0"
+    first = trend(tmp_path, logs).reports[0]
+    assert [row[2] for row in first.rows] == ["f16", "q8_0", "f16"]
+
+
+def test_a_phase_with_too_few_steps_has_its_parts_on_request(tmp_path):
+    """One step a log: its noise is not known."""
+    log = steady_log(1)
+    first = min(e.step for e in log if isinstance(e, s.StepBegin))
+    alone = [e for e in log if getattr(e, "step", first) == first]
+    alone = [e for e in alone if getattr(e, "compute", first) == first]
+    sessions = [[session_of(tmp_path / f"{i}.log", alone)] for i in range(3)]
+    assert len(compute_trend(sessions).reports) == 2
+    reports = compute_trend(sessions, phase="decode").reports
+    assert [report.title.partition(",")[0] for report in reports[2:]] == [
+        "Decode by block", "Decode by op",
+    ]  # fmt: skip
+    assert "too few steps to tell in decode" in reports[0].title
+    assert "Fewer than 5 blocks do not show the noise" in " ".join(reports[1].notes)
 
 
 def test_the_settings_that_differ_stand_beside_the_logs(tmp_path):
