@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.analyses.diff import DEFAULT_VIEWS, compute_diff
+from converters.analyses.diff import compute_diff
 from converters.analyses.diff.rows import Diff
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.log.session import Session, load_session
@@ -62,7 +62,7 @@ def main() -> None:
     print(
         f"{done} pairs of {chosen.logs}, {'busy' if chosen.busy else 'idle'},"
         f" --repeat {chosen.repeat} --threads {chosen.threads},"
-        f" tables by {' and '.join(DEFAULT_VIEWS)}"
+        " tables by block and op"
     )
     for title, n in tables.items():
         print(f"{title}: {seen[title]} of {rows[title]} rows, {wrong[title]} of {n} tables")

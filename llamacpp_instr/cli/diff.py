@@ -71,8 +71,9 @@ def diff(
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
     Record both with `instr run ... --repeat 11`, because the noise is estimated from the runs.
 
-    With --before and --after, each side is a group of logs of several processes. The interval then
-    has what really changes from process to process, instead of an assumed 2 %.
+    With --before and --after, each side is a group of logs of several processes. From five logs a
+    side on, the interval has what really changes from process to process, instead of an assumed
+    2 %. Logs of both sides that were recorded in turns are compared in pairs.
 
     More than two logs or groups are a trend, in the order given: each is compared with the first
     and with the one before it. Parts of a rotated log are one log, unless all logs are parts of it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,7 @@ from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
 
-By = Literal["phase", "block", "layer", "op", "tensor"]
-VIEWS: tuple[By, ...] = ("phase", "block", "layer", "op", "tensor")
-DEFAULT_VIEWS: tuple[By, ...] = ("block", "op")
-
+VIEWS = ("phase", "block", "layer", "op", "tensor")
 Float64 = NDArray[np.float64]
 
 
