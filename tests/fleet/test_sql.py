@@ -83,8 +83,12 @@ def three_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # the last log of each build is from the last day
             time = f"2026-01-{28 if i == n - 1 else day:02}T00:00:00Z"
             factor = slower * (1 + 0.01 * (i % 3))
-            write_log(folder / f"{build}-{i}.log", 10 * day + i, slower=factor, build=build,
+            log = write_log(folder / f"{build}-{i}.log", 10 * day + i, slower=factor, build=build,
                 time=time)  # fmt: skip
+            # a step that failed does not count
+            failed = log.read_text().replace('"step":5,"status":0', '"step":5,"status":1')
+            log.write_text(failed)
+            assert '"status":1' in failed
     assert instr_here("collect", folder, "-o", fleet).returncode == 0
     return fleet
 
