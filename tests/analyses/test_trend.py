@@ -159,7 +159,8 @@ def test_every_part_of_three_sides_by_hand(tmp_path, by, several):
     divided by the root of 2."""
     log = steady_log(1)
     steps = [
-        two_layers(scaled(log, "MUL_MAT", factor), (1, 2 * factor)) for factor in (1.0, 1.5, 1.2)
+        two_layers(scaled(scaled(log, "MUL_MAT", factor), "ADD", sums), (1, 2 * factor))
+        for factor, sums in ((1.0, 1.0), (1.5, 9.0), (1.2, 1.0))
     ]
     n = 1 + several
     sides = [
@@ -214,6 +215,7 @@ def test_a_change_in_the_middle_is_told_although_the_ends_are_equal(tmp_path):
     assert [figure for name, figure in found.reports[1].figures.items() if "blocks" in name] == [
         (12, "count")
     ] * 4
+    assert "No change" not in slowed_logs(tmp_path, (1, 1.5, 1.5)).reports[0].title
     (chart,) = slowed_logs(tmp_path, (1, 2, 1.5)).charts
     assert re.findall(r"width:([\d.]+)%", chart.markup) == ["50.0", "100.0", "75.0"]
 
