@@ -215,7 +215,7 @@ def test_a_change_in_the_middle_is_told_although_the_ends_are_equal(tmp_path):
     assert [figure for name, figure in found.reports[1].figures.items() if "blocks" in name] == [
         (12, "count")
     ] * 4
-    assert "No change" not in slowed_logs(tmp_path, (1, 1.5, 1.5)).reports[0].title
+    assert "no change" not in slowed_logs(tmp_path, (1, 1.5, 1.5)).reports[0].title
     (chart,) = slowed_logs(tmp_path, (1, 2, 1.5)).charts
     assert re.findall(r"width:([\d.]+)%", chart.markup) == ["50.0", "100.0", "75.0"]
 
