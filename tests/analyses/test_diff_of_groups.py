@@ -113,6 +113,8 @@ def test_runs_in_turns_are_compared_in_pairs(tmp_path):
     bounds = [math.exp(logs.mean() + sign * reach) for sign in (0, -1, 1)]
     assert [ratio.value, ratio.low, ratio.high] == pytest.approx(bounds, rel=1e-5)
     assert "of 5 pairs" in " ".join(found.reports[1].notes)
+    backwards = compute_diff(*(side[::-1] for side in sides)).steps["decode"]
+    assert (backwards.low, backwards.high) == pytest.approx((ratio.low, ratio.high)), "by time"
     # not in turns: first one side, then the other
     for i, session in enumerate(sides[1]):
         session.start.wall = 10**15 + i

@@ -157,8 +157,8 @@ def test_every_row_is_that_of_the_ops() -> None:
     size = ops.groupby("compute").bytes.sum()
     probe = replace(
         probe,
-        bandwidth=[Bandwidth(2, int(size.iloc[-2]), 1e9), Bandwidth(2, 64 * MIB, 8e9)],
-        kernels=[*probe.kernels, Kernel("Q8_0", 1, 2, 9e12)],
+        bandwidth=[Bandwidth(2, int(size.iloc[-2]), 9e10), Bandwidth(2, 64 * MIB, 64e10)],
+        kernels=[*probe.kernels, Kernel("F16", 4, 2, 2e11), Kernel("Q8_0", 1, 2, 9e12)],
     )
     reports, chart = roofline(session, probe)
     points = []
@@ -181,7 +181,7 @@ def test_every_row_is_that_of_the_ops() -> None:
                 for compute in of.compute.unique()
             ]
             intensity = of.flops.sum() / of.bytes.sum()
-            tokens = 8 if phase == "prefill" else 1
+            tokens = 4 if phase == "prefill" else 1
             (kernel,) = [
                 k for k in probe.kernels if (k.type, k.tokens, k.threads) == ("F16", tokens, 2)
             ]
