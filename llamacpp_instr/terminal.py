@@ -9,9 +9,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import BinaryIO
+
+PIPE, NARROWEST = 160, 40
+"""characters of a line in a pipe or a file, and of a terminal that is narrower"""
 
 
 def printable(text: str) -> str:
@@ -39,6 +43,12 @@ def print_line(line: object) -> None:
         write_text(sys.stdout.buffer, f"{line}\n")
     except BrokenPipeError:
         abandon_standard_output()
+
+
+def line_width() -> int:
+    """Characters that a line of a report may have: those of the terminal, or of COLUMNS; in a pipe
+    or a file PIPE."""
+    return max(shutil.get_terminal_size((PIPE, 0)).columns, NARROWEST)
 
 
 def abandon_standard_output() -> None:

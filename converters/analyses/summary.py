@@ -23,7 +23,7 @@ from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
 from llamacpp_instr.probe.file import Probe
 
-TOP_OPS = 10
+TOP_OPS, MOST_ROWS = 10, 100
 BESIDE = (
     "compute", "between ops", "KV slots", "graph build", "the device", "the recorder", "the rest",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
         _memory(session),
         _recorder(session),
     ]
-    return [section for section in sections if section.rows or section.notes]
+    return [section.largest(MOST_ROWS) for section in sections if section.rows or section.notes]
 
 
 def _phases(steps: Table) -> list[str]:

@@ -178,7 +178,8 @@ def _section(section: Section) -> str:
     elif isinstance(section, Picture):
         lines += [_scroll(section.title), section.svg, "</div>"]
     elif section.rows:
-        lines += [_scroll(section.title), _table(section.filled()), "</div>"]
+        section = section.filled().largest()
+        lines += [_scroll(section.title), _table(section), "</div>"]
     lines += [f"<p>{_text(note)}</p>" for note in section.notes]
     return "<section>\n" + "\n".join(lines) + "\n</section>\n"
 
@@ -193,7 +194,7 @@ def _table(report: Report) -> str:
     lines = ["<table>" if report.headed else '<table class="facts">']
     if report.headed:
         heads = zip(kinds, report.columns, strict=True)
-        cells = "".join(f'<th scope="col"{kind}>{_text(c.name)}</th>' for kind, c in heads)
+        cells = "".join(f'<th scope="col"{kind}>{_text(c.heading)}</th>' for kind, c in heads)
         lines.append(f"<thead><tr>{cells}</tr></thead>")
     lines.append("<tbody>")
     for row in report.rows:

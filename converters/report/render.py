@@ -46,9 +46,11 @@ def render(
     table: Report | None = None,
     charts: Sequence[Chart | Figure] = (),
     title: str | None = None,
+    width: int | None = None,
 ) -> str:
     """The reports in a form. CSV has only `table`, by default the first report. Only HTML has
-    charts and a title, by default the first report's; see `render_html`."""
+    charts and a title, by default the first report's; see `render_html`. `width` is that of text,
+    by default the terminal's."""
     if form == "json":
         return render_json([report.to_json() for report in reports])
     if form == "csv":
@@ -57,16 +59,16 @@ def render(
         return render_markdown(reports)
     if form == "html":
         return render_html(reports, charts, title)
-    return render_text(reports)
+    return render_text(reports, width)
 
 
 def render_markdown(reports: Sequence[Report]) -> str:
     """The reports as GitHub Flavored Markdown, with rounded numbers."""
     parts = []
-    for report in map(Report.filled, reports):
+    for report in (report.filled().largest() for report in reports):
         lines = [f"## {_markdown(report.title)}", ""]
         if report.rows:
-            heads = [_markdown(column.name) for column in report.columns]
+            heads = [_markdown(column.heading) for column in report.columns]
             rules = ["---:" if column.align == "right" else "---" for column in report.columns]
             lines += [_row(heads), _row(rules)]
             lines += [_row([_markdown(cell) for cell in cells]) for cells in _cells(report)]
@@ -87,7 +89,7 @@ def render_csv(report: Report) -> str:
     writer.writerow(
         printable(column.name)
         if column.name == column.unit
-        else printable(column.name) + units.get(column.unit, "")
+        else printable(column.heading) + units.get(column.unit, "")
         for column in report.columns
     )
     for row in report.rows:

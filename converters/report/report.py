@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.terminal import line_width, printable
 
 Unit = Literal[
     "text",
@@ -56,8 +56,14 @@ def rate_of(amount: float, ns: float, bound: bool) -> float | None:
 Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
 """the numbers in the notes: name -> value and unit"""
 
-FOLDED = 22
-"""width to which a column of text may be folded"""
+FOLDED, WORD = 22, 40
+"""width to which a column of text may be folded, and up to which its words stay whole"""
+
+PROSE = 100
+"""width of a note on a wide terminal"""
+
+MOST_ROWS = 5000
+"""rows that a form for people shows"""
 
 BAR = 10
 """characters in a full bar"""
@@ -73,6 +79,11 @@ class Column:
     @property
     def align(self) -> Literal["left", "right"]:
         return "left" if self.unit in ("text", "share") else "right"
+
+    @property
+    def heading(self) -> str:
+        """The name where cells show their unit: `p50_ns` is p50 there."""
+        return self.name.removesuffix("_ns") if self.unit == "ns" else self.name
 
 
 @dataclass
@@ -102,6 +113,19 @@ class Report:
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
+    def largest(self, most: int = MOST_ROWS) -> Report:
+        """The report with at most `most` rows, in their order: the largest by the first times or
+        bytes, else the first ones. A note counts the rest."""
+        if len(self.rows) <= most:
+            return self
+        units = [column.unit for column in self.columns[self.labels :]]
+        unit = next((unit for unit in units if unit in ("ns", "bytes")), None)
+        at = [i for i, column in enumerate(self.columns) if column.unit == unit]
+        sizes = [max((float(row[i] or 0) for i in at), default=0.0) for row in self.rows]
+        kept = sorted(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:most])
+        note = f"{len(sizes) - most:,} more rows are not shown."
+        return replace(self, rows=[self.rows[i] for i in kept], notes=[note, *self.notes])
+
     def to_json(self) -> dict[str, Any]:
         """The report for scripts: rows as objects by column name, the units, the figures.
 
@@ -129,67 +153,88 @@ def _plain(cell: Cell) -> Cell:
     return str(cell) if isinstance(cell, float) and math.isinf(cell) else cell
 
 
-def render_text(reports: Sequence[Report], width: int = 80) -> str:
-    """The reports as text of at most `width` characters a line, for a terminal or a file. Columns
-    that do not fit are shown in a second table, which repeats the columns that name a row."""
+def render_text(reports: Sequence[Report], width: int | None = None) -> str:
+    """The reports as text of at most `width` characters a line, by default those of the terminal.
+    Columns that do not fit are shown in further tables, which repeat what names a row."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=width, color_system=None, highlight=False, emoji=False)
-    with console.capture() as capture:
-        for i, report in enumerate(map(Report.filled, reports)):
-            if i:
-                console.print()
-            console.print(escape(printable(report.title)))
-            if report.rows:
-                for at, numbers in enumerate(_fitting(report, width - 2)):
-                    table = Table(
-                        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=report.headed
+    width = width or line_width()
+    console = Console(width=width)
+
+    def wrapped(text: str, width: int) -> list[str]:
+        return [line.plain for line in Text(text).wrap(console, width, overflow="fold")]
+
+    blocks = []
+    for report in (report.filled().largest() for report in reports):
+        lines = wrapped(printable(report.title), width)
+        for at, piece in enumerate(_pieces(report, width - 2)):
+            lines += [""] * (at > 0)
+            for row in zip(*(cells for cells, _, _ in piece), strict=True):
+                columns = [(wrapped(cell, wide), wide, right)
+                           for cell, (_, wide, right) in zip(row, piece, strict=True)]  # fmt: skip
+                for i in range(max(len(parts) for parts, _, _ in columns)):
+                    line = "".join(
+                        "  " + _padded(parts[i] if i < len(parts) else "", wide, right)
+                        for parts, wide, right in columns
                     )
-                    columns = [report.columns[i] for i in numbers]
-                    for column in columns:
-                        text = column.unit == "text"
-                        table.add_column(
-                            Text(printable(column.name)),
-                            justify=column.align,
-                            no_wrap=not text,
-                            overflow="fold" if text else "ellipsis",
-                        )
-                    for row in report.rows:
-                        cells = zip(columns, (row[i] for i in numbers), strict=True)
-                        table.add_row(*(Text(shown(cell, column.unit)) for column, cell in cells))
-                    if at:
-                        console.print()
-                    console.print(Padding(table, (0, 0, 0, 2)))
-            for note in report.notes:
-                console.print(Padding(Text(printable(note)), (0, 0, 0, 2)))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+                    lines.append(line)
+        for note in report.notes:
+            lines += ["  " + line for line in wrapped(printable(note), min(width, PROSE) - 2)]
+        blocks.append("".join(f"{line.rstrip()}\n" for line in lines))
+    return "\n".join(blocks)
 
 
-def _fitting(report: Report, width: int) -> list[list[int]]:
-    """The numbers of the columns of each table: those that name a row, and as many others as fit.
+def _padded(text: str, wide: int, right: bool) -> str:
+    from rich.cells import cell_len
 
-    A column of text needs at most FOLDED, because its cells can be folded.
-    """
+    gap = " " * (wide - cell_len(text))
+    return gap + text if right else text + gap
+
+
+def _pieces(report: Report, width: int) -> list[list[tuple[list[str], int, bool]]]:
+    """The tables that show a report, as columns: the cells, their width, whether they end at the
+    right. Each has the columns that name a row, and as many others as fit. Where the names differ
+    in no place or leave no room, the rows are numbered."""
+    from rich.cells import cell_len
+
+    if not report.rows:
+        return []
     gap = 2
-    widths = []
+    columns, longest, needed = [], [], []
     for i, column in enumerate(report.columns):
-        cells = [column.name, *(shown(row[i], column.unit) for row in report.rows)]
-        longest = max(map(len, cells))
-        widths.append(gap + (min(longest, FOLDED) if column.unit == "text" else longest))
-    tables: list[list[int]] = [[]]
+        cells = [shown(row[i], column.unit) for row in report.rows]
+        cells[:0] = [printable(column.heading)] * report.headed
+        columns.append(cells)
+        longest.append(max(map(cell_len, cells)))
+        word = max(cell_len(word) for cell in cells for word in cell.split() or [""])
+        folded = max(FOLDED, min(word, WORD))
+        needed.append(min(longest[-1], folded) if column.unit == "text" else longest[-1])
     names = list(range(report.labels))
-    for i in range(report.labels, len(widths)):
-        needed = sum(widths[j] for j in (*names, *tables[-1], i)) - gap
-        if needed > width and tables[-1]:
+    named = sum(needed[i] + gap for i in names)
+    tables: list[list[int]] = [[]]
+    for i in range(report.labels, len(needed)):
+        if named + sum(needed[j] + gap for j in (*tables[-1], i)) - gap > width and tables[-1]:
             tables.append([])
         tables[-1].append(i)
     if len(tables) > 1 and len(tables[-1]) == 1 and len(tables[-2]) > 2:
         tables[-1].insert(0, tables[-2].pop())  # no table with a single column
-    return [[*names, *table] for table in tables]
+    distinct = len({tuple(row[: report.labels]) for row in report.rows}) == len(report.rows)
+    if len(tables) > 1 and (not distinct or named > width / 2):
+        rows = [[number, *row] for number, row in enumerate(report.rows, 1)]
+        numbered = [Column("#", "count"), *report.columns]
+        return _pieces(replace(report, columns=numbered, rows=rows, labels=1), width)
+    pieces = []
+    for table in tables:
+        shown_columns = [*names, *table]
+        spare = max(width - sum(needed[i] + gap for i in shown_columns) + gap, 0)
+        piece = []
+        for i in shown_columns:
+            wide = min(longest[i], needed[i] + spare)
+            spare -= wide - needed[i]
+            piece.append((columns[i], wide, report.columns[i].align == "right"))
+        pieces.append(piece)
+    return pieces
 
 
 def shown(cell: Cell, unit: Unit) -> str:

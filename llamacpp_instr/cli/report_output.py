@@ -65,10 +65,15 @@ class ReportOutput:
         charts: Sequence[Chart | Figure] = (),
         title: str | None = None,
     ) -> None:
-        """Write the reports in the chosen format; the arguments are those of `render`."""
+        """Write the reports in the chosen format; the arguments are those of `render`. A file is
+        not as wide as the terminal that it was written from."""
         from converters.report.render import render
+        from llamacpp_instr.terminal import PIPE
 
-        self.write_text(render(self.form, reports, table=table, charts=charts, title=title))
+        width = None if self.path == "-" else PIPE
+        self.write_text(
+            render(self.form, reports, table=table, charts=charts, title=title, width=width)
+        )
 
     def write_text(self, text: str) -> None:
         """Write what was rendered, whole."""

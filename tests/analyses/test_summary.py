@@ -394,6 +394,15 @@ def test_the_slowest_layers_are_of_layers(tmp_path):
     assert layers.figures == {"layers": (n, "count"), "median layer": (median, "ns")}
 
 
+def test_a_section_has_the_largest_of_many_rows(tmp_path):
+    events = make_log(Random(2).randint, n_contexts=1)
+    memory = next(event for event in events if isinstance(event, s.Memory))
+    memory.buffers = [s.BufferUse(buffer=f"B{i}", model=i) for i in range(900)]
+    found = by_title(compute_summary(session_of(tmp_path / "many.log", events)))["Memory"]
+    assert [row[1] for row in found.rows] == [f"B{i}" for i in range(800, 900)]
+    assert "800 more rows are not shown." in found.notes
+
+
 def test_layers_take_time_by_their_number(tmp_path):
     """40,000 layers took 12 s, and twice as many four times as long; now they take 0.3 s."""
     events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]

@@ -53,7 +53,7 @@ def installed(
     hide = tmp_path_factory.mktemp("hide")
     code = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"
     (hide / "sitecustomize.py").write_text(code)
-    return {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{hide}", "COLUMNS": "80"}
+    return {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{hide}"}
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
+import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,7 @@ from tests.kit.nursery import Nursery
 EVIL = ["\x1b]0;owned\x07", "\x1b[31m", "\x1b[2J", "\x9b1A", "\u202eabc", "\x08\x7f\u061c"]
 HARMLESS = ["a\n", "\tb", "é", "😀", "\u200dz"]
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+DEMO_LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"
 
 
@@ -33,9 +37,11 @@ OnATerminal = Callable[..., tuple[int, str]]
 @pytest.fixture
 def on_a_terminal(nursery: Nursery, tmp_path: Path, environment: dict[str, str]) -> OnATerminal:
     """Runs a command with a terminal as all its streams; returns its status and what is shown."""
+    sized = {name: value for name, value in environment.items() if name != "COLUMNS"}
 
-    def run(*command: object) -> tuple[int, str]:
+    def run(*command: object, columns: int = 80) -> tuple[int, str]:
         ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         said = bytearray()
 
         def listen() -> None:
@@ -49,7 +55,7 @@ def on_a_terminal(nursery: Nursery, tmp_path: Path, environment: dict[str, str])
         listener.start()
         terminal = os.ttyname(theirs)
         words = [str(word) for word in command]
-        nursery.start(words, tmp_path, terminal, input=terminal, environment=environment)
+        nursery.start(words, tmp_path, terminal, input=terminal, environment=sized)
         status = nursery.status()
         os.close(theirs)
         listener.join()
@@ -194,3 +200,17 @@ def test_a_trace_is_not_thrown_at_a_terminal(form: str, on_a_terminal: OnATermin
     assert (
         shown == "Error: a trace is binary and the output is a terminal; name a file, or pipe it\n"
     )
+
+
+def test_a_report_is_as_wide_as_its_terminal(
+    on_a_terminal: OnATerminal, nursery: Nursery, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In a pipe or a file it has 160 columns, whatever the terminal."""
+    command = ("stats", DEMO_LOG, "--by", "layer,op")
+    shown = {columns: on_a_terminal(*command, columns=columns)[1] for columns in (60, 80, 200)}
+    assert [max(map(len, text.splitlines())) <= wide for wide, text in shown.items()] == [True] * 3
+    assert [text.count("layer  op") for text in shown.values()] == [4, 3, 1]
+    assert on_a_terminal(*command, "-o", "wide.txt", columns=60)[0] == 0
+    del (sized := dict(environment))["COLUMNS"]
+    piped = nursery.run([str(word) for word in command], tmp_path, environment=sized).stdout
+    assert piped == shown[200] == (tmp_path / "wide.txt").read_text()

@@ -36,6 +36,7 @@ class PseudoTerminal:
         self._lock = threading.Lock()
         self._resize(columns, rows)
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        del environment["COLUMNS"]  # it is as wide as this terminal
         self.process = subprocess.Popen(
             command, cwd=directory, stdin=theirs, stdout=theirs, stderr=theirs,
             start_new_session=True, env=environment,

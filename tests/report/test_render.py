@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import Column, Report, render_text
+from converters.report.report import MOST_ROWS, Column, Report, render_text
 from llamacpp_instr.terminal import printable
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
@@ -94,3 +95,44 @@ def test_a_column_without_cells_is_not_shown():
     assert "| Op | b |" in render_markdown([report])
     assert render_html([report]).count("<th scope") == 2
     assert render_csv(report).startswith("Op,a (ns),b (ns)\n"), "a script finds every column"
+
+
+def test_pieces_of_a_table_name_their_rows_and_break_no_word():
+    """By number where the first columns cannot: here they are equal."""
+    names = [Column("host"), Column("build"), Column("phase"), Column("p50_ns", "ns")]
+    rows = [["machine-with-an-id-of-39-characters-01", "0.3.36+instr.1", phase, ns]
+            for phase, ns in (("decode", 1500), ("prefill", 2500))]  # fmt: skip
+    report = Report("Speed", names, rows, labels=2)
+    assert render_text([report], width=60) == (
+        "Speed\n"
+        "  #  host                                    build\n"
+        "  1  machine-with-an-id-of-39-characters-01  0.3.36+instr.1\n"
+        "  2  machine-with-an-id-of-39-characters-01  0.3.36+instr.1\n"
+        "\n"
+        "  #  phase        p50\n"
+        "  1  decode   1.50 µs\n"
+        "  2  prefill  2.50 µs\n"
+    )
+    assert "#" not in render_text([report], width=100)
+    assert render_csv(report).startswith("host,build,phase,p50 (ns)\n")
+    assert set(report.to_json()["units"]) == {"host", "build", "phase", "p50_ns"}
+
+
+def test_a_wide_character_takes_two_columns():
+    report = Report("Wide", [Column("名"), Column("n", "count")], [["日本", 1], ["abc", 22]])
+    assert render_text([report]) == "Wide\n  名     n\n  日本   1\n  abc   22\n"
+
+
+def test_forms_for_people_show_the_largest_rows_and_count_the_rest():
+    columns = [Column("buffer"), Column("weights", "bytes")]
+    rows = [[f"b{i}", i * 7919 % 10_007] for i in range(10_007)]
+    report = Report("Memory", columns, rows)
+    kept = {name for name, size in rows if size >= 10_007 - MOST_ROWS}
+    page = render_html([report])
+    for text in (render_text([report]), render_markdown([report]), page):
+        assert f"{10_007 - MOST_ROWS:,} more rows are not shown." in text
+        found = re.findall(r"\bb\d+\b", text)
+        assert (len(found), set(found)) == (MOST_ROWS, kept)
+        assert found == sorted(found, key=lambda name: int(name[1:]))
+    assert render_csv(report).count("\n") == 1 + 10_007
+    assert len(report.to_json()["rows"]) == 10_007
