@@ -23,7 +23,7 @@ from llamacpp_instr.log.steps import PHASES, counted_steps
 from llamacpp_instr.output import check_not_input, open_output
 from llamacpp_instr.probe.file import Probe, known_probe
 from llamacpp_instr.progress import progress_bar
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.terminal import counted, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ class LoadedLog:
 
     def __repr__(self) -> str:
         counts = {"step": len(self._session.steps), "request": len(self.requests)}
-        said = ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in counts.items())
+        said = ", ".join(counted(n, what) for what, n in counts.items())
         return f"<{printable(self._session.path)}: {said}>"
 
     def _repr_html_(self) -> str:

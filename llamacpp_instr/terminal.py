@@ -28,6 +28,11 @@ def printable_text(text: str) -> str:
     return _UNPRINTABLE_IN_TEXT.sub(_written_out, text)
 
 
+def counted(n: int, what: str) -> str:
+    """`1 token`, `1,748 tokens`."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
 def write_text(out: BinaryIO, text: str) -> None:
     """Write text to a binary stream. A terminal gets it escaped. A pipe or a file gets it
     unchanged, because its reader expects the original text."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.model.file import Weight
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.terminal import counted, printable
 from llamacpp_instr.weights.blocks import OneBlock
 from llamacpp_instr.weights.layout import LAYOUTS, CodeRange
 from llamacpp_instr.weights.statistics import BlockStats, CodeCounts, Distribution
@@ -62,7 +62,10 @@ def fields_report(stats: BlockStats) -> Report:
         Column("Field"), Column("Holds"), Column("Bytes", "count"),
         Column("Bits per weight", "number"), Column("Share", "share"),
     ]  # fmt: skip
-    notes = [f"{weight.n_bytes:,} bytes in {stats.n_blocks:,} blocks of {type_.block} elements."]
+    notes = [
+        f"{weight.n_bytes:,} bytes in {counted(stats.n_blocks, 'block')}"
+        f" of {counted(type_.block, 'element')}."
+    ]
     if layout.sub_block:
         both = "a scale and a minimum" if layout.mins is not None else "a scale"
         n = type_.block // layout.sub_block

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all, taken_shares
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Machine:
         load = "" if self.load is None else f"; load {self.load:.3g} on {self.cpus} CPUs"
         steal = ", some of it to the hypervisor" if self.steal > self.taken / 20 else ""
         return (
-            f"the process was descheduled {self.switches:,} times and lost"
+            f"the process was descheduled {counted(self.switches, 'time')} and lost"
             f" {100 * self.share:.0f} % of its CPU time to other work{steal}{load}"
         )
 

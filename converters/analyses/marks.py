@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import steps_inside
+from llamacpp_instr.terminal import counted
 
 Int64 = NDArray[np.int64]
 
@@ -35,7 +36,7 @@ def compute_marks(session: Session) -> Report:
         rows.append([name, len(numbers), *_spread(dur), n_steps, in_steps, n_tokens])
     notes = []
     if n_open := int((marks["end"] < 0).sum()):
-        notes.append(f"{n_open:,} marks had not ended: their time is left out.")
+        notes.append(f"Left out: the time of {counted(n_open, 'mark')} without an end.")
     columns = [
         Column("mark"),
         Column("count", "count"),

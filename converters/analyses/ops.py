@@ -19,6 +19,7 @@ from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.schema import Graph, Nodes
+from llamacpp_instr.terminal import counted
 
 _UNSAID = (0, "UNDEFINED", "NONE")
 """values of parameters that ask for nothing"""
@@ -107,7 +108,9 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
     report = Report(title, columns, rows, labels=2)
     total = sum(count.n for count in found.values())
     views = sum(count.n for kind, count in found.items() if kind.op in VIEW_OPS)
-    report.notes.append(f"{total} nodes, of which {views} are views, for which no kernel runs.")
+    report.notes.append(
+        f"{counted(total, 'node')}; no kernel runs for {counted(views, 'view')} among them."
+    )
     if missing:
         names = ", ".join(sorted(set(missing)))
         report.notes.append(f"No standard ONNX operator computes {names}.")
@@ -150,7 +153,7 @@ def ops_of_log(session: Session) -> list[Report]:
 def phase_title(phase: str, n_tokens: int) -> str:
     """`Ops of a prefill, 512 tokens`."""
     article = "an" if phase[0] in "aeiou" else "a"
-    return f"Ops of {article} {phase}, {n_tokens:,} token{'s' * (n_tokens != 1)}"
+    return f"Ops of {article} {phase}, {counted(n_tokens, 'token')}"
 
 
 def _kind(graph: Graph, nodes: Nodes, i: int) -> Kind:

@@ -17,6 +17,7 @@ from converters.report.report import Cell, Column, Report
 from llamacpp_instr.graph.timeline import PlanTimeline, layer_name
 from llamacpp_instr.prediction.model import Predicted
 from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.terminal import counted
 
 Z95 = 1.96
 
@@ -49,7 +50,7 @@ def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Repo
     first = cases[0]
     reports = [_overview(cases, past)]
     for name, step in (("prefill", first.prefill), ("decode", first.decode)):
-        title = f"{name}, {first.type}, {_threads(first.threads)}"
+        title = f"{name}, {first.type}, {counted(first.threads, 'thread')}"
         kernels = step.timeline.kernels
         reports += [
             _parts(f"By op: {title}", "op", step, kernels.label),
@@ -60,10 +61,6 @@ def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Repo
         ]
     reports[0].notes += _notes(cases, probe)
     return reports
-
-
-def _threads(n: int) -> str:
-    return f"{n} thread{'s' * (n > 1)}"
 
 
 def _overview(cases: Sequence[Case], past: int) -> Report:
@@ -91,7 +88,7 @@ def _overview(cases: Sequence[Case], past: int) -> Report:
         Column("memory", "bytes"),
         *([Column("joules per token", "number")] if energy else []),
     ]  # fmt: skip
-    title = f"Predicted: a prefill of {tokens:,} tokens, a decode after {past:,}"
+    title = f"Predicted: a prefill of {counted(tokens, 'token')}, a decode after {past:,}"
     return Report(title, columns, rows, labels=2)
 
 

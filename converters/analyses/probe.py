@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from converters.report.report import Cell, Column, Report, Unit
 from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.terminal import counted
 
 BUSY = 0.5
 """load by core beyond which the figures are doubtful"""
@@ -58,7 +59,6 @@ def _table(
 ) -> Report:
     threads = sorted({n for _, n in values})
     keys = dict.fromkeys(key for key, _ in values)
-    names = [f"{n} thread{'s' * (n > 1)}" for n in threads]
-    columns = [first, *(Column(name, unit) for name in names)]
+    columns = [first, *(Column(counted(n, "thread"), unit) for n in threads)]
     rows: list[list[Cell]] = [[key, *(values.get((key, n)) for n in threads)] for key in keys]
     return Report(title, columns, rows)

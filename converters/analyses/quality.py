@@ -14,6 +14,7 @@ from converters.report.charts import Chart, Point, scatter_size_error
 from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
+from llamacpp_instr.terminal import counted
 
 if TYPE_CHECKING:
     from llamacpp_instr.weights.error import Sums
@@ -102,7 +103,7 @@ def _notes(
     outputs: Outputs, reference: str, text: str | None, weights: Sequence[Sums]
 ) -> list[str]:
     written = f"written by {reference} itself (temperature 1, seed {outputs.seed})"
-    chunks = f"{outputs.n_chunks:,} chunk{'s' * (outputs.n_chunks > 1)} of {outputs.ctx:,} tokens"
+    chunks = f"{counted(outputs.n_chunks, 'chunk')} of {counted(outputs.ctx, 'token')}"
     notes = [
         f"Text: {text or written}; {chunks}. The {outputs.n_scored:,} tokens in the second halves "
         "are scored.",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.quantize.plan import QuantizationPlan, row_length
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.terminal import counted, printable
 
 
 def quantization_reports(
@@ -23,7 +23,7 @@ def quantization_reports(
     place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
     title = f"Quantized from {source}{place}" if written else f"What {source} would become"
     again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
-    notes = [f"{again} tensors were quantized before: their errors add up."] if again else []
+    notes = [f"Errors of {counted(again, 'tensor')} add up: quantized before."] if again else []
     sizes = Report(
         printable(title),
         [

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Figures, Report
+from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.terminal import counted
 
 TOP = 20
 """requests that are shown unless asked otherwise"""
@@ -93,11 +94,10 @@ def _latencies(requests: Sequence[Request]) -> Report:
         "concurrent, mean": (mean, "number"),
         "concurrent, most": (most, "count"),
     }
-    count = f"{len(requests):,} request{'s' * (len(requests) > 1)}"
     notes = [
-        f"{count} in {(ended - began) / 1e9:.3g} s: {n_tokens:,} output tokens"
-        f" ({rate:,.3g} tokens/s by the clock), {prompt:,} prompt tokens computed and {reused:,}"
-        " reused from the cache.",
+        f"{counted(len(requests), 'request')} in {shown(ended - began, 'ns')}:"
+        f" {counted(n_tokens, 'output token')} ({shown(rate, 'per_second')}/s by the clock),"
+        f" {counted(prompt, 'prompt token')} computed and {reused:,} reused from the cache.",
         f"At most {most} at once, {mean:.3g} on average.",
     ]
     if unknown := sum(request.arrival < 0 for request in requests):

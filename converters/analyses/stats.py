@@ -39,6 +39,7 @@ from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.terminal import counted
 
 Int64 = NDArray[np.int64]
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
@@ -143,13 +144,13 @@ def _check(session: Session, keys: Sequence[By], filters: Sequence[Filter]) -> N
 
 
 def _kept(session: Session, notes: Sequence[str]) -> str:
-    return " ".join(notes).rstrip(".") or f"the log has {len(session.steps)} steps"
+    return " ".join(notes).rstrip(".") or f"the log has {counted(len(session.steps), 'step')}"
 
 
 def _session_notes(session: Session) -> list[str]:
     notes = []
     if outside := int((session.computes["step"] < 0).sum()):
-        notes.append(f"{outside} graph computes outside of steps are left out.")
+        notes.append(f"Left out: {counted(outside, 'graph compute')} outside of steps.")
     notes += session.log_end.notes()
     if session.start.perturbed:
         notes.append("Tensor values were read (--stats): do not compare times.")

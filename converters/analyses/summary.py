@@ -22,6 +22,7 @@ from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
 from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.terminal import counted
 
 TOP_OPS, MOST_ROWS = 10, 100
 BESIDE = (
@@ -71,7 +72,7 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     threads = sorted(
         {n for c in session.contexts.values() for n in (c.n_threads, c.n_threads_batch) if n}
     )
-    used = " and ".join(map(str, threads)) + f" thread{'s' * (threads != [1])}" if threads else ""
+    used = " and ".join(counted(n, "thread") for n in threads)
     rows.append(["machine", _joined(start.host.cpu, used)])
     recorded = not start.args.get("dialect")  # which does not tell
     if recorded and not all(context.flash_attn for context in session.contexts.values()):
@@ -113,7 +114,9 @@ def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
     if len(dur):
         mean = float(dur.mean())
         each = shown(mean, "ns")
-        notes.append(f"{len(dur):,} tokens were sampled, {each} each, outside of the steps.")
+        notes.append(
+            f"Sampling took {each} for each of {counted(len(dur), 'token')}, outside of the steps."
+        )
         figures |= {"tokens sampled": (len(dur), "count"), "sampling, each": (mean, "ns")}
     columns = [
         Column("Phase"), Column("steps", "count"), Column("tokens", "count"), Column("time", "ns"),
@@ -129,7 +132,7 @@ def _graph_notes(session: Session, steps: Table, figures: Figures) -> Iterator[s
     built = int(inside.sum()) - reused
     if built + reused:
         figures |= {"graphs built": (built, "count"), "graphs reused": (reused, "count")}
-        yield f"Graphs were built {built:,} times and reused {reused:,} times."
+        yield f"Graphs were built {counted(built, 'time')} and reused {counted(reused, 'time')}."
 
 
 def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
@@ -268,7 +271,8 @@ def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
     if len(rows) > TOP_OPS:
         rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)
         figures["share of other ops"] = (rest, "fraction")
-        notes.append(f"{len(rows) - TOP_OPS} other ops took {100 * rest:.1f} %.")
+        others = counted(len(rows) - TOP_OPS, "other op")
+        notes.append(f"Not shown: {others}, {100 * rest:.1f} % of the time.")
     columns = [
         Column("Op"), Column("calls", "count"), Column("time", "ns"), Column("share", "share"),
         Column("each", "ns"), Column("FLOP/s", "flop_per_second"),
@@ -337,9 +341,9 @@ def _recorder(session: Session) -> Report:
     n_events = sum(end.events.values()) + 1
     notes = [
         f"Including warm-up runs, it spent {shown(end.overhead_ns, 'ns')},"
-        f" {100 * share:.2f} % of the time in decode, and wrote {n_events:,} events"
-        f" ({shown(end.bytes, 'bytes')}); {end.dropped:,} events"
-        f" and {end.dropped_ops:,} ops were dropped."
+        f" {100 * share:.2f} % of the time in decode by the clock, and wrote"
+        f" {counted(n_events, 'event')} ({shown(end.bytes, 'bytes')}). It dropped"
+        f" {counted(end.dropped, 'event')} and {counted(end.dropped_ops, 'op')}."
     ]
     figures: Figures = {
         "overhead": (end.overhead_ns, "ns"),

@@ -23,6 +23,7 @@ from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import TensorStats
+from llamacpp_instr.terminal import counted
 
 Values = dict[Read, list[TensorStats]]
 
@@ -151,14 +152,14 @@ def _extent(a: Session, b: Session, alike: Alike) -> str:
         return "No compute has the same tokens in both: use the same prompt. All computes count."
     n_a, n_b = ({event.compute for event in of.stats} for of in (a, b))
     n = len(alike.pairs)
-    return f"The {n:,} computes of the same tokens count: A has {len(n_a):,}, B {len(n_b):,}."
+    return f"{counted(n, 'compute')} of the same tokens: A has {len(n_a):,} in all, B {len(n_b):,}."
 
 
 def _only(name: str, these: Mapping[Read, object], those: Mapping[Read, object]) -> list[str]:
     lacking = [read for read in these if read not in those]
     if not lacking:
         return []
-    return [f"Only in {name}: {len(lacking):,} tensors, such as {_words(lacking[0])}."]
+    return [f"Only in {name}: {counted(len(lacking), 'tensor')}, such as {_words(lacking[0])}."]
 
 
 def _words(read: Read) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.requests import Request, find_requests, parts_of_steps
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.terminal import counted
 
 MOST_TEXT = 24
 """characters shown of one token"""
@@ -44,12 +45,12 @@ class Computed:
     def label(self) -> str:
         """The text of a token, or how many there are and where they begin."""
         if len(self.pieces) > 1:
-            return f"{self.n} tokens of {len(self.pieces)} sequences"
+            return f"{self.n:,} tokens of {len(self.pieces)} sequences"
         (piece,) = self.pieces or [Piece(-1, -1, self.n, -1, "")]
         if piece.text:
             return piece.text[:MOST_TEXT]
         where = f" from {piece.pos}" if piece.pos >= 0 else ""
-        return f"{piece.n} token{'s' * (piece.n != 1)}{where}"
+        return f"{counted(piece.n, 'token')}{where}"
 
     @property
     def where(self) -> str:
@@ -178,7 +179,7 @@ def _until(
     for n, (one, other) in enumerate(zip(requests_a, requests_b, strict=False)):
         of = f"Request {n + 1}: " if len(requests_a) > 1 or len(requests_b) > 1 else ""
         if (one.reused, one.prompt) != (other.reused, other.prompt):
-            said = f"A has {one.prompt} tokens from {one.reused}, B {other.prompt}"
+            said = f"A has {counted(one.prompt, 'token')} from {one.reused}, B {other.prompt:,}"
             parted.append(f"{of}The prompts differ: {said} from {other.reused}.")
             until.append(0)
             continue

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from converters.report.report import Cell, Column, Report
-from llamacpp_instr.terminal import first_names
+from llamacpp_instr.terminal import counted, first_names
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
 
 _POOLED = [
@@ -131,7 +131,7 @@ def _notes(errors: Sequence[WeightError]) -> list[str]:
     if bad:
         n = sum(error.non_finite for error in bad)
         names = first_names([error.name for error in bad])
-        notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {names}.")
+        notes.append(f"Excluded: {counted(n, 'NaN or infinite element')}, in {names}.")
     for reason in dict.fromkeys(error.skipped for error in errors if error.skipped):
         names = first_names([error.name for error in errors if error.skipped == reason])
         cure = "; `instr build` installs one that has" if reason.startswith("gguf-py") else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from converters.report.charts import Chart, map_by_layer
 from converters.report.report import Cell, Column, Report, shown
-from llamacpp_instr.terminal import first_names
+from llamacpp_instr.terminal import counted, first_names
 from llamacpp_instr.weights.distribution import (
     PERCENTS,
     THRESHOLD,
@@ -94,7 +94,7 @@ def each_tensor(stats: Sequence[WeightStats]) -> Report:
     if bad:
         n = sum(of.non_finite for of in bad)
         names = first_names([of.weight.name for of in bad])
-        notes.append(f"{n:,} elements that are NaN or infinite were excluded, in {names}.")
+        notes.append(f"Excluded: {counted(n, 'NaN or infinite element')}, in {names}.")
     return Report("Figures of each tensor", columns, rows, notes)
 
 

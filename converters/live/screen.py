@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from converters.report.report import shown
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.terminal import counted, printable
 
 Json = dict[str, Any]
 
@@ -77,11 +77,11 @@ def _heading(frame: Json, width: int, paused: bool) -> Text:
         *(["PAUSED"] if paused else []),
         _ended(over) if over else "reading what is there …" if frame["late"] else "recording",
         str(timedelta(seconds=frame["t"] // 10**9)),
-        f"{frame['n_steps']:,} steps",
-        f"{frame['n_tokens']:,} tokens",
+        counted(frame["n_steps"], "step"),
+        counted(frame["n_tokens"], "token"),
     ]
     if frame["n_failed"]:
-        parts.append(f"{frame['n_failed']:,} steps failed")
+        parts.append(f"{counted(frame['n_failed'], 'step')} failed")
     if (step := frame["computing"]) and step[2] > LONG:
         parts.append(f"{step[0]} of {step[1]:,} for {shown(step[2], 'ns')}")
     return name.append("  " + " · ".join(parts), BAD if over else DIM)

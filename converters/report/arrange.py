@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from converters.report.report import Cell, Report
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.terminal import counted
 
 
 def arrange(report: Report, sort: str | None = None, top: int | None = None) -> Report:
@@ -24,7 +25,7 @@ def arrange(report: Report, sort: str | None = None, top: int | None = None) -> 
         rows.sort(key=lambda row: _place(row[at]))
     notes = list(report.notes)
     if top is not None and len(rows) > top:
-        notes.insert(0, f"{len(rows) - top:,} more rows are not shown (--top {top}).")
+        notes.insert(0, f"Not shown: {counted(len(rows) - top, 'more row')} (--top {top}).")
         rows = rows[:top]
     return replace(report, rows=rows, notes=notes)
 

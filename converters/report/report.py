@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from llamacpp_instr.terminal import line_width, printable
+from llamacpp_instr.terminal import counted, line_width, printable
 
 Unit = Literal[
     "text",
@@ -123,7 +123,7 @@ class Report:
         at = [i for i, column in enumerate(self.columns) if column.unit == unit]
         sizes = [max((float(row[i] or 0) for i in at), default=0.0) for row in self.rows]
         kept = sorted(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:most])
-        note = f"{len(sizes) - most:,} more rows are not shown."
+        note = f"Not shown: {counted(len(sizes) - most, 'more row')}."
         return replace(self, rows=[self.rows[i] for i in kept], notes=[note, *self.notes])
 
     def to_json(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from llamacpp_instr.graph.kernels import KernelWork, untimed_backends
 from llamacpp_instr.log.session import Session, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps
 from llamacpp_instr.schema import Graph, Plan
+from llamacpp_instr.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _computes(
                 else "no step counts"
             )
             raise UsageError(f"{session.path}: no {chosen} to schedule; {has}")
-        what = f"{len(found)} {chosen}{'s' * (len(found) > 1)}"
+        what = counted(len(found), chosen)
     else:
         ended = session.steps.rows(session.steps["status"] == 0)["step"].tolist()
         if step not in ended:
@@ -146,9 +147,9 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
     timed, (low, high) = found.timed, found.quartiles
     total = int(timed.ns.sum())
     spread = float((high - low).sum()) / max(1, total)
-    threads = f"{found.n_threads} thread{'s' * (found.n_threads > 1)}"
+    threads = counted(found.n_threads, "thread")
     notes = [
-        f"Times are medians of {found.n_computes} computes of {what}, recorded with {threads};"
+        f"Times are medians of {found.n_computes:,} computes of {what}, recorded with {threads};"
         f" the middle half of a kernel's times spans {100 * spread:.0f} % of its median on average."
         if found.n_computes > 1
         else f"Times are those of one compute of {what}, recorded with {threads}."
@@ -160,8 +161,8 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
         )
     if others:
         notes.append(
-            f"{others} computes with another graph (more cells of the cache, or another number of"
-            " tokens) are left out."
+            f"Left out: {counted(others, 'compute')} with another graph (more cells of the cache,"
+            " or another number of tokens)."
         )
     if found.rest_ns:
         share = found.rest_ns / (total + found.rest_ns)

@@ -17,6 +17,7 @@ from converters.scheduling.pictures import gantt_chart, sweep_chart
 from converters.scheduling.schedule import Schedule
 from converters.scheduling.sweep import sweep_point, sweep_reports
 from converters.scheduling.tasks import Label
+from llamacpp_instr.terminal import counted
 
 __all__ = ["gantt_chart", "schedule_reports", "sweep_chart", "sweep_point", "sweep_reports"]
 
@@ -76,7 +77,7 @@ def _whole(made: Schedule, notes: Sequence[str]) -> Report:
         "gap": (_gap(made, bounds), "fraction"),
     }
     columns = [Column(""), Column("time", "ns"), Column("speed-up", "ratio")]
-    title = f"Schedule of {len(made.tasks):,} tasks on {n} engine{'s' if n != 1 else ''}"
+    title = f"Schedule of {counted(len(made.tasks), 'task')} on {counted(n, 'engine')}"
     return Report(title, columns, rows, [_verdict(made, bounds), *notes], figures=figures)
 
 
@@ -188,7 +189,8 @@ def _by(
         order = sorted(time, key=lambda name: (-time[name], str(name)))
     if column.name == "op" and len(order) > TOP:
         rest = sum(time[name] for name in order[TOP:])
-        notes = [f"{len(order) - TOP} other ops take {100 * rest / made.makespan:.1f} % of it."]
+        others = counted(len(order) - TOP, "other op")
+        notes = [f"Not shown: {others}, {100 * rest / made.makespan:.1f} % of it."]
         order = order[:TOP]
     rows: list[list[Cell]] = [
         [_cell(name), time[name], time[name] / made.makespan, whole[name]] for name in order

@@ -29,6 +29,7 @@ from llamacpp_instr.probe.shapes import (
     Part,
     PartTimes,
 )
+from llamacpp_instr.terminal import counted
 
 Split = Literal["none", "heads", "rows", "tiles"]
 MOST_EDGES = 20_000_000
@@ -299,7 +300,8 @@ def _notes(
         whole = sorted({timed.nodes.op[timed.inside[k][0]] for k in timed.chosen
                         if n_parts(builder.division(k)) == 1})  # fmt: skip
         notes.append(
-            f"--split {split} made {len(builder.kernel)} tasks of {len(timed.chosen)} kernels."
+            f"--split {split} made {counted(len(builder.kernel), 'task')}"
+            f" of {counted(len(timed.chosen), 'kernel')}."
             + (f" Whole are those of {', '.join(whole)}." if whole else "")
         )
     for op in ("FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM"):

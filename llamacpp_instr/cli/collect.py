@@ -46,7 +46,7 @@ def collect(
     from converters.fleet.on_dask import on_dask
     from converters.fleet.sources import find_sources
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.terminal import counted, notice
 
     if dask:
         need("dask")
@@ -64,6 +64,6 @@ def collect(
                 notice(f"{taken.source}: {taken.said}")
     told = ", ".join(f"{fates[fate]:,} {fate}" for fate in
                      ("new", "grown", "unchanged", "copy", "damaged") if fates[fate])  # fmt: skip
-    notice(f"{output}: logs: {told}; {kernels:,} kernels read")
+    notice(f"{output}: logs: {told}; {counted(kernels, 'kernel')} read")
     if fates["damaged"]:
         raise SystemExit(1)

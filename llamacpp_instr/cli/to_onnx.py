@@ -150,10 +150,10 @@ def _write(
 
 
 def _tell(exported: Exported, output: str) -> None:
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.terminal import counted, notice
 
     n = len(exported.model.graph.node)
-    notice(f"{output}: {n:,} operators, {len(exported.weights):,} weights")
+    notice(f"{output}: {counted(n, 'operator')}, {counted(len(exported.weights), 'weight')}")
     if exported.missing:
         named = ", ".join(f"{op} ({n})" for op, n in sorted(exported.missing.items()))
         notice(f"operators of the domain ggml, because no standard one is known: {named}")

@@ -61,4 +61,4 @@ def to_parquet(
         n_rows = write(stream_runs(runs, on_progress, on_end, lenient), directory)
     for line in told:
         notice(line)
-    notice(f"{output}: " + ", ".join(f"{n_rows[name]:,} {name}" for name in NAMES))
+    notice(f"{output}: " + ", ".join(f"{name} {n_rows[name]:,}" for name in NAMES))

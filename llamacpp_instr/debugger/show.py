@@ -13,6 +13,7 @@ from llamacpp_instr.debugger.figures import figures_of, parse_slice
 from llamacpp_instr.debugger.lens import Guess
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.terminal import counted
 
 _FEW = 6  # values that are printed of a row
 _SHADES = " ░▒▓█"
@@ -26,7 +27,7 @@ def describe_stop(stop: Stop) -> str:
     """Where a compute waits and why."""
     node = stop.node
     place = f"layer {node.layer}, {node.block}" if node.layer >= 0 else node.block
-    tokens = "1 token" if stop.n_tokens == 1 else f"{stop.n_tokens} tokens"
+    tokens = counted(stop.n_tokens, "token")
     where = f"step {stop.step}, {tokens}; op {node.index + 1} of {len(stop.graph)}; {place}"
     return "\n".join((stop.why, where, f"  {node}", f"  {node.purpose}"))
 

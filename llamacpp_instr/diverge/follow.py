@@ -18,6 +18,7 @@ from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.diverge.error import Array, Key, TensorError
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.quality.divergence import kl_divergences
+from llamacpp_instr.terminal import counted
 
 _CACHE = b"cache_"
 _AT_WORK = 4
@@ -78,7 +79,7 @@ class Comparison:
             if self.n_bytes > self.max_bytes:
                 mib, n = -(-self.n_bytes // 2**20), ubatch.n_tokens
                 raise UsageError(
-                    f"the values of {n} token{'s' if n > 1 else ''} take {mib:,} MiB; give --memory"
+                    f"the values of {counted(n, 'token')} take {mib:,} MiB; give --memory"
                     f" {mib} or more"
                 )
         for node in chosen:

@@ -16,6 +16,7 @@ from llamacpp_instr.diverge.error import TensorError
 from llamacpp_instr.diverge.run import Divergences
 from llamacpp_instr.diverge.shares import Share, Shares
 from llamacpp_instr.model.file import role_of
+from llamacpp_instr.terminal import counted
 
 MOST = 10
 """rows of a table of the worst, in text"""
@@ -177,7 +178,7 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         report.figures["KL divergence"] = (kl, "nats")
         report.notes.append(
             f"The KL divergence of B from A is {shown(kl, 'nats')} nats, the mean of"
-            f" {len(known):,} tokens."
+            f" {counted(len(known), 'token')}."
         )
     else:
         report.notes.append("A or B has logits that are not numbers, so there is no KL divergence.")

@@ -29,7 +29,7 @@ from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
 from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_contexts, open_model
 from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.terminal import first_names
+from llamacpp_instr.terminal import counted, first_names
 
 DEFAULT_TOKENS = 512
 MAX_UBATCH = 512
@@ -144,7 +144,7 @@ def compare_models(
             with pair.mixer() as mixer:
                 shares = measure_shares(mixer.kl_of, differ, on_exchange)
     if len(texts) < options.tokens:
-        notes.append(f"The text has only {len(texts):,} tokens.")
+        notes.append(f"The text has only {counted(len(texts), 'token')}.")
     for name, only in zip("AB", comparison.not_shared, strict=True):
         if only:
             notes.append(f"Only {name} computes {first_names(sorted(only))}.")

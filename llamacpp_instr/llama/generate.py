@@ -11,6 +11,7 @@ from typing import Literal
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context
 from llamacpp_instr.llama.sampling import Sampler
+from llamacpp_instr.terminal import counted
 
 Finish = Literal["end", "length", "context"]
 """Why generation stopped: the model ended it, `n` tokens were generated, the context is full."""
@@ -68,13 +69,13 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
         )
     if len(prompt) > context.size:
         raise UsageError(
-            f"the prompt has {len(prompt)} tokens, the context holds {context.size}; "
+            f"the prompt has {counted(len(prompt), 'token')}, the context holds {context.size}; "
             "use --ctx for a larger one"
         )
     if context.takes_whole_prompts and len(prompt) > context.n_batch:
         raise UsageError(
-            f"the prompt has {len(prompt)} tokens, but this model computes a prompt in one batch, "
-            f"here of at most {context.n_batch}; use larger --batch and --ubatch"
+            f"the prompt has {len(prompt):,} tokens, but this model computes a prompt in one "
+            f"batch, here of at most {context.n_batch}; use larger --batch and --ubatch"
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.terminal import counted
 
 Int64 = NDArray[np.int64]
 
@@ -22,18 +23,18 @@ WARM_UP = "warm-up"
 def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[str]]:
     """The steps that count, and notes on the excluded ones. `warm_up` includes warm-up runs."""
     steps = session.steps
-    counted = steps["status"] == 0
+    counts = steps["status"] == 0
     notes = []
-    if failed := len(steps) - int(counted.sum()):
-        notes.append(f"{failed} failed steps are left out.")
+    if failed := len(steps) - int(counts.sum()):
+        notes.append(f"Left out: {counted(failed, 'failed step')}.")
     if not warm_up:
         warm = _in_warm_up(session)
-        if n := int((warm & counted).sum()):
-            notes.append(f"{n} steps of warm-up runs are left out.")
-        counted &= ~warm
+        if n := int((warm & counts).sum()):
+            notes.append(f"Left out: {counted(n, 'step')} of warm-up runs.")
+        counts &= ~warm
     if session.open_steps:
-        notes.append(f"{len(session.open_steps)} steps had not ended and are left out.")
-    return steps.rows(counted), notes
+        notes.append(f"Left out: {counted(len(session.open_steps), 'step')} without an end.")
+    return steps.rows(counts), notes
 
 
 def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:

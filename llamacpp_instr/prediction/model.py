@@ -24,6 +24,7 @@ from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
 from llamacpp_instr.probe.file import Probe
 from llamacpp_instr.probe.kernel_model import KernelModel, OtherCost, Overhead, ProductCost
 from llamacpp_instr.schema import Graph, Plan
+from llamacpp_instr.terminal import counted
 
 Floats = NDArray[np.float64]
 MOST_THREADS = 1024
@@ -87,7 +88,7 @@ def predict_kernels(
     found = costs_of(features(graph, plan, ubatch, threads), model, threads)
     assert probe.kernel_model is not None
     if threads not in probe.kernel_model.threads:
-        found.unknown.append(f"{threads} thread{'s' * (threads > 1)}")
+        found.unknown.append(counted(threads, "thread"))
     return found
 
 

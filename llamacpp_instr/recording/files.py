@@ -16,6 +16,7 @@ import msgspec
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import FIRST_BYTES, SessionEnd
+from llamacpp_instr.terminal import counted
 
 _PART = r"\.part(?:[2-9]|[1-9][0-9]+)"
 _TAIL = 1 << 16
@@ -70,7 +71,7 @@ def shortcoming(log: Path) -> str:
         end = msgspec.json.decode(lines[-1], type=SessionEnd)
     except ValueError:  # msgspec's errors are ValueErrors
         return "it has no end: its process still runs or was killed, or the disk was full"
-    return f"{end.dropped} events could not be written" if end.dropped else ""
+    return f"lost while writing: {counted(end.dropped, 'event')}" if end.dropped else ""
 
 
 def _around_suffix(name: str) -> tuple[str, str]:

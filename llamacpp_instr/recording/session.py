@@ -25,6 +25,7 @@ from llamacpp_instr.patterns import check_pattern
 from llamacpp_instr.recording.files import check_replaceable
 from llamacpp_instr.recording.text import log_json, log_name
 from llamacpp_instr.schema import LEVELS, MAX_SEQUENCES
+from llamacpp_instr.terminal import counted
 
 OnLogError = Literal["continue", "stop"]
 """what happens to the process if the log can no longer be written"""
@@ -113,7 +114,8 @@ class Recording:
             with suppress(OSError, ValueError):
                 sys.stdout.flush()  # with on_log_error="stop" the next line may end the process
         if self._native.end() != 0:
-            self.problem = f"{self.path}: {self._native.error()}; {dropped} events were dropped"
+            lost = f"{counted(dropped, 'event')} dropped"
+            self.problem = f"{self.path}: {self._native.error()}; {lost}"
 
     def take_name(self) -> None:
         """Move a log that was recorded under another name to its path, replacing the old log."""

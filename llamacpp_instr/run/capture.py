@@ -9,6 +9,7 @@ from pathlib import Path
 from llamacpp_instr.debugger.capture import Capture
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go
+from llamacpp_instr.terminal import counted
 
 
 @contextmanager
@@ -30,4 +31,4 @@ def capturing(
     finally:
         capture.close(complete)
         if capture.n_tokens:
-            notice(f"captured: {folder}, {capture.n_tokens} tokens")
+            notice(f"captured: {folder}, {counted(capture.n_tokens, 'token')}")

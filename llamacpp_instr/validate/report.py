@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from converters.report.report import Cell, Column, Report
+from llamacpp_instr.terminal import counted
 from llamacpp_instr.validate.follow import Checked
 from llamacpp_instr.validate.rounding import rounds
 from llamacpp_instr.validate.run import OF_LOGITS, Validation
@@ -53,9 +54,7 @@ def judge(found: Validation) -> Verdict:
     if unknown:
         table.notes.append(f"No standard operators express {', '.join(unknown)}.")
     n_faults = sum(op.is_fault for op in found.ops)
-    table.notes.append(
-        f"{len(found.ops):,} ops were checked, {n_faults:,} are beyond their tolerance."
-    )
+    table.notes.append(f"Of {counted(len(found.ops), 'op')}, {n_faults:,} beyond the tolerance.")
     if any(row[-1] == "rounding" for row in rows):
         table.notes.append(
             "rounding: ggml rounds activations to 8 bits before a product with quantized weights;"

@@ -113,7 +113,7 @@ def test_by_op_by_hand(session):
     assert matmul[5:] == pytest.approx([*quantiles, *rates, 0])
     figures = [*quantiles, 4e7, 4e7, 4e8, 4e8, 60]
     assert add == ["ADD", 3, 600, 0.5, 200.0, *map(pytest.approx, figures)]
-    assert "1 steps of warm-up runs are left out." in report.notes
+    assert "Left out: 1 step of warm-up runs." in report.notes
 
 
 def test_warm_up_is_counted_when_asked(session):
@@ -390,7 +390,7 @@ def test_the_rows_that_are_wanted(recorded):
     report = compute_stats(recorded, "tensor")[0]
     first = arrange(report, "p99", 3)
     assert column(first, "p99") == sorted(column(report, "p99"), reverse=True)[:3]
-    assert f"{len(report.rows) - 3} more rows are not shown (--top 3)." in first.notes
+    assert f"Not shown: {len(report.rows) - 3} more rows (--top 3)." in first.notes
     assert column(arrange(report, "tensor"), "tensor") == sorted(column(report, "tensor"))
     rates = column(arrange(report, "FLOP/s"), "FLOP/s")
     assert rates[0] == max(rate for rate in rates if rate is not None)

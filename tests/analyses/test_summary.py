@@ -19,6 +19,7 @@ from converters.report.report import Column, Report, render_text, shown
 from llamacpp_instr import schema as s
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.terminal import counted
 from tests.conftest import Instr, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
@@ -252,16 +253,16 @@ def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
     sampled = [e for e in EVENTS if isinstance(e, s.Token)]
     begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
     whole = sections(tmp_path, EVENTS)
-    assert f"{len(sampled)} tokens were sampled" in notes(whole)
+    assert f"each of {len(sampled)} tokens" in notes(whole)
     found = sections(tmp_path, [*EVENTS, *warm_up_at(begin.t)])
     n_left_out = sum(e.step == begin.step for e in sampled)
-    assert f"{len(sampled) - n_left_out} tokens were sampled" in notes(found)
+    assert f"each of {len(sampled) - n_left_out} tokens" in notes(found)
     n_warm = sum(column(whole["Speed"], "steps")) - sum(column(found["Speed"], "steps"))
     assert n_warm >= 1
-    assert f"{n_warm} steps of warm-up runs are left out." in notes(found)
+    assert f"Left out: {counted(n_warm, 'step')} of warm-up runs." in notes(found)
     first = next(e for e in EVENTS if isinstance(e, s.StepEnd))
     failed = [msgspec.structs.replace(e, status=1) if e is first else e for e in EVENTS]
-    assert "1 failed steps are left out." in notes(sections(tmp_path, failed))
+    assert "Left out: 1 failed step." in notes(sections(tmp_path, failed))
 
 
 def test_it_says_what_a_reader_has_to_know(tmp_path):
@@ -269,10 +270,10 @@ def test_it_says_what_a_reader_has_to_know(tmp_path):
     end = EVENTS[-1]
     assert isinstance(end, s.SessionEnd)
     assert f"{100 * end.overhead_ns / end.decode_ns:.2f} % of the time in decode" in said
-    assert "0 events and 0 ops were dropped" in said
+    assert "dropped 0 events and 0 ops." in said
     reused = sum(e.reused for e in EVENTS if isinstance(e, s.Compute))
     n_graphs = sum(isinstance(e, s.Graph) for e in EVENTS)
-    assert f"Graphs were built {n_graphs} times and reused {reused} times." in said
+    assert f"built {counted(n_graphs, 'time')} and reused {counted(reused, 'time')}." in said
     assert "The log was not closed" in notes(sections(tmp_path, EVENTS[:-1]))
     minimal = make_log(Random(2).randint, n_contexts=1, level="minimal")
     assert "blocks need the level detailed" in notes(sections(tmp_path, minimal))
@@ -400,7 +401,7 @@ def test_a_section_has_the_largest_of_many_rows(tmp_path):
     memory.buffers = [s.BufferUse(buffer=f"B{i}", model=i) for i in range(900)]
     found = by_title(compute_summary(session_of(tmp_path / "many.log", events)))["Memory"]
     assert [row[1] for row in found.rows] == [f"B{i}" for i in range(800, 900)]
-    assert "800 more rows are not shown." in found.notes
+    assert "Not shown: 800 more rows." in found.notes
 
 
 def test_layers_take_time_by_their_number(tmp_path):

@@ -133,7 +133,7 @@ def test_two_sessions_are_compared_as_long_as_their_tokens_are_the_same(
     ]
     parted = f"From position {40 + change} on the tokens differ: A has “{change}”, B “{change}”."
     assert (parted in by_tensor.notes) == (change >= 0)
-    assert f"The {n} computes of the same tokens count: A has 5, B 5." in by_tensor.notes
+    assert f"{n} computes of the same tokens: A has 5 in all, B 5." in by_tensor.notes
 
     def means(session: Session) -> np.ndarray:
         """By compute and layer."""

@@ -91,7 +91,7 @@ def test_what_was_left_out_is_said() -> None:
     bad = replace(ERRORS[1], non_finite=1234)
     found = weight_error_reports([skipped, bad, ERRORS[2]], "A", "B")
     notes = " ".join(found[0].notes)
-    assert "1,234 elements that are NaN or infinite were excluded, in blk.0.up.weight" in notes
+    assert "Excluded: 1,234 NaN or infinite elements, in blk.0.up.weight" in notes
     assert "Not measured: blk.1.up.weight: gguf-py has no conversion of Q1_0" in notes
     assert "instr build" in notes
     row = rows(found[-1])[0]

@@ -106,6 +106,22 @@ def test_json_has_raw_numbers_with_units(name: str) -> None:
             assert isinstance(figure["value"], int | float | None)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with one of everything that can be one."""
+    log = tmp_path_factory.mktemp("short") / "short.log"
+    done = instr("run demo -n 1 --threads 1 --level verbose -p a --log", log)
+    assert done.exit_code == 0, done.output
+    return log
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", REPORTS)
+def test_one_of_a_kind_is_no_plural(name: str, short: Path) -> None:
+    text = instr(REPORTS[name].replace(str(LOG), str(short))).stdout
+    assert re.findall(r"(?<![\w.,:±-])1 (?:[a-z]+ )?[a-z]{3,}s\b(?! *\n)", text) == []
+
+
 def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
     reports = {of["title"]: of for of in json.loads(instr(REPORTS["summary"], "--json").stdout)}
     end = json.loads(LOG.read_text().splitlines()[-1])

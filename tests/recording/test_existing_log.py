@@ -111,7 +111,7 @@ ENDS = {
     "cut": (OLD_LOG.read_text()[:-100], "it has no end"),
     "dropped": (
         OLD_LOG.read_text().replace('"dropped":0', '"dropped":17'),
-        "17 events could not be written",
+        "lost while writing: 17 events",
     ),
 }
 

@@ -30,6 +30,7 @@ from converters.analyses.settings import ALIKE, compute_settings, unlike_notes
 from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.terminal import counted
 
 VIEWS = ("phase", "block", "layer", "op", "tensor")
 Float64 = NDArray[np.float64]
@@ -144,7 +145,7 @@ def _step_report(found: Sides, whole: dict[str, Ratio]) -> Report:
                 n_blocks = len(np.unique(blocks))
                 figures[f"{phase} steps of {name}"] = (n, "count")
                 figures[f"{phase} blocks of {name}"] = (n_blocks, "count")
-                told.append(f"{n:,} steps in {n_blocks} blocks of {name}")
+                told.append(f"{counted(n, 'step')} in {counted(n_blocks, 'block')} of {name}")
             notes.append(f"{phase}: {', '.join(told)}.")
         if any(ratio.low is None for ratio in whole.values()):
             notes.append(TOO_FEW)

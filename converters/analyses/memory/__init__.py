@@ -17,6 +17,7 @@ from converters.analyses.memory.sizes import compute_types as compute_types
 from converters.analyses.memory.sizes import without as without
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Report
+from llamacpp_instr.terminal import counted
 
 LARGEST = 20
 """tensors shown on a terminal"""
@@ -78,7 +79,7 @@ def _largest(tensors: Report) -> Report:
     at = next(i for i, column in enumerate(tensors.columns) if column.unit == "bytes")
     rows = sorted(tensors.rows, key=lambda row: -int(row[at] or 0))[:LARGEST]
     rest = len(tensors.rows) - LARGEST
-    note = f"{rest:,} smaller ones are left out; a file (-o) has them all."
+    note = f"Not shown: {counted(rest, 'smaller one')}; a file (-o) has them all."
     return replace(tensors, title="Largest tensors", rows=rows, notes=[note, *tensors.notes])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
-from llamacpp_instr.terminal import first_names
+from llamacpp_instr.terminal import counted, first_names
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
 
@@ -83,7 +83,7 @@ def explain_difference(held: Held) -> list[str]:
     moved = _moved(predicted, measured)
     if moved:
         notes.append(
-            f"{len(moved)} tensors were in other buffers than this library would use, "
+            f"In other buffers than this library would use: {counted(len(moved), 'tensor')}, "
             f"first {moved[0]}. Which tensors are repacked depends on the processor and the build."
         )
     elif predicted.of_kind("weights") != measured.of_kind("weights"):
@@ -131,7 +131,7 @@ def _moved(predicted: MemoryBreakdown, measured: MemoryBreakdown) -> list[str]:
 
 def _settings_note(known: MemoryBreakdown) -> str:
     of = known.settings
-    parts = [f"For {of.n_ctx:,} tokens"]
+    parts = [f"For {counted(of.n_ctx, 'token')}"]
     if of.n_seq_max > 1:
         how = "sharing one cache" if of.kv_unified else "with a cache each"
         parts[0] += f" of {of.n_seq_max} sequences {how}"

@@ -27,6 +27,7 @@ from converters.report.tree import Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.terminal import counted
 
 MOST_ROWS = 18
 """ops of the heat map, and weights of the table"""
@@ -159,9 +160,10 @@ def _heat(tree: Tree) -> Iterator[Section]:
     if len(ops) > MOST_ROWS:
         whole = sum(sum(of_op.values()) for of_op in amounts.values())
         rest = sum(sum(amounts[op].values()) for op in ops[MOST_ROWS:]) / whole
-        notes.append(f"{len(ops) - MOST_ROWS} other ops took {100 * rest:.1f} %.")
+        others = counted(len(ops) - MOST_ROWS, "other op")
+        notes.append(f"Not shown: {others}, {100 * rest:.1f} % of the time.")
     if len(layers) > MOST_LAYERS:
-        notes.append(f"{len(layers) - MOST_LAYERS} further layers are left out.")
+        notes.append(f"Not shown: {counted(len(layers) - MOST_LAYERS, 'further layer')}.")
     ops = ops[:MOST_ROWS]
     table = np.array([[amounts[op].get(of, 0) for of in ordered] for op in ops], np.float64)
     names = ["none" if of == NO_LAYER else of.removeprefix("layer ") for of in ordered]

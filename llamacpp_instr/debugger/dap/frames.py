@@ -9,6 +9,7 @@ from typing import Any
 from llamacpp_instr.debugger.dap.sources import SourceText
 from llamacpp_instr.debugger.graph import Node
 from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.terminal import counted
 
 OP, BLOCK, LAYER, STEP = 1, 2, 3, 4
 """ids of the frames of a stop"""
@@ -37,7 +38,7 @@ def frames_of(stop: Stop, text: SourceText) -> list[Frame]:
     first_of_block = _first(ran, lambda node: (node.layer, node.block))
     first_of_layer = _first(ran, lambda node: node.layer)
     line_of = text.listing.line_of
-    tokens = f"{stop.n_tokens} token{'s' if stop.n_tokens != 1 else ''}"
+    tokens = counted(stop.n_tokens, "token")
     return [
         Frame(OP, f"{at.name} = {at.op}", line_of[at.index], [at]),
         Frame(BLOCK, at.block, line_of[ran[first_of_block].index], ran[first_of_block:]),

@@ -23,6 +23,7 @@ from llamacpp_instr.schema import (
     TensorStats,
     Token,
 )
+from llamacpp_instr.terminal import counted
 
 
 def event_findings(event: Event) -> Iterator[str]:
@@ -38,9 +39,9 @@ def _gap(gap: list[int] | None) -> Iterator[str]:
 
 def _session_end(event: SessionEnd) -> Iterator[str]:
     if event.dropped:
-        yield f"{event.dropped} events were dropped: the log is not complete"
+        yield f"the log is not complete: {counted(event.dropped, 'event')} dropped"
     if event.dropped_ops:
-        yield f"{event.dropped_ops} ops were dropped: a thread's buffer was full"
+        yield f"a thread's buffer was full: {counted(event.dropped_ops, 'op')} dropped"
 
 
 def _graph(event: Graph) -> Iterator[str]:
@@ -110,7 +111,7 @@ def _tensor_stats(event: TensorStats) -> Iterator[str]:
     if n != event.n:
         yield f"`nan`, `inf` and `hist` count {n} elements, `n` is {event.n}"
     if event.zero > event.n:
-        yield f"{event.zero} zeros in {event.n} elements"
+        yield f"{counted(event.zero, 'zero')} in {counted(event.n, 'element')}"
     low, mean, high = event.min, event.mean, event.max
     if low is not None and high is not None and mean is not None:
         slack = 1e-6 * max(abs(low), abs(high))  # the mean is summed with rounding

@@ -16,6 +16,7 @@ from llamacpp_instr.schema import (
     SessionStart,
     Tensor,
 )
+from llamacpp_instr.terminal import counted
 
 
 class PlanFacts(NamedTuple):
@@ -61,13 +62,13 @@ class Facts:
     def _tensor(self, event: Tensor) -> Iterator[str]:
         n_tensors = self._refs.model.event.n_tensors
         if event.tensor >= n_tensors:
-            yield f"tensor {event.tensor} of a model of {n_tensors} tensors"
+            yield f"tensor {event.tensor} of a model of {counted(n_tensors, 'tensor')}"
 
     def _context(self, event: Context) -> Iterator[str]:
         model = self._refs.model
         if 0 < len(model.tensors) < model.event.n_tensors:
             n, given = model.event.n_tensors, len(model.tensors)
-            yield f"model {event.model} has {n} tensors, {given} were given"
+            yield f"model {event.model} has {counted(n, 'tensor')}, the log {given}"
 
     def _graph(self, event: Graph) -> Iterator[str]:
         nodes = event.nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from converters.report.report import Cell, Column, Report
+from llamacpp_instr.terminal import counted
 from llamacpp_instr.validate.against.compare import Comparison
 from llamacpp_instr.validate.report import Verdict
 
@@ -37,7 +38,7 @@ def judge_states(found: Comparison, bound: float, why: str) -> Verdict:
         "relative error: the norm of the difference, divided by the norm of transformers' values;"
         " cosine: the lowest of a token; worst token: the one with the largest error, from 0.",
         f"Both find the same next token most probable after {found.same_top:,} of"
-        f" {found.n_tokens:,} tokens.",
+        f" {counted(found.n_tokens, 'token')}.",
     ]
     table.figures = {
         "bound": (bound, "number"),
