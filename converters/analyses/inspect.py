@@ -18,6 +18,7 @@ from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.find import find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 
+MOST_FALLBACKS = 20
 FEW_ITEMS = 8
 """items of an array that are shown"""
 
@@ -303,7 +304,8 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
         f"llama-quantize used other types: {shown(more, 'bytes')} more.",
         "A type that was chosen by hand (--tensor-type) looks the same in the file.",
     ]
-    return Report("Types that fell back because of the row length", columns, rows, notes)
+    title = "Types that fell back because of the row length"
+    return Report(title, columns, rows, notes, most=MOST_FALLBACKS)
 
 
 def _shape(weight: Weight) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from converters.report.report import Cell, Column, Report
-from llamacpp_instr.graph.timeline import PlanTimeline, layer_name
+from llamacpp_instr.graph.timeline import PlanTimeline
 from llamacpp_instr.prediction.model import Predicted
 from llamacpp_instr.probe.file import Probe
 from llamacpp_instr.terminal import counted
@@ -53,11 +53,9 @@ def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Repo
         title = f"{name}, {first.type}, {counted(first.threads, 'thread')}"
         kernels = step.timeline.kernels
         reports += [
-            _parts(f"By op: {title}", "op", step, kernels.label),
-            _parts(
-                f"By layer: {title}", "layer", step, [layer_name(n) for n in kernels.layer.tolist()]
-            ),
-            _parts(f"By block: {title}", "block", step, list(kernels.block)),
+            _parts(f"By op: {title}", Column("op"), step, kernels.label),
+            _parts(f"By layer: {title}", Column("layer", "layer"), step, kernels.layer.tolist()),
+            _parts(f"By block: {title}", Column("block"), step, list(kernels.block)),
         ]
     reports[0].notes += _notes(cases, probe)
     return reports
@@ -92,17 +90,17 @@ def _overview(cases: Sequence[Case], past: int) -> Report:
     return Report(title, columns, rows, labels=2)
 
 
-def _parts(title: str, name: str, step: Step, keys: Sequence[str]) -> Report:
-    ns: dict[str, float] = defaultdict(float)
-    count: dict[str, int] = defaultdict(int)
+def _parts(title: str, column: Column, step: Step, keys: Sequence[str | int]) -> Report:
+    ns: dict[str | int, float] = defaultdict(float)
+    count: dict[str | int, int] = defaultdict(int)
     for key, time in zip(keys, step.predicted.ns.tolist(), strict=True):
         ns[key] += time
         count[key] += 1
     total = sum(ns.values())
-    order = list(ns) if name == "layer" else sorted(ns, key=lambda key: -ns[key])
+    order = list(ns) if column.unit == "layer" else sorted(ns, key=lambda key: -ns[key])
     rows: list[list[Cell]] = [[key, count[key], ns[key], ns[key] / total] for key in order]
     columns = [
-        Column(name),
+        column,
         Column("kernels", "count"),
         Column("time", "ns"),
         Column("share", "fraction"),

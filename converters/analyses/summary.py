@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
         _memory(session),
         _recorder(session),
     ]
-    return [section.largest(MOST_ROWS) for section in sections if section.rows or section.notes]
+    return [replace(of, most=MOST_ROWS) for of in sections if of.rows or of.notes]
 
 
 def _phases(steps: Table) -> list[str]:

@@ -1,12 +1,15 @@
-"""The rows of a report in another order, or the first of them."""
+"""The rows of a report in another order, the first or the largest of them, equal ones once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from converters.report.report import Cell, Report
+from converters.report.report import Cell, Report, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.terminal import counted
+
+MANY_LAYERS = 12
+"""rows from which on equal layers are one row"""
 
 
 def arrange(report: Report, sort: str | None = None, top: int | None = None) -> Report:
@@ -28,6 +31,56 @@ def arrange(report: Report, sort: str | None = None, top: int | None = None) -> 
         notes.insert(0, f"Not shown: {counted(len(rows) - top, 'more row')} (--top {top}).")
         rows = rows[:top]
     return replace(report, rows=rows, notes=notes)
+
+
+def condensed(report: Report) -> Report:
+    """The report as forms for people have it: without empty columns, layers that look the same in
+    one row, and of many rows the largest. Notes tell what is missing."""
+    return _largest(_alike(report.filled()))
+
+
+def _largest(report: Report) -> Report:
+    """At most `report.most` rows, in their order: the largest by the first times or bytes, else the
+    first ones."""
+    if len(report.rows) <= report.most:
+        return report
+    units = [column.unit for column in report.columns[report.labels :]]
+    unit = next((unit for unit in units if unit in ("ns", "bytes")), None)
+    at = [i for i, column in enumerate(report.columns) if column.unit == unit]
+    sizes = [max((float(row[i] or 0) for i in at), default=0.0) for row in report.rows]
+    kept = sorted(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[: report.most])
+    note = f"Not shown: {counted(len(sizes) - report.most, 'more row')}."
+    return replace(report, rows=[report.rows[i] for i in kept], notes=[note, *report.notes])
+
+
+def _alike(report: Report) -> Report:
+    """One row for all layers with the same figures, if there are many layers."""
+    if len(report.rows) <= MANY_LAYERS or report.columns[0].unit != "layer":
+        return report
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for i, row in enumerate(report.rows):
+        units = (column.unit for column in report.columns[1:])
+        kinds.setdefault(tuple(map(shown, row[1:], units)), []).append(i)
+    if len(kinds) == len(report.rows):
+        return report
+    rows = [[_ranges([int(report.rows[i][0] or 0) for i in of]), *report.rows[of[0]][1:]]
+            for of in kinds.values()]  # fmt: skip
+    return replace(
+        report,
+        rows=rows,
+        notes=["A row is one layer of each kind; --json has all layers.", *report.notes],
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 6`; `none` for what belongs to no layer."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) if run != [-1] else "none" for run in runs)
 
 
 def _place(cell: Cell) -> tuple[bool, float, str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from converters.report.arrange import condensed
 from converters.report.report import Cell, Column, Report, shown
 from llamacpp_instr.terminal import printable
 
@@ -178,7 +179,7 @@ def _section(section: Section) -> str:
     elif isinstance(section, Picture):
         lines += [_scroll(section.title), section.svg, "</div>"]
     elif section.rows:
-        section = section.filled().largest()
+        section = condensed(section)
         lines += [_scroll(section.title), _table(section), "</div>"]
     lines += [f"<p>{_text(note)}</p>" for note in section.notes]
     return "<section>\n" + "\n".join(lines) + "\n</section>\n"

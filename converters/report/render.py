@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from converters.report.arrange import condensed
 from converters.report.charts import Chart, missing_note
 from converters.report.page import Figure, Picture, Section, render_page
-from converters.report.report import Report, Unit, render_text, shown
+from converters.report.report import Report, Unit, shown
+from converters.report.text import render_text
 from llamacpp_instr.terminal import printable, render_json
 
 Form = Literal["text", "json", "csv", "md", "html"]
@@ -65,7 +67,7 @@ def render(
 def render_markdown(reports: Sequence[Report]) -> str:
     """The reports as GitHub Flavored Markdown, with rounded numbers."""
     parts = []
-    for report in (report.filled().largest() for report in reports):
+    for report in map(condensed, reports):
         lines = [f"## {_markdown(report.title)}", ""]
         if report.rows:
             heads = [_markdown(column.heading) for column in report.columns]

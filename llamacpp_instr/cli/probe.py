@@ -27,7 +27,7 @@ def probe(output: str | None, force: bool) -> None:
     compares logs of this machine with the result, and `instr predict` predicts models.
     """
     from converters.analyses.probe import probe_reports
-    from converters.report.report import render_text
+    from converters.report.text import render_text
     from llamacpp_instr.build.cache import own_cache
     from llamacpp_instr.extras import how_to_install, missing_modules
     from llamacpp_instr.output import check_output, open_output

@@ -234,7 +234,7 @@ def _write_trace(log: Path, trace: str, force: bool) -> None:
 
 def _print_summary(log: Path) -> None:
     from converters.analyses.summary import compute_summary
-    from converters.report.report import render_text
+    from converters.report.text import render_text
     from llamacpp_instr.log.session import load_session
 
     click.echo(render_text(compute_summary(load_session(log))), err=True)

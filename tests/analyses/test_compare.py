@@ -20,7 +20,8 @@ from converters.analyses.diff import compute_diff
 from converters.analyses.noise import Ratio
 from converters.analyses.step_times import StepTimes
 from converters.analyses.stored_weights import stored_in_file
-from converters.report.report import Report, render_text
+from converters.report.report import Report
+from converters.report.text import render_text
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from converters.analyses.diff import VIEWS, Diff, compute_diff
-from converters.report.report import render_text
+from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from tests.conftest import Instr, assert_refused

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from converters.analyses.inspect import compute_inspection, compute_tensors
-from converters.report.report import Cell, Report, render_text
+from converters.report.report import Cell, Report
+from converters.report.text import render_text
 from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit

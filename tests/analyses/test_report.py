@@ -143,7 +143,7 @@ def test_two_thousand_tensors_fit_on_a_few_screens(tmp_path: Path) -> None:
     assert len(text.splitlines()) < 80
     assert max(map(len, text.splitlines())) <= 80
     assert "0-221" in text, "layers that are alike are one row"
-    assert "Not shown: 1,981 smaller ones" in text
+    assert "Not shown: 1,981 more rows." in text
     assert len(report(path, "--csv").splitlines()) == 2002
 
 

@@ -22,7 +22,8 @@ from converters.analyses.stats_keys import (
 )
 from converters.exports.tables import Tables, load_tables
 from converters.report.arrange import arrange
-from converters.report.report import BOUND, AtMost, render_text
+from converters.report.report import BOUND, AtMost
+from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session

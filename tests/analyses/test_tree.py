@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import LEVELS, Measure, build_tree
-from converters.report.report import render_text
+from converters.report.text import render_text
 from converters.report.tree import (
     Node,
     Tree,

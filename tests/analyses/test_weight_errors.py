@@ -12,7 +12,7 @@ import pytest
 
 from converters.analyses.weight_errors import weight_error_reports
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import render_text
+from converters.report.text import render_text
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from converters.report.icicle import SCRIPT as ICICLE
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import Cell, Column, Report, render_text
+from converters.report.report import Cell, Column, Report
+from converters.report.text import render_text
 from llamacpp_instr.errors import InstrError
 from llamacpp_instr.terminal import printable
 

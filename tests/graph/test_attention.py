@@ -13,7 +13,7 @@ import pytest
 
 from converters.analyses.stats import compute_stats
 from converters.exports.tables import load_tables
-from converters.report.report import render_text
+from converters.report.text import render_text
 from llamacpp_instr.graph.attention import Attention, Seen, Span, Ubatch, attention_work
 from llamacpp_instr.log.session import load_session
 from tests.kit.attention_truth import counts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from converters.analyses.inspect import compute_inspection, compute_tensors
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import render_text
+from converters.report.text import render_text
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header

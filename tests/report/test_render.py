@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converters.report.render import render_csv, render_html, render_markdown
-from converters.report.report import MOST_ROWS, Column, Report, render_text
+from converters.report.report import MOST_ROWS, Column, Report
+from converters.report.text import render_text
 from llamacpp_instr.terminal import printable
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
@@ -136,3 +137,19 @@ def test_forms_for_people_show_the_largest_rows_and_count_the_rest():
         assert found == sorted(found, key=lambda name: int(name[1:]))
     assert render_csv(report).count("\n") == 1 + 10_007
     assert len(report.to_json()["rows"]) == 10_007
+
+
+def test_layers_that_look_the_same_are_one_row():
+    columns = [Column("Layer", "layer"), Column("time", "ns")]
+    rows = [[layer, 5_000 + layer % 3] for layer in (*range(9), 20, 21, 22, -1)]
+    rows[4][1], rows[-1][1] = 7_000, 9_000
+    text = render_text([Report("Layers", columns, rows)])
+    assert text == (
+        "Layers\n"
+        "            Layer     time\n"
+        "  0-3, 5-8, 20-22  5.00 µs\n"
+        "                4  7.00 µs\n"
+        "             none  9.00 µs\n"
+        "  A row is one layer of each kind; --json has all layers.\n"
+    )
+    assert "Not" not in render_text([Report("Few", columns, rows[:12])])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.report.report import Report, render_text
+from converters.report.report import Report
+from converters.report.text import render_text
 from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.critical import critical_path
 from converters.scheduling.engines import EngineKind, Engines, equal_engines

@@ -16,8 +16,7 @@ from converters.analyses.memory.sizes import compute_roles as compute_roles
 from converters.analyses.memory.sizes import compute_types as compute_types
 from converters.analyses.memory.sizes import without as without
 from converters.analyses.stored_weights import StoredModel
-from converters.report.report import Cell, Column, Report
-from llamacpp_instr.terminal import counted
+from converters.report.report import Column, Report
 
 LARGEST = 20
 """tensors shown on a terminal"""
@@ -56,57 +55,15 @@ def shortened(reports: Sequence[Report]) -> list[Report]:
     """The reports of one model, shortened for a terminal: fewer columns, only the largest tensors,
     and each kind of layer once if there are many layers."""
     overview, *held, types, roles, layers, tensors = reports
+    tensors = without(tensors, "elements", "of F16", "of F32", "layer", "role")
+    if len(tensors.rows) > LARGEST:
+        notes = ["A file (-o) has all tensors.", *tensors.notes]
+        tensors = replace(tensors, title="Largest tensors", notes=notes, most=LARGEST)
     return [
         overview,
         *(without(report, "tensors") for report in held),
-        _first(without(types, "elements", "of F32"), MANY_TYPES),
-        _first(without(roles, "tensors", "elements", "of F32"), MANY_ROLES),
-        _alike(without(layers, "elements", "of F32")),
-        _largest(without(tensors, "elements", "of F16", "of F32", "layer", "role")),
+        replace(without(types, "elements", "of F32"), most=MANY_TYPES),
+        replace(without(roles, "tensors", "elements", "of F32"), most=MANY_ROLES),
+        replace(without(layers, "elements", "of F32"), most=MANY_LAYERS),
+        tensors,
     ]
-
-
-def _first(report: Report, most: int) -> Report:
-    if len(report.rows) <= most:
-        return report
-    note = f"{len(report.rows) - most:,} more are left out; a file (-o) has them all."
-    return replace(report, rows=report.rows[:most], notes=[note, *report.notes])
-
-
-def _largest(tensors: Report) -> Report:
-    if len(tensors.rows) <= LARGEST:
-        return tensors
-    at = next(i for i, column in enumerate(tensors.columns) if column.unit == "bytes")
-    rows = sorted(tensors.rows, key=lambda row: -int(row[at] or 0))[:LARGEST]
-    rest = len(tensors.rows) - LARGEST
-    note = f"Not shown: {counted(rest, 'smaller one')}; a file (-o) has them all."
-    return replace(tensors, title="Largest tensors", rows=rows, notes=[note, *tensors.notes])
-
-
-def _alike(layers: Report) -> Report:
-    """One row for all layers with the same types and sizes, and one for what is outside of them."""
-    inside = [row for row in layers.rows if row[0] != -1]
-    if len(inside) <= MANY_LAYERS:
-        return layers
-    kinds: dict[tuple[Cell, ...], list[int]] = {}
-    for layer, *figures in inside:
-        kinds.setdefault(tuple(figures), []).append(int(layer or 0))
-    rows: list[list[Cell]] = [[_ranges(of), *figures] for figures, of in kinds.items()]
-    notes = ["A row is one layer of each kind; a file (-o) has all layers."]
-    if len(rows) > MANY_LAYERS:
-        notes.insert(0, f"The first {MANY_LAYERS} of {len(rows)} kinds of layers.")
-    outside = [row for row in layers.rows if row[0] == -1]
-    rows = [*rows[:MANY_LAYERS], *(["none", *figures] for _, *figures in outside)]
-    columns = [Column("Layers"), *layers.columns[1:]]
-    return replace(layers, columns=columns, rows=rows, notes=notes)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`0-3, 6`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
