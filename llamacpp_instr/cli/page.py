@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.errors import UsageError
 
 
 @click.command(
@@ -34,6 +37,8 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     from llamacpp_instr.terminal import print_line
 
     output = output or default_name(logs[0], "html", "page")
+    if Path(output).suffix.lower() not in ("", ".html", ".htm"):
+        raise UsageError(f"-o {output}: a page is FILE.html")
     to = ReportOutput("html", output, force)
     to.check(*logs)
     sessions = load_sessions(logs, lenient)

@@ -35,6 +35,18 @@ _FILE = (
     click.option("--force", is_flag=True, help="Overwrite files that exist."),
 )
 
+_WRITTEN_BY = {
+    ".pftrace": ("--perfetto", "`instr to-perfetto`"),
+    ".png": ("--heat-map", "`instr blocks --heat-map`"),
+    ".svg": ("--heat-map", "`instr blocks --heat-map`"),
+    ".folded": ("`instr tree`",),
+    ".npz": ("`instr weights`",),
+    ".safetensors": ("`instr weights`",),
+    ".parquet": ("`instr to-parquet`",),
+    ".onnx": ("`instr to-onnx`",),
+}
+"""the option of the same command, or the command, that writes files with a suffix"""
+
 
 @dataclass(frozen=True)
 class ReportOutput:
@@ -50,10 +62,20 @@ class ReportOutput:
 
         return form_of(self.flag, self.path)
 
-    def check(self, *inputs: str | Path | None) -> None:
-        """Raise `UsageError` if the output cannot be written, or is one of `inputs`."""
+    def check(self, *inputs: str | Path | None, exports: Sequence[str] = ()) -> None:
+        """Raise `UsageError` if the output cannot be written, is one of `inputs`, or has the suffix
+        of something else; `exports` are those of the command beside its report."""
+        from converters.report.render import SUFFIXES
         from llamacpp_instr.output import check_not_input, check_output
 
+        suffix = Path(self.path).suffix.lower()
+        if self.flag is None and suffix not in ("", ".txt", *SUFFIXES, *exports):
+            mine = {name for of in click.get_current_context().command.params for name in of.opts}
+            meant = [name for name in _WRITTEN_BY.get(suffix, ()) if name[0] != "-" or name in mine]
+            raise UsageError(
+                f"-o {self.path}: a report is .txt, {', '.join(SUFFIXES)}"
+                + (f"; {suffix} is written by {meant[0]}" if meant else "")
+            )
         check_output(self.path, self.force)
         check_not_input(self.path, *inputs)
 

@@ -72,6 +72,8 @@ def to_perfetto(
         parse_range("--layers", layers, "-"),
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
+    if form == "protobuf" and output and output.lower().endswith((".json", ".json.gz")):
+        raise UsageError(f"-o {output}: give --format json too, or a name that ends in .pftrace")
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
     kind = "json" if form == "json" else "pftrace"

@@ -49,7 +49,7 @@ def tree(
     from converters.report.side_by_side import side_by_side
     from converters.report.tree import leaves, outline, render_folded, render_speedscope
 
-    output.check(*logs)
+    output.check(*logs, exports=(".folded",))
     sessions = load_sessions(logs, lenient)
     if export is None and output.flag is None:
         export = _export_of(output.path)

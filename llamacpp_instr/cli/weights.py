@@ -53,12 +53,12 @@ def weights(
     whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.
     """
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.weights.export import is_export
+    from llamacpp_instr.weights.export import SUFFIXES, is_export
     from llamacpp_instr.weights.measure import WeightReader, choose_weights
 
     export = is_export(output.path) and output.flag is None
     _check_options(output, export, against, view, port, no_browser, raw)
-    output.check(model, against)
+    output.check(model, against, exports=SUFFIXES)
     file = choose_weights(load_model_file(model), pattern)
     original = load_model_file(against) if against is not None else None
     reader = WeightReader(file)

@@ -78,6 +78,33 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
         assert path.read_text() == printed.stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((REPORTS[name] + " -o it.docx", "-o it.docx: a report is .txt, .json") for name in REPORTS
+          if name != "quantize"),
+        (REPORTS["summary"] + " -o it.pftrace", ".pftrace is written by `instr to-perfetto`"),
+        (REPORTS["schedule"] + " -o it.pftrace", ".pftrace is written by --perfetto"),
+        (REPORTS["blocks"] + " -o it.PNG", ".png is written by --heat-map"),
+        (REPORTS["stats"] + " -o it.folded", ".folded is written by `instr tree`"),
+        (f"page {LOG} -o it.pftrace", "a page is FILE.html"),
+        (f"to-perfetto {LOG} -o it.json", "--format json"),
+    ],
+)  # fmt: skip
+def test_a_suffix_of_something_else_is_refused(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = instr(line)
+    assert (done.exit_code, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_option_chooses_whatever_the_suffix(tmp_path: Path) -> None:
+    assert instr(REPORTS["summary"], "--md", "-o", tmp_path / "it.docx").exit_code == 0
+
+
 def test_no_report_is_forgotten() -> None:
     found = set()
     for name in cli.COMMANDS:
