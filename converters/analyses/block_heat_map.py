@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from converters.report.charts import import_matplotlib
+from converters.report.colors import norm_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 from llamacpp_instr.terminal import printable
@@ -77,6 +78,7 @@ def _draw(figure: Any, stats: BlockStats) -> None:
         aspect="auto",
         interpolation="nearest",
         cmap=_colours(),
+        norm=norm_of(grid.cells),
         # the tick of a row or block is at its centre; the last cell may be incomplete
         extent=(
             -0.5,

@@ -17,6 +17,7 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from converters.report.colors import placed
 from converters.report.report import shown
 from llamacpp_instr.terminal import counted, printable
 
@@ -224,17 +225,17 @@ def _heat(heat: Json, phase: str, width: int, height: int) -> Iterator[Text]:
     names = "".join(f"{name[: each - 1]:<{each}}" for name in blocks)
     half = each * len(blocks) + 2
     yield Text(f"{'':<{NAME - 2}}{names:<{half}}{names}", DIM)
-    # one scale for both, which a single slow kernel does not change
     bands = [
         np.array([heats[first:end].mean(axis=0) for first, end in rows]) for heats in (last, mean)
     ]
-    most = 2 * bands[1].max() or 1.0
+    # one scale for both, which a single slow kernel does not change
+    shares = [placed(band, bands[1]) for band in bands]
     for i, (first, end) in enumerate(rows):
         label = "outside" if not first else "layer " + _range(first - 1, end - 2)
         line = Text(f"{label:<{NAME - 2}}", DIM)
-        for band in bands:
-            for value in band[i]:
-                line.append_text(_cell(value, most, each))
+        for band, share in zip(bands, shares, strict=True):
+            for value, part in zip(band[i], share[i], strict=True):
+                line.append_text(_cell(value, part, each))
             line.append("  ")
         yield line
 
@@ -251,12 +252,11 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _cell(value: float, most: float, width: int) -> Text:
-    share = min(1.0, math.sqrt(value / most))
+def _cell(value: float, share: float, width: int) -> Text:
     if width >= 9:
         words = shown(value, "ns") if value else ""
         return Text(f"{words:^{width - 1}}", _background(share)).append(" ", Style.null())
-    shade = SHADES[min(4, math.ceil(4 * share))]
+    shade = SHADES[min(4, math.ceil(4 * share) or int(value > 0))]
     return Text(shade * (width - 1), Style(color="dark_orange")).append(" ")
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from converters.report.colors import norm_of
 from converters.report.label_places import cost, offsets
 from converters.report.report import shown
 from llamacpp_instr.errors import UsageError
@@ -230,21 +231,18 @@ def map_by_layer(
     title: str, axis: str, layers: Sequence[str], rows: Sequence[Values], columns: Sequence[str]
 ) -> Chart:
     """A map with a row for each layer, the first at the bottom, and a column for each value of a
-    row; as many of the labels `columns` are written as fit. Colours are those of the logarithm if
-    all values are positive and differ tenfold; cells without a finite value stay empty."""
+    row; as many of the labels `columns` are written as fit. Cells without a finite value stay
+    empty."""
 
     def draw(figure: Any) -> None:
         import numpy as np
-        from matplotlib.colors import LogNorm
 
         cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for i, row in enumerate(rows):
             cells[i, : len(row)] = [np.nan if v is None else v for v in _finite(row)]
-        known = cells[np.isfinite(cells)]
-        wide = len(known) and known.min() > 0 and known.max() > 10 * known.min()
+        norm = norm_of(cells)
         axes = figure.subplots()
         axes.grid(visible=False)
-        norm = LogNorm(known.min(), known.max()) if wide else None
         image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
         step = next(n for n in _STEPS if n * 20 >= len(layers))
         at = range(0, len(layers), step)
@@ -256,7 +254,7 @@ def map_by_layer(
         axes.set_xlabel(drawn_text(axis))
         # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
         bar = figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:g}")
-        if wide and known.max() > 100 * known.min():
+        if norm is not None and norm.vmax > 100 * norm.vmin:
             bar.minorticks_off()
         else:
             bar.ax.yaxis.set_minor_formatter(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.report.charts import COLORS
+from converters.report.colors import placed
 from converters.report.page import Figure
 from converters.report.report import Unit, shown
 from llamacpp_instr.terminal import printable
@@ -164,14 +165,15 @@ def areas_over_time(
 def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> Figure:
     """A cell for each amount, the darker the larger; `across` says what the columns are."""
     n_rows, n_columns = heat.amounts.shape
-    most, whole = float(heat.amounts.max(initial=0)), float(heat.amounts.sum())
+    whole = float(heat.amounts.sum())
+    shares = placed(heat.amounts, heat.amounts)
     cells = []
     for i, row in enumerate(heat.amounts.tolist()):
         for j, amount in enumerate(row):
             if amount > 0:
                 said = f"{heat.rows[i]}, {across} {heat.columns[j]}: "
                 said += f"{shown(amount, heat.unit)}, {100 * amount / whole:.1f} %"
-                opacity = f"{0.06 + 0.94 * amount / most:.2f}"
+                opacity = f"{0.1 + 0.9 * shares[i, j]:.2f}"
                 cells.append(
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
                     f"<title>{_text(said)}</title></rect>"

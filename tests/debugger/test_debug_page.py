@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -216,6 +217,24 @@ def test_a_nan_is_found_shown_and_looked_at(page: Browser, tmp_path: Path) -> No
         page.click("#sources button")
         page.wait("document.querySelector('#tensor-name').textContent === 'l_out-1'")
         assert figures(page)["nan"] == "1"
+
+
+def test_an_outlier_does_not_hide_the_other_values(page: Browser, tmp_path: Path) -> None:
+    with at_a_stop(page, tmp_path, "demo", "-p", PROMPT, "-n", 1, "-b", "ffn_out-1 step=0"):
+        blue = page.read("""import("./tensor.js").then(async ({TensorView}) => {
+            const cells = [[0, 1, 2, 3, 4, 5, 6, 22469]];
+            const heatMap = {cells, rowEdges: [0, 1], columnEdges: [0, 1, 2, 3, 4, 5, 6, 7, 8]};
+            const histogram = {counts: [8], edges: [0, 22469]};
+            const figures = {nan: 0, inf: 0};
+            const seen = {name: "x", type: "f32[1×8]", figures, histogram, heatMap};
+            const view = new TensorView({request: async () => seen}, () => {});
+            await view.show(null);
+            const {canvas} = view, context = canvas.getContext("2d");
+            const {data} = context.getImageData(0, canvas.height / 2, canvas.width, 1);
+            return cells[0].map((_, i) => data[4 * Math.floor((i + 0.5) * canvas.width / 8) + 2]);
+        })""")
+        steps = [a - b for a, b in itertools.pairwise(blue)]
+        assert min(steps) > 0.5 * max(steps), blue
 
 
 def test_a_page_that_is_loaded_again_shows_the_same_stop(page: Browser, tmp_path: Path) -> None:

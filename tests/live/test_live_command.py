@@ -21,6 +21,7 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit import ui_kit
+from tests.kit.browser_kit import browser
 from tests.kit.commands_kit import Line, one_line
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import recording
@@ -99,6 +100,24 @@ def test_the_page_fits_and_what_a_log_says_stays_text(tmp_path: Path, width: int
     assert (seen["errors"], seen["console"], seen["foreign"]) == ([], [], [])
     assert seen["overflow"] <= 0
     assert HOSTILE in seen["messages"]
+
+
+def test_one_large_amount_does_not_hide_the_others(tmp_path: Path) -> None:
+    """The output of a large vocabulary takes 300 times as long as a kernel of a layer."""
+    ui_kit.need_ui()
+    log, _ = open_log(tmp_path)
+    with ui_kit.served(log, command="live") as address, browser() as page:
+        page.do("goto", address)
+        drawn = page.read("""import("./draw.js").then(({drawHeat}) => {
+            const canvas = document.createElement("canvas");
+            const times = [[0], [300e6], [1e6], [4e6], [2e9]];
+            drawHeat(canvas, times, times.slice(0, 4));
+            const {data} = canvas.getContext("2d").getImageData(0, 0, 1, 5);
+            return [...data].filter((_, i) => i % 4 === 2);
+        })""")
+    nothing, most, least, between, more = (255 - blue for blue in drawn)
+    assert nothing < least < between < most == more
+    assert (between - least) / (most - least) > 0.2
 
 
 def test_one_looks_back_while_it_goes_on_and_opens_a_range(tmp_path: Path) -> None:

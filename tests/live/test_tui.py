@@ -66,6 +66,19 @@ def test_before_the_first_event_there_is_a_screen() -> None:
     assert "reading what is there" in lines[0].plain
 
 
+def test_the_output_of_a_large_vocabulary_does_not_hide_the_layers(tmp_path: Path) -> None:
+    (tmp_path / "it.log").write_bytes(encode(make_log(Random(0).randint)))
+    state, _ = state_of(tmp_path / "it.log")
+    frame = {**glance(state, False, 24, 80), "over": None}
+    heat = frame["heat"]["decode"]
+    times = [[0] * 7 + [300_000_000], [1_000_000, 20_000_000] * 4]
+    heat.update(blocks=list("abcdefgh"), last=times, mean=times)
+    lines = [line.plain for line in draw(frame, 70, 24, "decode", paused=False)]
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("outside"))
+    drawn = [line[12:].split() for line in lines[first : first + 2]]
+    assert drawn == [["██"] * 2, ["░░", "▓▓"] * 8]
+
+
 def test_a_step_that_takes_long_is_named(tmp_path: Path) -> None:
     log, rest = open_log(tmp_path, seed=6)
     begin = rest.index(b'"event":"step_begin"')

@@ -14,12 +14,15 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
 from converters.analyses.layer_chart import chart_bits_by_layer
 from converters.analyses.stored_weights import stored_in_file
 from converters.report import charts
 from converters.report.charts import Chart, Point
+from converters.report.colors import norm_of, placed
+from converters.report.plain_charts import Heat, heat_map
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.figures import drawn
 from tests.kit.in_process import printed
@@ -160,3 +163,17 @@ def test_a_home_that_cannot_be_written_to_is_no_matter(environment: dict[str, st
         env=kept | places, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_colours_of_amounts_that_differ_tenfold_are_logarithmic() -> None:
+    """Also with zeros, which are pale; three of them are as far apart as their logarithms."""
+    amounts = np.array([[0.0, 1.0, 10.0, 100.0]])
+    assert placed(amounts, amounts).tolist() == [[0, 0, 0.5, 1]]
+    assert placed(np.array([5.0, 1e9]), amounts).tolist() == [pytest.approx(math.log10(5) / 2), 1]
+    assert placed(np.array([2.0, 4.0, 8.0]), np.array([0.0, 4.0, 8.0])).tolist() == [0.25, 0.5, 1]
+    assert placed(np.zeros((2, 2)), np.zeros((2, 2))).tolist() == [[0, 0], [0, 0]]
+    (norm,) = (norm_of(np.array([[0.0, math.nan, 1.0, 500.0]])),)
+    assert (norm.vmin, norm.vmax) == (1, 500)
+    assert norm_of(np.array([-1.0, 1.0, 500.0])) is norm_of(np.array([])) is None
+    page = heat_map("Time", Heat(["a"], list("0123"), amounts, "ns"), "layer")
+    assert re.findall(r'opacity="([\d.]+)"', page.markup) == ["0.10", "0.55", "1.00"]

@@ -9,15 +9,19 @@ export function heatColour(share) {
   return `hsl(${24 - 14 * share} ${dark.matches ? 10 + 82 * Math.sqrt(share) : 92}% ${light}%)`;
 }
 
-// Draws rows (the first is outside of layers) × blocks; returns a function from an event to its cell.
-export function drawHeat(canvas, values, most) {
+// Draws rows (the first is outside of layers) × blocks, on the scale of `known`: logarithmic if that
+// differs tenfold, as in reports.
+export function drawHeat(canvas, values, known) {
+  const positive = known.flat().filter((value) => value > 0);
+  const least = Math.min(...positive), most = Math.max(...positive);
+  const placed = (value) => most > 10 * least ? Math.log(Math.max(value, least) / least) / Math.log(most / least) : value / most;
   const rows = values.length, columns = values[0].length;
   canvas.width = columns;
   canvas.height = rows;
   canvas.style.height = `${Math.min(420, Math.max(90, rows * 14))}px`;
   const context = canvas.getContext("2d");
   values.forEach((row, y) => row.forEach((value, x) => {
-    context.fillStyle = heatColour(most ? Math.min(1, Math.sqrt(value / most)) : 0);
+    context.fillStyle = heatColour(value > 0 && positive.length ? Math.min(1, 0.1 + 0.9 * placed(value)) : 0);
     context.fillRect(x, y, 1, 1);
   }));
 }

@@ -192,9 +192,9 @@ function drawHeats(frame) {
   }
   const heat = frame.heat[select.value];
   if (!heat) return;
-  const most = 2 * Math.max(...heat.mean.flat());  // a single slow kernel does not change the scale
-  drawHeat($("heat-last"), heat.last, most);
-  drawHeat($("heat-mean"), heat.mean, most);
+  // a single slow kernel does not change the scale
+  drawHeat($("heat-last"), heat.last, heat.mean);
+  drawHeat($("heat-mean"), heat.mean, heat.mean);
   const total = (rows) => duration(rows.flat().reduce((a, b) => a + b, 0));
   for (const place of document.querySelectorAll(".columns")) {
     if (place.childElementCount === heat.blocks.length) continue;

@@ -117,11 +117,12 @@ export class TensorView {
     const width = this.canvas.parentElement.clientWidth;
     const tall = Math.max(8, Math.min(rows * Math.max(4, Math.min(26, width / Math.max(1, columns))), 420));
     const context = prepared(this.canvas, width, rows ? tall : 0);
-    const most = Math.max(1e-30, ...cells.flat().map((value) => Math.abs(value ?? 0)));
-    this.most = most;
+    // by rank, so that an outlier does not hide the others
+    const sizes = cells.flat().filter((value) => value).map(Math.abs).sort((a, b) => a - b), most = sizes.at(-1) ?? 0;
+    const rank = new Map(sizes.map((size, i) => [size, (i + 1) / sizes.length]));
     cells.forEach((row, y) => row.forEach((value, x) => {
       const [left, top] = [(x * width) / columns, (y * tall) / rows];
-      context.fillStyle = value === null ? NOT_FINITE : signed(Math.sign(value) * Math.sqrt(Math.abs(value) / most));
+      context.fillStyle = value === null ? NOT_FINITE : signed(Math.sign(value) * (rank.get(Math.abs(value)) ?? 0));
       context.fillRect(left, top, width / columns + 0.5, tall / rows + 0.5);
     }));
     const entries = { low: `−${number(most)}`, none: "0", high: number(most), bad: "NaN or infinite" };
