@@ -88,12 +88,12 @@ def _digest(script: str) -> str:
 
 _STYLE = """
 :root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem;
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 100rem;
   padding: 0 1rem }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem }
 .scroll { overflow: auto; max-height: 80vh; width: fit-content; max-width: 100% }
-.scroll svg { display: block; width: 100%; min-width: 34rem; max-width: 60rem; height: auto }
+.scroll svg { display: block; width: 100%; max-width: 60rem; height: auto }
 table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .7em; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
 th { position: sticky; top: 0; background: Canvas }
@@ -114,6 +114,11 @@ th button::after { content: "\\2195" / ""; display: inline-block; margin-left: .
 th[aria-sort=ascending] button::after { content: "\\2191" / ""; opacity: 1 }
 th[aria-sort=descending] button::after { content: "\\2193" / ""; opacity: 1 }
 p { margin: .4em 0; max-width: 60rem }
+@media (max-width: 40rem) { th { white-space: normal } th, td { padding: .2em .4em } }
+@media print {
+  .scroll, .timed { overflow: visible; max-height: none }
+  table { font-size: 8pt }
+}
 """
 
 # a notebook's own rules, which align every cell right, are more specific

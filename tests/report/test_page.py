@@ -17,6 +17,7 @@ from converters.report.report import Column, Report
 from llamacpp_instr.log.session import load_session
 from tests.conftest import ROOT, Instr
 from tests.kit import ui_kit
+from tests.kit.browser_kit import browser
 
 pytestmark = pytest.mark.native
 
@@ -113,6 +114,33 @@ def test_a_bar_is_as_long_as_its_value(tmp_path: Path) -> None:
     assert [of / lengths[0] for of in lengths[:3]] == pytest.approx([1, 0.5, 0.99], abs=0.01)
     assert len(lengths) == 4
     assert seen.overflow == 0
+
+
+def test_nothing_is_cut_where_there_is_room(tmp_path: Path) -> None:
+    """A wide table on a screen of 1,440 pixels, findings and a chart on 400, every row on paper."""
+    wide = [Column("layer"), *(Column(f"percentile {i}", "ns") for i in range(9))]
+    findings = [Column("Costs"), Column("share", "fraction"), Column("why, and what to try")]
+    chart = bar_by_layer("T", "bits", ["0"], {"a": [1.0]})
+    sections = [
+        Report("Wide", wide, [[f"layer {i}", *[123_456] * 9] for i in range(200)]),
+        Report(
+            "Findings", findings, [["the CPU time", 0.5, "Stop the other work. " * 9]]
+        ),
+        Picture(chart.title, chart.svg()),
+    ]
+    (tmp_path / "page.html").write_text(render_page("Page", sections))
+    cut = (
+        "[...document.querySelectorAll('.scroll')].map((of) => "
+        "[of.scrollWidth > of.clientWidth, of.scrollHeight > of.clientHeight])"
+    )
+    with browser() as page:
+        page.do("size", [1440, 900])
+        page.do("goto", (tmp_path / "page.html").as_uri())
+        assert page.read(cut) == [[False, True], [False, False], [False, False]]
+        page.do("size", [400, 900])
+        assert page.read(cut) == [[True, True], [False, False], [False, False]]
+        page.do("print", True)
+        assert not any(low for _, low in page.read(cut))
 
 
 def test_a_name_in_a_chart_is_what_it_is(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // Opens a page in headless Chromium and does what standard input says, one JSON object a line:
 // {goto}, {click}, {fill, text}, {hover, x, y}, {wait} (an expression that must become true), {read}
-// (an expression), {picture}, {size}, {dark}, {seen}. Each is answered by a line.
+// (an expression), {picture}, {size}, {dark}, {print}, {seen}. Each is answered by a line.
 
 import readline from 'node:readline';
 import {launch, watch} from './watched.mjs';
@@ -42,6 +42,7 @@ const actions = {
   picture: async ({picture, whole}) => void await page.screenshot({path: picture, fullPage: whole}),
   size: ({size: [width, height]}) => page.setViewportSize({width, height}),
   dark: ({dark}) => page.emulateMedia({colorScheme: dark ? 'dark' : 'light'}),
+  print: ({print}) => page.emulateMedia({media: print ? 'print' : 'screen'}),
   seen: () => seen,
 };
 
