@@ -5,6 +5,7 @@ Invariant: a value of a key is the same wherever it is used: as a row's name and
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.graph.ops import VIEW_OPS
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.model.file import role_of
+from llamacpp_instr.schema import Graph, Plan
 
 OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
 OfStep = Literal["phase", "context", "sequence", "request", "mark"]
@@ -97,8 +100,7 @@ def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]
     if key == "layer":
         layers: list[int] = kernels.layer.tolist()
         return layers
-    of = session.plans[plan]
-    graph = session.graphs[of.graph]
+    graph, of, inside = _nodes(session, plan)
     if key == "role":
         told = [op.args for op in plan_timeline(graph, of).ops]
         weights = [args.get("weight") for args in told]
@@ -106,8 +108,28 @@ def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]
             role_of(str(weight)) if weight is not None else str(args["what"])
             for weight, args in zip(weights, told, strict=True)
         ]
-    inside = kernel_nodes(graph, of)
     return [weight_read(graph, nodes)[key == "type"] or NO_WEIGHT for nodes in inside]
+
+
+def _nodes(session: Session, plan: int) -> tuple[Graph, Plan, list[list[int]]]:
+    """The graph of a plan, the plan, and the nodes of each of its kernels."""
+    of = session.plans[plan]
+    graph = session.graphs[of.graph]
+    return graph, of, kernel_nodes(graph, of)
+
+
+def _computed(session: Session, plan: int) -> list[list[str]]:
+    """What each kernel computes: the names of its nodes, and of the views of these."""
+    graph, _, inside = _nodes(session, plan)
+    assert graph.nodes is not None
+    owner: list[int] = []
+    names: dict[int, list[str]] = defaultdict(list)
+    nodes = zip(graph.nodes.op, graph.nodes.src, graph.nodes.name, strict=True)
+    for i, (op, sources, name) in enumerate(nodes):
+        is_view = op in VIEW_OPS and sources and 0 <= sources[0] < i
+        owner.append(owner[sources[0]] if is_view else i)
+        names[owner[i]].append(name)
+    return [[name for node in of for name in names[node]] for of in inside]
 
 
 def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:
@@ -196,8 +218,10 @@ def kernel_keys(
     n = len(session.plans[plan].node)
     keys: list[Key] = list(zip(*(islice(values(key), n) for key in by), strict=True))
     for of in filters:
-        keys = [
-            key if of.accepts(value) else LEFT_OUT
-            for key, value in zip(keys, values(of.key), strict=False)
-        ]
+        accepted = [of.accepts(value) for value in islice(values(of.key), n)]
+        if of.key == "tensor":
+            # an activation is a tensor, too
+            computed = [any(map(of.accepts, names)) for names in _computed(session, plan)]
+            accepted = [one or other for one, other in zip(accepted, computed, strict=True)]
+        keys = [key if is_in else LEFT_OUT for key, is_in in zip(keys, accepted, strict=True)]
     return keys

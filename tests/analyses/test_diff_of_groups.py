@@ -13,7 +13,7 @@ from scipy import stats
 
 from converters.analyses.diff import compute_diff
 from converters.analyses.step_times import StepTimes
-from converters.report.report import render_text
+from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import Session, Table, load_session
 from tests.conftest import Instr, assert_refused

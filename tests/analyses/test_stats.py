@@ -282,6 +282,9 @@ def test_filters_keep_what_pandas_keeps(recorded, tables):
         ([layer_filter(1, 2)], ops.layer.between(1, 2)),
         ([op_filter("rope,mul")], ops.op.astype(str).str.contains(r"\bROPE\b|\bMUL\b")),
         ([where_filter("tensor=*ffn_down*")], down),
+        # the result of flash attention has this name as a view; that of the product is ffn_out
+        ([where_filter("tensor=kqv*")], ops.op == "FLASH_ATTN_EXT"),
+        ([where_filter("tensor=ffn_out-?")], down),
         ([where_filter("role=ffn_down"), where_filter("phase=decode")],
          down & (ops.phase == "decode")),
     ]  # fmt: skip

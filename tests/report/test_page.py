@@ -123,9 +123,7 @@ def test_nothing_is_cut_where_there_is_room(tmp_path: Path) -> None:
     chart = bar_by_layer("T", "bits", ["0"], {"a": [1.0]})
     sections = [
         Report("Wide", wide, [[f"layer {i}", *[123_456] * 9] for i in range(200)]),
-        Report(
-            "Findings", findings, [["the CPU time", 0.5, "Stop the other work. " * 9]]
-        ),
+        Report("Findings", findings, [["the CPU time", 0.5, "Stop the other work. " * 9]]),
         Picture(chart.title, chart.svg()),
     ]
     (tmp_path / "page.html").write_text(render_page("Page", sections))
