@@ -83,6 +83,7 @@ CLI_SHARED = {
         "logs",
         "ranges",
         "report_output",
+        "size_bound",
         "text_file",
         "unchanged",
     )

@@ -9,6 +9,7 @@ import click
 from llamacpp_instr.cli.logs import lenient_option
 from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.cli.report_output import default_name
+from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
 
 
@@ -38,6 +39,7 @@ Examples:
     show_default=True,
     help="json is Chrome's format for other tools: larger, and without flows.",
 )
+@max_size_option
 @click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto can open the result.")
 @lenient_option
 def to_perfetto(
@@ -51,6 +53,7 @@ def to_perfetto(
     flows: bool,
     form: str,
     compress: bool,
+    max_size: int,
     lenient: bool,
 ) -> None:
     """Convert a log to a Perfetto trace.
@@ -84,8 +87,10 @@ def to_perfetto(
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
     runs = find_runs(logs)
     with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
-        readers = [read_run(run, lenient, on_progress) for run in runs]
-        with open_output(output, force) as file:
+        bound = SizeBound(max_size, whole=steps is None)
+        readers = [read_run(run, lenient, bound.seen_by(on_progress)) for run in runs]
+        with open_output(output, force) as whole:
+            file = bound.counted(whole)
             if form == "json":
                 from converters.exports.chrome import write_chrome
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -18,9 +20,13 @@ from llamacpp_instr.extras import need
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
+@click.option("--steps", metavar="A[:B]", help="Only steps A to B, inclusive.")
+@max_size_option
 @lenient_option
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
-def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> None:
+def to_torch(
+    logs: tuple[str, ...], output: str, steps: str | None, max_size: int, lenient: bool, force: bool
+) -> None:
     """Convert a log for TensorBoard and PyTorch's trace analysis.
 
     Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
@@ -33,6 +39,7 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     appears when its files are complete.
     """
     from converters.exports.torch.stream import NAMES, write_torch
+    from llamacpp_instr.graph.timeline import Selection
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, open_output_directory
@@ -40,6 +47,7 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
     from llamacpp_instr.terminal import notice
 
     need("torch")
+    chosen = parse_range("--steps", steps)
     for name in NAMES:
         check_not_input(Path(output) / name, *logs)
     runs = find_runs(logs)
@@ -47,9 +55,10 @@ def to_torch(logs: tuple[str, ...], output: str, lenient: bool, force: bool) -> 
         raise UsageError(f"{len(runs)} sessions; a directory is for one")
     (run,) = runs
     with progress_bar(f"Converting {run.name}") as on_progress:
-        reader = read_run(run, lenient, on_progress)
+        bound = SizeBound(max_size, whole=chosen is None)
+        reader = read_run(run, lenient, bound.seen_by(on_progress))
         with open_output_directory(output, NAMES, force) as folder:
-            write_torch(reader, folder, lenient)
+            write_torch(reader, folder, lenient, Selection(chosen), bound.take)
     if reader.end is not None and (said := reader.end.sentence()):
         notice(f"{reader.path}: {said}")
     notice(f"{output}: {', '.join(NAMES)}")

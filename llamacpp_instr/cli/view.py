@@ -9,8 +9,11 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.size_bound import SizeBound
 from llamacpp_instr.errors import UsageError
 
+MAX_TRACE = 10**9
+"""bytes that the UI can open"""
 SMALL_LOG = 32 << 20
 """bytes; for larger logs the arrows between ops would double a trace that is already large"""
 
@@ -70,9 +73,11 @@ def _convert(logs: Sequence[Path], trace: Path, lenient: bool) -> tuple[int, int
     small = sum(log.stat().st_size for log in logs) < SMALL_LOG
     options = Options(flows=small, lenient=lenient)
     said = f"Converting {', '.join(run.name for run in runs)}"
+    cure = "convert some of its steps first: `instr to-perfetto --steps A:B`"
+    bound = SizeBound(MAX_TRACE, whole=True, cure=cure)
     with progress_bar(said) as on_progress, open_output(trace) as file:
-        readers = [read_run(run, lenient, on_progress) for run in runs]
-        write_perfetto(readers[0], file, options, readers[1:])
+        readers = [read_run(run, lenient, bound.seen_by(on_progress)) for run in runs]
+        write_perfetto(readers[0], bound.counted(file), options, readers[1:])
     for reader in readers:
         if reader.end is not None and (what := reader.end.sentence()):
             notice(f"{reader.path}: {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ import pytest
 from click.testing import CliRunner
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from llamacpp_instr.cli import size_bound
 from llamacpp_instr.cli.to_perfetto import to_perfetto
 from tests.conftest import Instr, assert_refused
+from tests.kit import steady_log
 from tests.kit.in_process import full_disk, instr_here
 from tests.kit.log_readers import write_coming_and_going
 from tests.kit.made_log import encode, make_log
+from tests.kit.steady_log import write
 
 pytestmark = pytest.mark.native
 
@@ -224,3 +228,32 @@ def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> Non
     assert (tmp_path / "b.pftrace").read_bytes() == written
     assert_refused(instr("run", "demo", "-p", "x", "--log", "c.log", "--perfetto", "a.pftrace"))
     assert not (tmp_path / "c.log").exists(), "known before the model runs"
+
+
+@pytest.mark.parametrize("command", ["to-perfetto", "to-perfetto --format json", "to-torch"])
+def test_the_size_is_said_before_and_bounded(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long log; by steps any part of it can be taken, whatever comes after."""
+    monkeypatch.setattr(steady_log, "N_DECODES", 1000)
+    monkeypatch.setattr(size_bound, "SAMPLE", 500_000)
+    monkeypatch.setattr(size_bound, "LARGE", 1_000_000)
+    log = write(tmp_path / "long.log", steady_log.steady_log(1))
+    words = (*command.split(), log)
+    done = instr_here(*words, "-o", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    (said,) = re.findall(r"the trace will have about (\d+) MB", done.stderr)
+    trace = tmp_path / "whole"
+    if command == "to-torch":
+        size = len(gzip.decompress((trace / "llama.cpp.pt.trace.json.gz").read_bytes()))
+    else:
+        size = trace.stat().st_size
+    assert int(said) == pytest.approx(size / 1e6, rel=0.3)
+    refused = instr_here(*words, "-o", tmp_path / "no", "--max-size", "2MB")
+    assert refused.returncode == 2
+    assert re.search(r"would have about \d+ MB; choose steps with --steps A:B", refused.stderr)
+    assert not (tmp_path / "no").exists()
+    few = (*words, "-o", tmp_path / "few", "--max-size", "2MB", "--steps")
+    assert instr_here(*few, "5:30").returncode == 0
+    nothing = instr_here(*few, "9000:", "--force")
+    assert (nothing.returncode, "selected" in nothing.stderr) == (2, True)

@@ -20,7 +20,8 @@ import orjson
 from converters.exports.torch.kernels import DEVICE, SEPARATOR, KernelText
 from converters.exports.torch.memory import HeldMemory
 from converters.exports.torch.scalars import Scalars
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import EventReader
@@ -45,15 +46,22 @@ _CPU, _DEVICE = 0, 1
 """PyTorch's numbers of device types"""
 
 
-def write_torch(reader: EventReader, folder: Path, lenient: bool = False) -> int:
+def write_torch(
+    reader: EventReader,
+    folder: Path,
+    lenient: bool = False,
+    selection: Selection | None = None,
+    take: Callable[[int], object] = int,
+) -> int:
     """Writes both files into `folder`; how many events were left out (`lenient`). Raises LogError,
-    with the line, for an event that is not whole (`log.resolve`), unless `lenient`."""
-    return _Writer(folder).run(reader, lenient)
+    with the line, for an event that is not whole (`log.resolve`), unless `lenient`; UsageError if
+    no step was selected. `take` is called with the numbers of bytes, before compression."""
+    return _Writer(folder, selection or Selection(), take).run(reader, lenient)
 
 
 class _Writer:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, selection: Selection, take: Callable[[int], object]) -> None:
+        self._folder, self._selection, self._take = folder, selection, take
         self._refs = Resolver()
         """a plan keeps the text of its kernels"""
         self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._step)
@@ -62,6 +70,7 @@ class _Writer:
         """bytes on the host (True) and on devices"""
         self._scalars: Scalars | None = None
         self._next_id = 1
+        self._has_steps = False
         self._start = self._pid = self._step_number = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             SessionStart: self._begin,
@@ -77,11 +86,13 @@ class _Writer:
 
     def run(self, reader: EventReader, lenient: bool) -> int:
         with gzip.GzipFile(self._folder / TRACE, "wb", 5, mtime=0) as file:
-            self._write = file.write
+            self._file = file
             left_out = self._refs.feed(reader, self._takers, lenient)
             self._latest.settle_all()
             if self._scalars is None:
                 raise LogError("no session", reader.path)
+            if self._selection.steps is not None and not self._has_steps:
+                raise UsageError(f"{reader.path}: no step was selected")
             file.write(b"\n]}\n")
         self._scalars.close()
         return left_out
@@ -111,6 +122,10 @@ class _Writer:
         for pid in (self._pid, DEVICE):
             self._event(_named("thread_name", pid, f"context {context.ctx}", tid=context.ctx))
 
+    def _write(self, data: bytes) -> None:
+        self._take(len(data))
+        self._file.write(data)
+
     def _event(self, event: dict[str, Any]) -> None:
         self._write(SEPARATOR + orjson.dumps(event))
 
@@ -135,7 +150,9 @@ class _Writer:
     def _step(self, ended: tuple[KnownStep, StepEnd], t: int) -> None:
         known, end = ended
         step, phase = known.event, known.phase
-        self._step_number = step.step
+        if not self._selection.has_step(step.step):
+            return
+        self._step_number, self._has_steps = step.step, True
         args = {"tokens": step.n_tokens, "outputs": step.n_outputs, "status": end.status}
         self._slice(step.ctx, f"ProfilerStep#{step.step}", step.t, t, args)
         self._slice(step.ctx, phase, step.t, t, args)
@@ -148,6 +165,8 @@ class _Writer:
         if ops.thread:
             return
         compute, plan = self._refs.compute.event, self._refs.plan
+        if not self._selection.has_step(compute.step):
+            return
         if plan.kept is None:
             plan.kept = KernelText(plan.graph.event, plan.event, self._pid, compute.ctx)
         begin, end = kernel_times(ops)
