@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from converters.analyses.clock import clock_report, clock_sentences
 from converters.analyses.devices import device_times, untimed_note
 from converters.analyses.findings import compute_findings, gather_facts
+from converters.analyses.machine import Machine
 from converters.analyses.marks import compute_marks
 from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
 from llamacpp_instr.graph import ops as knowledge
@@ -52,7 +53,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
         _top_ops(session, phase_of),
         _marks(session),
         _memory(session),
-        _recorder(session),
+        _recorder(session, facts.machine),
     ]
     return [replace(of, most=MOST_ROWS) for of in sections if of.rows or of.notes]
 
@@ -332,7 +333,7 @@ def _fullest(session: Session, ctx: int) -> dict[int, tuple[int, int, int]]:
     return fullest
 
 
-def _recorder(session: Session) -> Report:
+def _recorder(session: Session, machine: Machine | None) -> Report:
     end = session.end
     if end is None:
         return Report("Recorder", [], [])
@@ -346,6 +347,8 @@ def _recorder(session: Session) -> Report:
         f" {counted(n_events, 'event')} ({shown(end.bytes, 'bytes')}). It dropped"
         f" {counted(end.dropped, 'event')} and {counted(end.dropped_ops, 'op')}."
     ]
+    if machine is not None and machine.is_disturbed:
+        notes.append("Other work had the CPU meanwhile, which the clock counts as the recorder's.")
     figures: Figures = {
         "overhead": (end.overhead_ns, "ns"),
         "overhead, of decode": (share, "fraction"),

@@ -83,7 +83,7 @@ class OpenFile:
         try:
             self._file = path.open("rb")
         except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error}") from None
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
         self._lock = threading.Lock()
 
     def read(self, begin: int, size: int) -> Bytes:

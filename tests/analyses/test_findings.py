@@ -30,7 +30,7 @@ from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.provoke import KINDS
-from tests.kit.reports import session_of
+from tests.kit.reports import by_title, session_of
 from tests.kit.sketched_log import Sketch
 
 OTHERS = {"disturbed-machine", "waiting-threads"}
@@ -262,7 +262,7 @@ def _made(tmp_path: Path, **machine: int) -> Session:
     """A session in which each step has one interval of the machine."""
     events: list[s.Event] = []
     for event in make_log(Random(3).randint, n_contexts=3, level="minimal"):
-        if isinstance(event, s.Machine | s.SessionEnd):
+        if isinstance(event, s.Machine):
             continue
         if isinstance(event, s.Compute):
             event.n_threads = 2  # no more than the machine's CPUs
@@ -293,6 +293,8 @@ def test_the_share_that_was_taken_is_the_delay_that_others_can_have_caused(
     assert found.switches == 3 * len(steps)
     assert (found.disturbed == len(steps)) is (share > 0.05)
     assert ("disturbed-machine" in causes(session)) is (share > 0.05)
+    recorder = by_title(compute_summary(session))["Recorder"]
+    assert any("Other work had the CPU" in note for note in recorder.notes) is (share > 0.05)
     assert f"{found.switches} times" in found.sentence()
     assert "load 9.5" in found.sentence()
 

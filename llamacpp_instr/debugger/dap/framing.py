@@ -65,8 +65,9 @@ def _read_header(stream: BinaryIO) -> int | None:
             break
         field = _HEADER.fullmatch(line)
         if field is None:
+            said = line[:60].decode(errors="replace").strip()
             raise ProtocolError(
-                f"{line[:60]!r} is not the header of a message; is this a debugger's client?"
+                f"{said!r} is not the header of a message; is this a debugger's client?"
             )
         if field[1].lower() == b"content-length":
             if not re.fullmatch(rb"\d{1,10}", field[2]):
