@@ -5,16 +5,19 @@ Invariant: one large amount does not hide the others.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
+    Float64 = NDArray[np.float64]
 
 
 def placed(amounts: Float64, known: Float64) -> Float64:
     """Where amounts lie from 0 to 1, on the scale that the positive ones of `known` define."""
+    import numpy as np
+
     ends = _ends(known)
     share = amounts / max(float(known.max(initial=0)), 1e-30)
     if ends is not None:
@@ -25,6 +28,7 @@ def placed(amounts: Float64, known: Float64) -> Float64:
 def norm_of(cells: Float64) -> Any:
     """The same scale for matplotlib; None is its own, which is linear. Zero has no colour on a
     logarithmic one."""
+    import numpy as np
     from matplotlib.colors import LogNorm
 
     ends = _ends(cells[np.isfinite(cells)])

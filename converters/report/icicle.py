@@ -6,12 +6,11 @@ measure.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from converters.report.page import Figure
+from converters.report.page import Figure, escaped
 from converters.report.report import scale_of, shown
 from converters.report.tree import Node, Tree
 from llamacpp_instr.terminal import printable
@@ -44,14 +43,14 @@ def draw_icicle(title: str, trees: Sequence[Tree], notes: Sequence[str] = ()) ->
     # the text of a script ends at the first `</script`, whatever surrounds it
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     buttons = "".join(
-        f'<button type="button" aria-pressed="{str(not i).lower()}">{_text(of.measure)}</button>'
+        f'<button type="button" aria-pressed="{str(not i).lower()}">{escaped(of.measure)}</button>'
         for i, of in enumerate(trees)
     )
     return Figure(
         title,
         f'<div class="icicle"><div class="measures" role="group" aria-label="measure" hidden>'
         f'{buttons}</div><div class="boxes" style="height:{ROW * (depth + 1)}px" role="group"'
-        f' aria-label="{_text(title)}">{_boxes(nodes, trees[0])}</div>'
+        f' aria-label="{escaped(title)}">{_boxes(nodes, trees[0])}</div>'
         '<p class="told" aria-live="polite">&nbsp;</p>'
         f'<script type="application/json">{text}</script></div>',
         list(notes),
@@ -112,9 +111,9 @@ def _boxes(nodes: Sequence[dict[str, Any]], tree: Tree) -> str:
         free[i] = place[i]
         if width >= NARROW:
             said = f"{node['name']}: {shown(node['amounts'][0], tree.unit)}, {100 * width:.1f} %"
-            name = _text(node["name"]) if 1000 * width >= READABLE else ""
+            name = escaped(node["name"]) if 1000 * width >= READABLE else ""
             parts.append(
-                f'<button type="button" class="c{node["color"]}" title="{_text(said)}"'
+                f'<button type="button" class="c{node["color"]}" title="{escaped(said)}"'
                 f' style="left:{100 * place[i]:.3f}%;width:{100 * width:.3f}%;'
                 f'top:{ROW * node["depth"]}px">{name}</button>'
             )
@@ -249,7 +248,3 @@ for (const icicle of document.querySelectorAll(".icicle")) {
   draw();
 }
 """
-
-
-def _text(text: str) -> str:
-    return html.escape(printable(text))

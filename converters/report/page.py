@@ -57,7 +57,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src 'unsafe-inline'; script-src {' '.join(map(_digest, used))}"
     )
-    heading = f"<h1>{_text(title)}</h1>\n"
+    heading = f"<h1>{escaped(title)}</h1>\n"
     body = "".join(map(_section, sections))
     if sections and sections[0].title == title:
         # do not repeat the heading
@@ -67,7 +67,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"{heading}{body}"
         f"{''.join(f'<script>{script}</script>' for script in scripts if script)}\n"
         "</body>\n</html>\n"
@@ -176,7 +176,7 @@ for (const table of document.querySelectorAll("table")) {
 
 
 def _section(section: Section) -> str:
-    lines = [f"<h2>{_text(section.title)}</h2>"]
+    lines = [f"<h2>{escaped(section.title)}</h2>"]
     if isinstance(section, Figure) and not section.title:
         lines = []
     if isinstance(section, Figure):
@@ -186,13 +186,13 @@ def _section(section: Section) -> str:
     elif section.rows:
         section = condensed(section)
         lines += [_scroll(section.title), _table(section), "</div>"]
-    lines += [f"<p>{_text(note)}</p>" for note in section.notes]
+    lines += [f"<p>{escaped(note)}</p>" for note in section.notes]
     return "<section>\n" + "\n".join(lines) + "\n</section>\n"
 
 
 def _scroll(title: str) -> str:
     """Opens an element that scrolls and can get the keyboard's focus."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(title)}">'
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escaped(title)}">'
 
 
 def _table(report: Report) -> str:
@@ -200,7 +200,7 @@ def _table(report: Report) -> str:
     lines = ["<table>" if report.headed else '<table class="facts">']
     if report.headed:
         heads = zip(kinds, report.columns, strict=True)
-        cells = "".join(f'<th scope="col"{kind}>{_text(c.heading)}</th>' for kind, c in heads)
+        cells = "".join(f'<th scope="col"{kind}>{escaped(c.heading)}</th>' for kind, c in heads)
         lines.append(f"<thead><tr>{cells}</tr></thead>")
     lines.append("<tbody>")
     for row in report.rows:
@@ -218,15 +218,16 @@ def _class(column: Column) -> str:
 
 def _cell(kind: str, column: Column, cell: Cell) -> str:
     if cell is None or isinstance(cell, str):
-        return f"<td{kind}>{_text(shown(cell, column.unit).strip())}</td>"
+        return f"<td{kind}>{escaped(shown(cell, column.unit).strip())}</td>"
     if column.unit == "share":
         width = 6 * min(max(cell, 0.0), 1.0)
         text = f'<span>{shown(cell, "fraction")}</span><i style="width:{width:.2f}em"></i>'
     else:
-        text = _text(shown(cell, column.unit).strip())
+        text = escaped(shown(cell, column.unit).strip())
     value = {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(cell), repr(cell))
     return f'<td{kind} data-value="{value}">{text}</td>'
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """The text in markup."""
     return html.escape(printable(text))

@@ -7,7 +7,6 @@ pass samples through `binned`.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 
 from converters.report.charts import COLORS
 from converters.report.colors import placed
-from converters.report.page import Figure
+from converters.report.page import Figure, escaped
 from converters.report.report import Unit, shown
-from llamacpp_instr.terminal import printable
 
 MARKS = 8
 """labels below a heat map, as many as fit on a telephone"""
@@ -176,22 +174,22 @@ def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> 
                 opacity = f"{0.1 + 0.9 * shares[i, j]:.2f}"
                 cells.append(
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
-                    f"<title>{_text(said)}</title></rect>"
+                    f"<title>{escaped(said)}</title></rect>"
                 )
     step = next(n for n in _STEPS if n * MARKS >= n_columns)
     last = n_columns - 1
     marks = [j for j in range(0, n_columns, step) if j == last or last - j >= step] + [last]
     labels = "".join(
-        f'<span style="left:{100 * (j + 0.5) / n_columns:.2f}%">{_text(heat.columns[j])}</span>'
+        f'<span style="left:{100 * (j + 0.5) / n_columns:.2f}%">{escaped(heat.columns[j])}</span>'
         for j in dict.fromkeys(marks)
     )
-    names = "".join(f'<span title="{_text(n)}">{_text(n)}</span>' for n in heat.rows)
+    names = "".join(f'<span title="{escaped(n)}">{escaped(n)}</span>' for n in heat.rows)
     return Figure(
         title,
         f'<div class="chart heat"><div class="names">{names}</div>'
         f'<svg viewBox="0 0 {n_columns} {n_rows}" preserveAspectRatio="none" role="img"'
-        f' aria-label="{_text(title)}" style="height:{1.5 * n_rows}rem">{"".join(cells)}</svg>'
-        f'<div class="x">{labels}</div><div class="what">{_text(across)}</div></div>',
+        f' aria-label="{escaped(title)}" style="height:{1.5 * n_rows}rem">{"".join(cells)}</svg>'
+        f'<div class="x">{labels}</div><div class="what">{escaped(across)}</div></div>',
         list(notes),
         _STYLE,
     )
@@ -203,13 +201,13 @@ def bars(title: str, names: Sequence[str], groups: Sequence[Group]) -> Figure:
     for group in groups:
         most = max((value for value in group.values if value), default=0.0)
         rows = "".join(
-            f'<dt>{_text(name)}</dt><dd><i style="width:{100 * value / most if most else 0:.1f}%;'
+            f'<dt>{escaped(name)}</dt><dd><i style="width:{100 * value / most if most else 0:.1f}%;'
             f'background:{COLORS[i % len(COLORS)]}"></i></dd>'
-            f"<dd>{_text(shown(value, group.unit))}</dd>"
+            f"<dd>{escaped(shown(value, group.unit))}</dd>"
             for i, (name, value) in enumerate(zip(names, group.values, strict=True))
             if value is not None
         )
-        parts.append(f'<div><h3>{_text(group.name)}</h3><dl class="bars">{rows}</dl></div>')
+        parts.append(f'<div><h3>{escaped(group.name)}</h3><dl class="bars">{rows}</dl></div>')
     return Figure(title, f'<div class="groups">{"".join(parts)}</div>', [], _STYLE)
 
 
@@ -265,24 +263,25 @@ def _figure(
     labels = [(at, _round(shown(value, axis.unit)) if value else "0") for value, at in ticks]
     wide = max((len(label) for _, label in labels), default=0)
     grid = "".join(f"M0 {1000 * (1 - at):.1f}H1000" for at, _ in labels)
-    y = "".join(f'<span style="bottom:{100 * at:.2f}%">{_text(t)}</span>' for at, t in labels)
+    y = "".join(f'<span style="bottom:{100 * at:.2f}%">{escaped(t)}</span>' for at, t in labels)
     low, high = span
     # whole numbers, which text shows without decimals
     moments = [int(t) for t in _ticks(low, high, 5)]
     x = "".join(
-        f'<span style="left:{100 * (t - low) / max(high - low, 1):.2f}%">{_text(_moment(t))}</span>'
+        f'<span style="left:{100 * (t - low) / max(high - low, 1):.2f}%">'
+        f"{escaped(_moment(t))}</span>"
         for t in moments
     )
     legend = "".join(
-        f'<span><i style="background:{COLORS[i % len(COLORS)]}"></i>{_text(name)}</span>'
+        f'<span><i style="background:{COLORS[i % len(COLORS)]}"></i>{escaped(name)}</span>'
         for i, name in enumerate(names)
     )
     return Figure(
         title,
-        f'<div class="unit">{_text(axis.name)}</div>'
+        f'<div class="unit">{escaped(axis.name)}</div>'
         f'<div class="chart"><div class="y" style="width:{0.62 * wide + 1:.1f}em">{y}</div>'
         '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img"'
-        f' aria-label="{_text(title)}"><path class="grid" d="{grid}"/>{drawn}</svg>'
+        f' aria-label="{escaped(title)}"><path class="grid" d="{grid}"/>{drawn}</svg>'
         f'<div class="x">{x}</div><div class="what">time since the session began</div></div>'
         f'<div class="legend">{legend}</div>',
         list(notes),
@@ -347,7 +346,3 @@ def _ticks(low: float, high: float, n: int, base: int = 10) -> list[float]:
     step = next(s for s in steps if s * power >= raw * 0.999) * power
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _text(text: str) -> str:
-    return html.escape(printable(text))

@@ -155,31 +155,27 @@ def shown(cell: Cell, unit: Unit) -> str:
         filled = round(min(max(cell, 0.0), 1.0) * BAR * 2)
         bar = "█" * (filled // 2) + "▌" * (filled % 2)
         return f"{100 * cell:5.1f} % {bar}"
-    if unit == "fraction":
-        return f"{100 * cell:.1f} %"
     if unit == "per_second":
-        return _three_digits(cell)
-    if unit == "ratio":
-        return f"{cell:.3f}"
-    if unit == "bits":
-        return f"{cell:.2f}"
-    if unit == "number":
-        return f"{cell:.5g}"
-    if unit == "decibel":
-        return f"{cell:.1f} dB"
-    if unit == "cosine":
-        return f"{cell:.6f}"
+        return three_digits(cell)
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
-    if unit == "perplexity":
-        return f"{cell:.4f}"
-    if unit == "nats":
-        return _without_minus_zero(f"{cell:.6f}")
-    if unit == "probability":
-        return _without_minus_zero(f"{100 * cell:.3f}") + " %"
-    return f"{cell:,}"
+    if unit in ("fraction", "probability"):
+        cell *= 100
+    text = _FORMATS.get(unit, "{:,}").format(cell)
+    return text if unit not in ("nats", "probability") else _without_minus_zero(text)
 
 
+_FORMATS: dict[str, str] = {
+    "fraction": "{:.1f} %",
+    "ratio": "{:.3f}",
+    "bits": "{:.2f}",
+    "number": "{:.5g}",
+    "decibel": "{:.1f} dB",
+    "cosine": "{:.6f}",
+    "perplexity": "{:.4f}",
+    "nats": "{:.6f}",
+    "probability": "{:.3f} %",
+}
 _SCALES: dict[str, tuple[int, tuple[str, ...]]] = {
     "ns": (1000, ("ns", "µs", "ms", "s")),
     "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
@@ -200,16 +196,17 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         # 999.96 would be rounded to 1000
         if abs(number) < step * 0.9995:
-            return f"{_three_digits(number)} {unit}"
+            return f"{three_digits(number)} {unit}"
         number /= step
-    return f"{_three_digits(number)} {units[-1]}"
+    return f"{three_digits(number)} {units[-1]}"
 
 
 def _without_minus_zero(number: str) -> str:
-    return number if number.strip("-0.") else number.lstrip("-")
+    return number if number.strip("-0. %") else number.lstrip("-")
 
 
-def _three_digits(number: float) -> str:
+def three_digits(number: float) -> str:
+    """With as many decimals as a measurement deserves."""
     if abs(number) >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"

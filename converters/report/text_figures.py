@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from converters.report.page import Figure
-from llamacpp_instr.terminal import printable
+from converters.report.page import Figure, escaped
+from converters.report.report import three_digits
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Passage:
 def tiles(title: str, figures: Sequence[Tile]) -> Figure:
     """The figures side by side, as many in a row as fit."""
     cells = "".join(
-        f"<div><b>{_text(tile.value)}</b><span>{_text(tile.what)}</span></div>" for tile in figures
+        f"<div><b>{escaped(tile.value)}</b><span>{escaped(tile.what)}</span></div>"
+        for tile in figures
     )
     return Figure(title, f'<div class="tiles">{cells}</div>', [], _TILES)
 
@@ -46,12 +46,14 @@ def timed_text(title: str, passages: Sequence[Passage], notes: Sequence[str] = (
         for text, ns in passage.pieces:
             heat = round(9 * min(max(ns / median - 1.15, 0) / 3, 1))
             kind = f' class="h{heat}"' if heat else ""
-            cells.append(f'<i{kind} data-t="{_milliseconds(ns)}">{_text(_visible(text))}</i>')
+            cells.append(
+                f'<i{kind} data-t="{three_digits(ns / 1e6)}">{escaped(_visible(text))}</i>'
+            )
             if text.endswith("\n"):
                 cells.append("<br>")
-        heading = _text(passage.heading)
+        heading = escaped(passage.heading)
         parts.append(f"<h3>{heading}</h3><div>{''.join(cells)}</div>")
-    region = f'<div class="timed" role="region" tabindex="0" aria-label="{_text(title)}">'
+    region = f'<div class="timed" role="region" tabindex="0" aria-label="{escaped(title)}">'
     return Figure(title, f"{region}{''.join(parts)}</div>", list(notes), _TIMED)
 
 
@@ -75,16 +77,7 @@ _TIMED = """
 """ + "".join(f".timed .h{n} {{ background: rgb(224 130 20 / {n * 7}%) }}\n" for n in range(1, 10))
 
 
-def _milliseconds(ns: int) -> str:
-    ms = ns / 1e6
-    return f"{ms:,.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
-
-
 def _visible(text: str) -> str:
     """Text in which a line break and a lone space can be seen."""
     text = text.replace("\n", "\u21b5")
     return text if text.strip() else text.replace(" ", "\u2423")
-
-
-def _text(text: str) -> str:
-    return html.escape(printable(text))

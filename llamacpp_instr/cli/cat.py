@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import lenient_option, tell_ends
 from llamacpp_instr.cli.ranges import parse_range
 
 
@@ -40,7 +40,6 @@ def cat(
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, check_output, open_output
-    from llamacpp_instr.terminal import notice
 
     check_output(output, force)
     check_not_input(output, *logs)
@@ -52,6 +51,4 @@ def cat(
                 file.writelines(expand_lines(reader, selection, lenient))
             else:
                 file.writelines(select_lines(reader, selection))
-    for reader in readers:
-        if reader.end is not None and (said := reader.end.sentence()):
-            notice(f"{reader.path}: {said}")
+    tell_ends(readers)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from llamacpp_instr.log.reader import EventReader
     from llamacpp_instr.log.runs import Run
     from llamacpp_instr.log.session import Session
 
@@ -16,6 +17,15 @@ lenient_option = click.option(
     is_flag=True,
     help="Leave out damaged lines and events that refer to them; count them.",
 )
+
+
+def tell_ends(readers: Sequence[EventReader]) -> None:
+    """Say for each log that was read whether it is whole, if it is not."""
+    from llamacpp_instr.terminal import notice
+
+    for reader in readers:
+        if reader.end is not None and (said := reader.end.sentence()):
+            notice(f"{reader.path}: {said}")
 
 
 past_option = click.option(

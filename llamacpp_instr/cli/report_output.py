@@ -39,11 +39,6 @@ _WRITTEN_BY = {
     ".pftrace": ("--perfetto", "`instr to-perfetto`"),
     ".png": ("--heat-map", "`instr blocks --heat-map`"),
     ".svg": ("--heat-map", "`instr blocks --heat-map`"),
-    ".folded": ("`instr tree`",),
-    ".npz": ("`instr weights`",),
-    ".safetensors": ("`instr weights`",),
-    ".parquet": ("`instr to-parquet`",),
-    ".onnx": ("`instr to-onnx`",),
 }
 """the option of the same command, or the command, that writes files with a suffix"""
 

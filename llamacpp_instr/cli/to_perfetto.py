@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import lenient_option, tell_ends
 from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.cli.report_output import default_name
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
@@ -68,7 +68,7 @@ def to_perfetto(
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice, print_line
+    from llamacpp_instr.terminal import print_line
 
     selection = Selection(
         parse_range("--steps", steps),
@@ -102,8 +102,6 @@ def to_perfetto(
 
                 options = Options(selection, not no_threads, flows, compress, lenient)
                 write_perfetto(readers[0], file, options, readers[1:])
-    for reader in readers:
-        if reader.end is not None and (said := reader.end.sentence()):
-            notice(f"{reader.path}: {said}")
+    tell_ends(readers)
     if output != "-":
         print_line(output)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import lenient_option, tell_ends
 from llamacpp_instr.cli.ranges import parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
@@ -59,6 +59,5 @@ def to_torch(
         reader = read_run(run, lenient, bound.seen_by(on_progress))
         with open_output_directory(output, NAMES, force) as folder:
             write_torch(reader, folder, lenient, Selection(chosen), bound.take)
-    if reader.end is not None and (said := reader.end.sentence()):
-        notice(f"{reader.path}: {said}")
+    tell_ends([reader])
     notice(f"{output}: {', '.join(NAMES)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import lenient_option, tell_ends
 from llamacpp_instr.cli.size_bound import SizeBound
 from llamacpp_instr.errors import UsageError
 
@@ -67,7 +67,6 @@ def _convert(logs: Sequence[Path], trace: Path, lenient: bool) -> tuple[int, int
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import open_output
     from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice
 
     runs = find_runs(logs)
     small = sum(log.stat().st_size for log in logs) < SMALL_LOG
@@ -78,7 +77,5 @@ def _convert(logs: Sequence[Path], trace: Path, lenient: bool) -> tuple[int, int
     with progress_bar(said) as on_progress, open_output(trace) as file:
         readers = [read_run(run, lenient, bound.seen_by(on_progress)) for run in runs]
         write_perfetto(readers[0], bound.counted(file), options, readers[1:])
-    for reader in readers:
-        if reader.end is not None and (what := reader.end.sentence()):
-            notice(f"{reader.path}: {what}")
+    tell_ends(readers)
     return first_look(read_run(runs[0], lenient))

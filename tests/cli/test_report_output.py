@@ -86,7 +86,6 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
         (REPORTS["summary"] + " -o it.pftrace", ".pftrace is written by `instr to-perfetto`"),
         (REPORTS["schedule"] + " -o it.pftrace", ".pftrace is written by --perfetto"),
         (REPORTS["blocks"] + " -o it.PNG", ".png is written by --heat-map"),
-        (REPORTS["stats"] + " -o it.folded", ".folded is written by `instr tree`"),
         (f"page {LOG} -o it.pftrace", "a page is FILE.html"),
         (f"to-perfetto {LOG} -o it.json", "--format json"),
     ],
