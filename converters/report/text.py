@@ -74,7 +74,7 @@ def _pieces(report: Report, width: int) -> list[list[tuple[list[str], int, bool]
         columns.append(cells)
         longest.append(max(map(cell_len, cells)))
         word = max(cell_len(word) for cell in cells for word in cell.split() or [""])
-        folded = max(FOLDED, min(word, WORD))
+        folded = max(FOLDED, word if word <= WORD else 0)
         needed.append(min(longest[-1], folded) if column.unit == "text" else longest[-1])
     names = list(range(report.labels))
     named = sum(needed[i] + gap for i in names)
@@ -94,10 +94,11 @@ def _pieces(report: Report, width: int) -> list[list[tuple[list[str], int, bool]
     for table in tables:
         shown_columns = [*names, *table]
         spare = max(width - sum(needed[i] + gap for i in shown_columns) + gap, 0)
-        piece = []
-        for i in shown_columns:
-            wide = min(longest[i], needed[i] + spare)
-            spare -= wide - needed[i]
-            piece.append((columns[i], wide, report.columns[i].align == "right"))
-        pieces.append(piece)
+        wide = list(needed)
+        for i in sorted(shown_columns, key=lambda i: longest[i] - needed[i]):
+            wide[i] = min(longest[i], needed[i] + spare)
+            spare -= wide[i] - needed[i]
+        pieces.append(
+            [(columns[i], wide[i], report.columns[i].align == "right") for i in shown_columns]
+        )
     return pieces
