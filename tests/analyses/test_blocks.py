@@ -274,7 +274,7 @@ def test_wrong_input_is_one_line(instr: Instr, q4_k: Path, models: Path, tmp_pat
     assert ".png or .svg" in refusal(q4_k, NAME, "--heat-map", "picture.jpg")
     assert "no directory" in refusal(q4_k, NAME, "--heat-map", "nowhere/p.png")
     both = tmp_path / "both.svg"
-    assert "cannot contain both" in refusal(q4_k, NAME, "--heat-map", both, "-o", both)
+    assert "cannot contain both" in refusal(q4_k, NAME, "--heat-map", both, "-o", both, "--md")
     assert sorted(tmp_path.iterdir()) == [other]
 
 
