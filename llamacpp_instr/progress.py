@@ -23,7 +23,7 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
     `what` precedes it, as in `Reading session.log`. `stream` defaults to standard error.
     """
     stream = stream or sys.stderr
-    if not stream.isatty():
+    if not _is_terminal(stream):
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -47,3 +47,11 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
         yield on_progress
     finally:
         bar.stop()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """False for a stream that a notebook or a service has closed or replaced."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import llamacpp_instr
+from llamacpp_instr.errors import LogError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo-verbose.log"
 
@@ -26,6 +28,28 @@ def test_a_log_is_read_as_events_as_columns_and_as_tables() -> None:
     tables = llamacpp_instr.load(FIXTURE).tables
     assert sum(type(event).__name__ == "StepEnd" for event in events) == len(session.steps)
     assert tables.steps.step.tolist() == session.steps["step"].tolist()
+
+
+def closed_stream() -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, object(), io.StringIO(), closed_stream()])
+def test_no_call_needs_a_standard_stream(
+    stream: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service closes them; a notebook replaces them by streams of text."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream)
+    log = llamacpp_instr.load(FIXTURE)
+    assert len(log.tables.steps) == len(llamacpp_instr.load_session(FIXTURE).steps)
+    assert list(llamacpp_instr.read_events(FIXTURE))
+    assert log._repr_html_()
+    log.page(tmp_path / "page.html")
+    with pytest.raises(LogError, match=r"^standard input: (closed|empty)"):
+        llamacpp_instr.load("-")
 
 
 @pytest.mark.native

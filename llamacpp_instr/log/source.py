@@ -27,13 +27,20 @@ have 1,000 and 30,000"""
 def open_log(path: str | Path, shown: str) -> BinaryIO:
     """The file at `path`; `-` is standard input. Raises LogError, which names it as `shown`."""
     if str(path) == "-":
-        return sys.stdin.buffer
+        if (file := _standard_input()) is None or file.closed:
+            raise LogError("closed, or replaced by something without bytes", shown)
+        return file
     if path == "":
         raise LogError("no log is named: the path is empty")
     try:
         return Path(path).open("rb", buffering=0)
     except OSError as error:
         raise LogError(os_reason(error), shown) from None
+
+
+def _standard_input() -> BinaryIO | None:
+    """None where a service or a notebook has taken it away."""
+    return getattr(sys.stdin, "buffer", None)
 
 
 def file_size(file: BinaryIO) -> int:
@@ -81,7 +88,7 @@ def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
                 )
             yield chunk
     finally:
-        if file is not sys.stdin.buffer:
+        if file is not _standard_input():
             file.close()
 
 

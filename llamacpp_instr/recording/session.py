@@ -110,9 +110,8 @@ class Recording:
         # read before the end, which resets them
         dropped, _ = self.dropped, self.nan_seen
         self._open = False
-        if sys.stdout is not None:
-            with suppress(OSError, ValueError):
-                sys.stdout.flush()  # with on_log_error="stop" the next line may end the process
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()  # with on_log_error="stop" the next line may end the process
         if self._native.end() != 0:
             lost = f"{counted(dropped, 'event')} dropped"
             self.problem = f"{self.path}: {self._native.error()}; {lost}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from llamacpp_instr.errors import NativeError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
+from tests.kit.dap_kit import is_whole
 from tests.kit.native_kit import open_llama
-from tests.kit.programs import run_python
+from tests.kit.programs import python, run_python
 
 pytestmark = pytest.mark.native
 
@@ -256,3 +258,27 @@ def test_the_package_is_light(environment: dict[str, str], tmp_path: Path) -> No
         print(heavy or "light", callable(llamacpp_instr.record))
     """
     assert printed(code, tmp_path, environment) == "light True"
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", "</dev/null"])
+@pytest.mark.parametrize("begin", ["record", "debug"])
+def test_a_program_without_standard_streams_is_recorded(
+    begin: str, streams: str, demo_model: Path, tmp_path: Path
+) -> None:
+    code = f"""
+        import sys, llamacpp_instr
+        if sys.stdin is not None:  # as a notebook replaces them
+            sys.stdin = sys.stdout = sys.stderr = object()
+        with llamacpp_instr.{begin}("a.log"):
+            import llama_cpp
+            llama = llama_cpp.Llama({str(demo_model)!r}, n_ctx=64, verbose=False)
+            llama.create_completion("Once", max_tokens=2)
+            llama.close()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        """
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" "$@" {streams}', *python(code)], cwd=tmp_path, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    assert is_whole(tmp_path / "a.log")
