@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -74,6 +75,13 @@ def test_each_kernel_is_an_operator_a_launch_and_a_kernel(folder: Path, session:
     spent = sum(round(of["dur"] * 1000) for of in kernels)
     assert spent == sum(int(of.dur.sum()) for of in ran)
     assert len({of["args"]["External id"] for of in ops}) == len(ops)
+
+
+def test_a_column_of_ids_has_room_for_the_numbers_of_all_events(folder: Path) -> None:
+    """Trace analysis puts numbers of events into a column as narrow as the ids."""
+    for kernel in events_of(folder, "kernel"):
+        ids = pd.Series([kernel["args"]["correlation"]])
+        assert pd.to_numeric(ids, downcast="integer").dtype == "int32"
 
 
 def test_kernels_of_a_stream_do_not_overlap(folder: Path) -> None:

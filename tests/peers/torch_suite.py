@@ -16,6 +16,7 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from llamacpp_instr.log.session import Session, load_session
+from tests.kit import steady_log
 from tests.kit.ui_kit import need_ui
 from tests.peers.run_instr import instr
 from tests.peers.tensorboard_kit import views
@@ -37,8 +38,12 @@ def session(exported: Path) -> Session:
 
 @pytest.fixture(scope="module")
 def ns_by_op(exported: Path) -> dict[str, tuple[int, int]]:
+    return stats_by_op(exported)
+
+
+def stats_by_op(folder: Path) -> dict[str, tuple[int, int]]:
     """Calls and ns of each op, as `instr stats` has them."""
-    (stats,) = json.loads(instr("stats", "session.log", "--json", cwd=exported))
+    (stats,) = json.loads(instr("stats", "session.log", "--json", cwd=folder))
     return {row["op"]: (row["count"], row["total"]) for row in stats["rows"]}
 
 
@@ -85,6 +90,14 @@ def test_the_plugin_has_every_view(profile: Any, session: Session) -> None:
     assert max(profile.memory_snapshot.get_peak_memory().values()) == held
 
 
+def kernel_breakdown(analysis: Any) -> dict[str, float]:
+    """Nanoseconds of each kernel, as trace analysis sums them."""
+    _, kernels = analysis.get_gpu_kernel_breakdown(
+        visualize=False, num_kernels=100, duration_ratio=1.0
+    )
+    return {row["name"]: row["sum (us)"] * 1000 for row in kernels.to_dict("records")}
+
+
 @pytest.mark.filterwarnings("ignore:The inplace keyword")
 def test_trace_analysis_breaks_time_down_as_the_log_does(
     exported: Path,
@@ -107,11 +120,27 @@ def test_trace_analysis_breaks_time_down_as_the_log_does(
     assert temporal["idle_time(us)"] * 1000 == pytest.approx(whole - spent, rel=1e-9)
     assert temporal["non_compute_time(us)"] == pytest.approx(0, abs=1e-3)
 
-    _, kernels = analysis.get_gpu_kernel_breakdown(
-        visualize=False, num_kernels=100, duration_ratio=1.0
+    assert kernel_breakdown(analysis) == pytest.approx(
+        {name: ns for name, (_, ns) in ns_by_op.items()}, rel=1e-9
     )
-    found = {row["name"]: row["sum (us)"] * 1000 for row in kernels.to_dict("records")}
-    assert found == pytest.approx({name: ns for name, (_, ns) in ns_by_op.items()}, rel=1e-9)
+
+
+@pytest.mark.parametrize("decodes", [2, 400])
+def test_trace_analysis_reads_any_number_of_kernels(
+    decodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its columns have 8, 16 or 32 bits, as the numbers of the trace need."""
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+    monkeypatch.setattr(steady_log, "N_RUNS", 1)
+    monkeypatch.setattr(steady_log, "N_DECODES", decodes)
+    steady_log.write(tmp_path / "session.log", steady_log.steady_log(1))
+    instr("to-torch", "session.log", "-o", "profile", cwd=tmp_path)
+    from hta.trace_analysis import TraceAnalysis
+
+    analysis = TraceAnalysis(trace_dir=str(tmp_path / "profile"), include_last_profiler_step=True)
+    assert kernel_breakdown(analysis) == pytest.approx(
+        {name: ns for name, (_, ns) in stats_by_op(tmp_path).items()}, rel=1e-9
+    )
 
 
 def test_tensorboard_reads_the_scalars(exported: Path, session: Session) -> None:

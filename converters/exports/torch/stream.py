@@ -44,6 +44,8 @@ TRACE, SCALARS = NAMES = ("llama.cpp.pt.trace.json.gz", "events.out.tfevents.0.l
 """the files; TensorBoard knows them by the middle of their names"""
 _CPU, _DEVICE = 0, 1
 """PyTorch's numbers of device types"""
+_FIRST_ID = 1 << 16
+"""of kernels: trace analysis puts the numbers of events into a column as narrow as the ids"""
 
 
 def write_torch(
@@ -69,7 +71,7 @@ class _Writer:
         self._on_side: Counter[bool] = Counter()
         """bytes on the host (True) and on devices"""
         self._scalars: Scalars | None = None
-        self._next_id = 1
+        self._next_id = _FIRST_ID
         self._has_steps = False
         self._start = self._pid = self._step_number = 0
         self._takers: dict[type[Event], Callable[[Any], None]] = {
