@@ -170,7 +170,7 @@ def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | 
     from llamacpp_instr.debugger.dap.adapter import Adapter
     from llamacpp_instr.debugger.dap.transports import serve_stdio, serve_tcp
     from llamacpp_instr.debugger.show import comparison_table
-    from llamacpp_instr.run.launch import launch
+    from llamacpp_instr.run.launch import in_keys, launch
 
     def adapter(send: Any) -> Adapter:
         def make(arguments: Any, debugger: Debugger, *say: Any) -> ComparedRun:
@@ -184,7 +184,7 @@ def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | 
         def is_changed() -> bool:
             return bool(made.console.commands.changes)
 
-        made = Adapter(send, make)
+        made = Adapter(send, make, in_keys)
         return made
 
     if dap and port is not None:

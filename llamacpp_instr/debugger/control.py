@@ -6,6 +6,7 @@ computes calls `on_stop` and goes on when that returns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
@@ -58,7 +59,8 @@ class Debugger:
         self.step = -1
         self.context = 0
         """the `llama_context *` of the latest compute"""
-        self._numbers = 0
+        self.numbers = itertools.count(1)
+        """of breakpoints"""
         self._info: Info | None = None
         self._active: list[Breakpoint] = []
         self._followed: list[tuple[Follower, Collection[int]]] = []
@@ -95,10 +97,9 @@ class Debugger:
         return self.put(point)
 
     def put(self, point: Breakpoint) -> Breakpoint:
-        """Number a breakpoint and add it, whether or not an op matches it. While a compute runs it
-        counts from the next one on."""
-        self._numbers += 1
-        point.number = self._numbers
+        """Add a breakpoint, with a number if it has none, whether or not an op matches it. While a
+        compute runs it counts from the next one on."""
+        point.number = point.number or next(self.numbers)
         self.breakpoints = [*self.breakpoints, point]
         return point
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -56,6 +57,7 @@ class Launch(msgspec.Struct, rename="camel"):
 
 
 KEYS = [field.encode_name for field in msgspec.structs.fields(Launch)]
+_OPTION = re.compile(r"(?<![\w-])--?([a-z]+)((?:-[a-z]+)*)")
 _EDITORS_OWN = ("type", "name", "request", "program", "cwd", "env", "args", "console")
 
 
@@ -110,9 +112,11 @@ def launch(
     log = Path(wanted.log) if wanted.log else None
     log = log or (DEFAULT_LOG if wanted.force else fresh_log(DEFAULT_LOG))
     prompt = prompt if wanted.prompt is None else wanted.prompt
+    if prompt is None:
+        raise UsageError('launch: no prompt is given; add the key "prompt"')
     options = RunOptions(
         model=wanted.model or model or "",
-        prompts=[] if prompt is None else [prompt],
+        prompts=[prompt],
         log=log,
         n=wanted.n,
         level=wanted.level,
@@ -126,6 +130,16 @@ def launch(
     load_model_file(options.model).check_has_weights()
     check_log_path(log, options.force, '"force": true')
     return Launched(wanted, options, debugger, emit, notice)
+
+
+def in_keys(text: str) -> str:
+    """The text with the key of a launch configuration in place of each option that it names."""
+
+    def key(option: re.Match[str]) -> str:
+        name = option[1] + option[2].title().replace("-", "")
+        return f'"{name}"' if name in KEYS else option[0]
+
+    return _OPTION.sub(key, text)
 
 
 def _check_keys(arguments: dict[str, Any]) -> None:

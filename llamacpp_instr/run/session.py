@@ -31,7 +31,8 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.output import check_not_input
 from llamacpp_instr.recording.files import fresh_log
 from llamacpp_instr.recording.pipe import LogPipe
-from llamacpp_instr.recording.session import OnLogError, Recording, begin_session
+from llamacpp_instr.recording.session import OnLogError, Recording, begin_session, check_choice
+from llamacpp_instr.schema import LEVELS
 from llamacpp_instr.terminal import abandon_standard_output, write_text
 
 DEFAULT_LOG = Path("session.log")
@@ -69,6 +70,7 @@ class RunOptions:
         """Raise `UsageError` for a value that is wrong for every model."""
         self.sampling.check()
         self.context.check()
+        check_choice("level", self.level, LEVELS)
         if self.n < 0:
             raise UsageError(f"-n is {self.n}; it must be 0 or more")
         if self.repeat < 1:
@@ -210,14 +212,14 @@ def _run_text(
     if model.is_diffusion:
         raise UsageError(
             f"{model.path} is a diffusion model: it does not generate text from left to right, "
-            "as this command does; use --embed to run a prompt through it"
+            "as this command does; `instr run --embed` runs a prompt through it"
         )
     if not model.has_decoder:
-        raise UsageError(f"{model.path} is an encoder and generates no text; use --embed")
+        raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
     [prompt] = prompts
     with Context(model, options.context) as context:
         if not context.memory:
-            raise UsageError(f"{model.path} is an encoder and generates no text; use --embed")
+            raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
         if model.has_encoder and model.start_token < 0:
             raise UsageError(f"{model.path} does not say which token its decoder starts with")
         alone: list[int] = []

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
+from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
 from llamacpp_instr.run.launch import KEYS
 from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line
@@ -41,6 +44,16 @@ def test_every_key_is_on_the_page() -> None:
     named = re.findall(r"`(\w+)`", section)
     assert [key for key in KEYS if key not in named] == []
     assert set(CONFIGURATION) - {"type", "request", "name"} <= set(KEYS)
+
+
+def test_every_field_of_our_own_request_is_on_the_page() -> None:
+    section = PAGE.partition("## One request of our own")[2]
+    drawn = picture(TensorArguments(), np.zeros((2, 3), np.float32))
+    parts = (drawn, drawn["figures"], drawn["histogram"], drawn["heatMap"])
+    asked = [field.encode_name for field in msgspec.structs.fields(TensorArguments)]
+    named = re.findall(r"`(\w+)`", section)
+    fields = [*asked, *(key for part in parts for key in part)]
+    assert [name for name in fields if name not in named] == []
 
 
 @pytest.mark.native

@@ -260,6 +260,60 @@ def test_a_tensor_comes_as_figures_a_histogram_and_a_heat_map(client: MicrosoftC
         client.call("customRequest", "instr/tensor", {"rows": 0})
 
 
+def test_the_expression_of_a_variable_gives_the_variable(client: MicrosoftClient) -> None:
+    launch_to(client, "Kcur-1 op=ROPE")
+    names = []
+    for one in client.request("scopes", frameId=1)["scopes"]:
+        found = client.request("variables", variablesReference=one["variablesReference"])
+        for variable in found["variables"]:
+            assert variable["type"]
+            expression = variable.get("evaluateName")
+            if expression is None:
+                continue
+            names.append(expression)
+            seen = client.request("evaluate", expression=expression, context="watch")
+            assert seen["type"] == variable["type"]
+            if "[" in expression:
+                assert seen["result"] == variable["value"]
+    assert "inp_pos" in names
+    assert "Kcur-1[4]" in names, "an element of the result"
+    assert "Kcur-1" not in names, "the source has the name of the result"
+    for wrong in ("Kcur-1[5]", "Kcur-1[0][0][0][0][0]"):
+        with pytest.raises(Refused, match="is not in it: Kcur-1 is F32"):
+            client.request("evaluate", expression=wrong)
+
+
+def test_the_number_of_a_breakpoint_is_its_id(client: MicrosoftClient) -> None:
+    launch(client, stopOnEntry=True)
+    client.request("setExceptionBreakpoints", filters=["nan"])
+    point = {"line": line_of(client, "ffn_out-1")}
+    kept = {"source": {"name": "graph-9"}, "breakpoints": [{"line": 3}]}
+    client.request("setBreakpoints", **kept)
+    asked = {"source": {"sourceReference": 1}, "breakpoints": [point]}
+    (placed,) = client.request("setBreakpoints", **asked)["breakpoints"]
+    assert go(client)["text"].startswith(f"breakpoint {placed['id']}: ")
+    listed = client.request("evaluate", expression="break", context="repl")["result"]
+    assert [line.partition(":")[0] for line in listed.splitlines()] == ["1", str(placed["id"])]
+
+
+def test_only_an_error_of_a_request_of_the_user_pops_up(tmp_path: Path) -> None:
+    with dap_kit.piped(tmp_path) as (client, _):
+
+        def answer(command: str, **arguments: object) -> tuple[str, bool]:
+            told = client.take(client.ask(command, arguments))
+            return told["message"], told["body"]["error"]["showUser"]
+
+        client.request("initialize", adapterID="llamacpp-instr")
+        assert answer("launch", prompt="a", ctx=0)[1]
+        assert answer("evaluate", expression="a", context="hover")[1:] == (False,)
+        client.request("launch", prompt="Once upon a time", n=1)
+        client.request("configurationDone")
+        client.wait_for("terminated")
+        assert answer("evaluate", expression="a") == ("the run has ended; launch it again", False)
+        assert answer("variables", variablesReference=1)[0] == "the run has ended; launch it again"
+        assert answer("next", threadId=1)[1]
+
+
 def test_a_running_model_can_be_paused(client: MicrosoftClient) -> None:
     begun = client.begin("waitForEvent", "stopped")
     client.request("initialize", adapterID="llamacpp-instr")

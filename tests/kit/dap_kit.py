@@ -198,7 +198,8 @@ def piped(directory: Path, *options: str) -> Iterator[tuple[Client, subprocess.P
 
 def launch(client: Client | MicrosoftClient, **arguments: Any) -> Json:
     """Run the demo model on its usual prompt; returns the first event `stopped`."""
-    client.request("initialize", adapterID="llamacpp-instr", supportsVariablePaging=True)
+    can = {"supportsVariablePaging": True, "supportsVariableType": True}
+    client.request("initialize", adapterID="llamacpp-instr", **can)
     client.wait_for("initialized")
     client.request("launch", **{"prompt": "Once upon a time", "n": 3, "threads": 1} | arguments)
     client.request("configurationDone")

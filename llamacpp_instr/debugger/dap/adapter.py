@@ -58,6 +58,9 @@ _LONGER = {
     "stepOut": {"instruction": Go.BLOCK, "line": Go.LAYER, "statement": Go.LAYER},
 }
 """where a step ends, by request and by the protocol's granularity"""
+_BY_USER = ("launch", "continue", "pause", *_LONGER)
+"""requests that a user makes, so a message may pop up; an editor sends others by itself, as at each
+hover, or shows the error in place"""
 
 
 class Program(Protocol):
@@ -81,8 +84,14 @@ Launch = Callable[[Json, Debugger, Callable[[str], None], Callable[[str], None]]
 class Adapter:
     """A debug adapter for one client and one run of a model, which `launch` makes."""
 
-    def __init__(self, send: Callable[[Json], None], launch: Launch) -> None:
-        self._send_message, self._make = send, launch
+    def __init__(
+        self,
+        send: Callable[[Json], None],
+        launch: Launch,
+        words: Callable[[str], str] = str,
+    ) -> None:
+        """`words` names in a message about the run what its client can change."""
+        self._send_message, self._make, self._words = send, launch, words
         self._lock = threading.RLock()
         self._seq = 0
         self._then: list[Callable[[], None]] = []
@@ -103,7 +112,7 @@ class Adapter:
         self._stop: Stop | None = None
         self._frames: list[Frame] = []
         self._asked: Literal["", "entry", "pause"] = ""
-        self._quitting = False
+        self._quitting = self._ended = False
         self.is_over = False
         """whether the client has disconnected"""
 
@@ -123,10 +132,10 @@ class Adapter:
             try:
                 body = self._answer(request)
             except InstrError as error:
-                text = printable(shortened(str(error)))
+                text = self._line(error)
                 answer |= {"success": False, "message": text}
-                told = {"id": 1, "format": "{text}", "variables": {"text": text}, "showUser": True}
-                body = {"error": told}
+                told = {"id": 1, "format": "{text}", "variables": {"text": text}}
+                body = {"error": told | {"showUser": request.command in _BY_USER}}
             if body is not None:
                 answer["body"] = body
             self._send(answer)
@@ -181,8 +190,9 @@ class Adapter:
         except (InstrError, KeyboardInterrupt) as error:
             if not self._quitting:
                 status = error.exit_code if isinstance(error, InstrError) else 130
-                self._output("stderr", f"Error: {printable(shortened(str(error)))}\n")
+                self._output("stderr", f"Error: {self._line(error)}\n")
         finally:
+            self._ended = True
             self._event("exited", exitCode=status)
             self._event("terminated")
 
@@ -195,6 +205,9 @@ class Adapter:
 
     def _event(self, name: str, **body: Any) -> None:
         self._send({"type": "event", "event": name, "body": body})
+
+    def _line(self, error: BaseException) -> str:
+        return printable(shortened(self._words(str(error))))
 
     def _output(self, category: str, text: str) -> None:
         self._event("output", category=category, output=printable_text(text))
@@ -256,7 +269,7 @@ class Adapter:
             parse("launch", arguments, dict[str, Any]),
             self.debugger,
             lambda text: self._output("stdout", text),
-            lambda line: self._output("console", f"{line}\n"),
+            lambda line: self._output("console", f"{self._words(line)}\n"),
         )
         self._begin()
 
@@ -319,7 +332,8 @@ class Adapter:
 
     def _stopped(self) -> Stop:
         if self._stop is None:
-            raise UsageError("the model is not stopped; pause it first")
+            over = "the run has ended; launch it again"
+            raise UsageError(over if self._ended else "the model is not stopped; pause it first")
         return self._stop
 
     def _stack_trace(self, arguments: Any) -> Json:
@@ -340,12 +354,21 @@ class Adapter:
 
     def _children(self, arguments: Any) -> Json:
         wanted = parse("variables", arguments, VariablesArguments)
-        return {"variables": self._variables.children(wanted)}
+        self._stopped()
+        return {"variables": list(map(self._known, self._variables.children(wanted)))}
 
     def _set_variable(self, arguments: Any) -> Json:
-        changed = self._variables.set(parse("setVariable", arguments, SetVariableArguments))
+        wanted = parse("setVariable", arguments, SetVariableArguments)
+        self._stopped()
+        changed = self._variables.set(wanted)
         self._values_changed()
-        return {key: value for key, value in changed.items() if key not in ("name", "evaluateName")}
+        return self._known(changed, "name", "evaluateName")
+
+    def _known(self, variable: Json, *without: str) -> Json:
+        """What the client takes of a variable."""
+        if not self._client.supports_variable_type:
+            without += ("type",)
+        return {key: value for key, value in variable.items() if key not in without}
 
     def _values_changed(self) -> None:
         self._variables.forget_values()
@@ -356,7 +379,7 @@ class Adapter:
         wanted = parse("evaluate", arguments, EvaluateArguments)
         if wanted.context == "repl":
             changes = self.console.commands.changes
-            said = self.console.run(wanted.expression, self._stop)
+            said = self.console.run(wanted.expression, self._stopped)
             if changes != self.console.commands.changes:
                 self._values_changed()
             if isinstance(said, Go):
@@ -364,12 +387,14 @@ class Adapter:
                 return {"result": said.value, "variablesReference": 0}
             if said is not None:
                 return {"result": printable_text(said), "variablesReference": 0}
+        self._stopped()
         found = self._variables.named(wanted.expression.strip())
-        del found["name"]
-        return {"result": found.pop("value"), **found}
+        result = {"result": found["value"]}
+        return result | self._known(found, "name", "value", "evaluateName")
 
     def _picture(self, arguments: Any) -> Json:
         wanted = parse("instr/tensor", arguments, TensorArguments)
+        self._stopped()
         tensor, values = self._variables.values(wanted.name)
         return {"name": tensor.name, "type": tensor.type, **picture(wanted, values)}
 

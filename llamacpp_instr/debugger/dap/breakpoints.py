@@ -84,7 +84,6 @@ class Breakpoints:
     ) -> None:
         self._debugger, self._sources, self._on_change = debugger, sources, on_change
         self._placed: dict[str, list[Placed]] = {}
-        self._ids = itertools.count(1)
 
     def set_lines(self, source: SourceArgument, wanted: list[Wanted]) -> list[Placed]:
         """Replace those of one source; lines count from 1."""
@@ -116,11 +115,11 @@ class Breakpoints:
     def reason(self, stop: Stop) -> tuple[str, str, list[int]]:
         """Why it stopped, in the protocol's word and in a sentence, and the ids of the breakpoints;
         `step` if it was none of them."""
-        numbers = {point.number for point in stop.hit}
+        hit = {point.number for point in stop.hit}
         kinds = {"line": "breakpoint", "function": "function breakpoint", "exception": "exception"}
         reasons, ids = [], []
         for key, placed in self._placed.items():
-            here = [one.id for one in placed if one.point and one.point.number in numbers]
+            here = [one.id for one in placed if one.id in hit]
             if here:
                 reasons.append(kinds[key.partition(" ")[0]])
                 ids += here
@@ -145,12 +144,12 @@ class Breakpoints:
                 old.remove(same)
                 new.append(same)
                 continue
-            placed = Placed(next(self._ids), one, source)
+            placed = Placed(next(self._debugger.numbers), one, source)
             self._place(placed, self._debugger.graph)
             new.append(placed)
         for gone in old:
             if gone.point is not None:
-                self._debugger.discard(gone.point.number)
+                self._debugger.discard(gone.id)
         self._placed[key] = new
         return new
 
@@ -165,6 +164,7 @@ class Breakpoints:
                 return
             if placed.point is None:
                 # it waits in the debugger: another graph may have the op
+                point.number = placed.id
                 placed.point = self._debugger.put(point)
             if graph is None:
                 placed.message = "verified when the first graph is computed"

@@ -5,6 +5,8 @@ Nothing is evaluated as code: the first word of a line is the name of a command.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go, Stop
@@ -27,9 +29,9 @@ class Console:
         self.commands = Commands(debugger)
         self._debugger = debugger
 
-    def run(self, line: str, stop: Stop | None) -> str | Go | None:
+    def run(self, line: str, stopped: Callable[[], Stop]) -> str | Go | None:
         """What a command says, or how to go on; None if the line is not a command. Raises
-        `UsageError`."""
+        `UsageError`; so does `stopped` if the model is not."""
         command, _, rest = line.strip().partition(" ")
         rest = rest.strip()
         if command == "help":
@@ -43,8 +45,7 @@ class Console:
             return f"breakpoint {int(rest)} is removed"
         if command not in (*_OWN, *self.commands.names):
             return None
-        if stop is None:
-            raise UsageError("the model is not stopped; pause it first")
+        stop = stopped()
         if command in self.commands.names:
             return self.commands.run(stop, line.strip())
         if command == "step" and (rest or "op") not in STEPS:

@@ -71,7 +71,8 @@ def _read_header(stream: BinaryIO) -> int | None:
             )
         if field[1].lower() == b"content-length":
             if not re.fullmatch(rb"\d{1,10}", field[2]):
-                raise ProtocolError(f"Content-Length is {field[2][:60]!r}, not a number of bytes")
+                said = field[2][:60].decode(errors="replace")
+                raise ProtocolError(f"Content-Length is {said!r}, not a number of bytes")
             length = int(field[2])
     if length is None:
         raise ProtocolError("a header has no Content-Length")

@@ -33,6 +33,7 @@ class Request(msgspec.Struct):
 class InitializeArguments(msgspec.Struct, rename="camel"):
     lines_start_at_1: bool = msgspec.field(default=True, name="linesStartAt1")
     supports_variable_paging: bool = False
+    supports_variable_type: bool = False
     supports_invalidated_event: bool = False
 
 

@@ -69,8 +69,12 @@ class Tensor:
 
     @property
     def type(self) -> str:
-        dims = "×".join(str(n) for n in self.shape)
-        return f"{TYPES[tensor_at(self.address).type].name}[{dims}]"
+        return self.type_at(())
+
+    def type_at(self, index: tuple[int, ...]) -> str:
+        """Of an element, or of what is at `index`, as `F32[5×256]`."""
+        dims = "×".join(str(n) for n in self.shape[len(index) :])
+        return TYPES[tensor_at(self.address).type].name + (f"[{dims}]" if dims else "")
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Variables:
 
     def stopped(self, stop: Stop | None) -> None:
         """From now on everything is about `stop`, and earlier references are wrong; None if the
-        compute has gone on."""
+        compute has gone on, and nothing can be asked."""
         self._stop = stop
         self._begin += len(self._contents)
         self._contents, self._values = [], {}
@@ -145,8 +149,6 @@ class Variables:
         """Set an element, or all elements of a row or a tensor, to a number; returns the variable
         as it is then. Raises `UsageError`."""
         content = self._content(wanted.variables_reference)
-        stop = self._stop
-        assert stop is not None
         if isinstance(content, Part):
             match = re.fullmatch(r"\[(\d{1,18})\]", wanted.name)
             if not match or not content.begin <= int(match[1]) < content.end:
@@ -159,25 +161,30 @@ class Variables:
                 raise UsageError(f"{wanted.name[:60]!r} cannot be set: not a tensor in memory")
             tensor, index = found[-1], ()
         number = _number(wanted.value, self._read(tensor).dtype)
-        self._change(stop, set_to(number), tensor.name, index, tensor.address)
+        self._change(self._now, set_to(number), tensor.name, index, tensor.address)
         self.forget_values()
-        return self._at(tensor, index)
+        return self._at(tensor, index, "")
 
     def forget_values(self) -> None:
         """Read values again: some have changed, and other tensors may be views of those."""
         self._values = {}
 
-    def named(self, name: str) -> Json:
-        """The tensor called `name`. Raises `UsageError` if its values are not at hand."""
-        tensor, _ = self.values(name)
-        return self._at(tensor, ()) | {"type": tensor.type}
+    def named(self, expression: str) -> Json:
+        """The tensor of a name, or a row or an element of it, as `name[3][5]`. Raises `UsageError`
+        if its values are not at hand, or it has no such element."""
+        found = re.fullmatch(r"(.*?)((?:\[\d{1,9}\])*)", expression, re.DOTALL)
+        assert found is not None
+        name, index = found[1], tuple(map(int, re.findall(r"\d+", found[2])))
+        tensor, values = self.values(name)
+        sizes = zip(index, values.shape, strict=False)
+        if len(index) > values.ndim or any(i >= size for i, size in sizes):
+            raise UsageError(f"{expression[:60]!r} is not in it: {name} is {tensor.type}")
+        return self._at(tensor, index, name)
 
     def values(self, name: str | None) -> tuple[Tensor, Array]:
         """The result of the op, or the tensor called `name`, and its values. Raises `UsageError`
         if they are not at hand."""
-        stop = self._stop
-        if stop is None:
-            raise UsageError("the model is not stopped; pause it first")
+        stop = self._now
         tensor = Tensor(name or stop.node.name, stop.address(name))
         return tensor, self._read(tensor)
 
@@ -187,29 +194,43 @@ class Variables:
         expensive = name == "Weights"
         return {"name": name, "expensive": expensive, "variablesReference": self._add(content)}
 
+    @property
+    def _now(self) -> Stop:
+        assert self._stop is not None
+        return self._stop
+
     def _intact(self, tensor: Tensor) -> bool:
-        stop = self._stop
-        return stop is not None and stop.graph.intact(tensor.address, stop.node.index)
+        return self._now.graph.intact(tensor.address, self._now.node.index)
 
     def _of_tensor(self, tensor: Tensor) -> Json:
         if not self._intact(tensor):
-            return _plain(tensor.name, f"{tensor.type}, gone: a later op uses its memory")
-        return {"name": tensor.name, "value": tensor.type, **self._into(whole(tensor))}
+            gone = f"{tensor.type}, gone: a later op uses its memory"
+            return _plain(tensor.name, gone, tensor.type)
+        told = _plain(tensor.name, tensor.type, tensor.type) | self._into(whole(tensor))
+        return told | _evaluated(self._name(tensor), ())
+
+    def _name(self, tensor: Tensor) -> str:
+        """What `named` knows the tensor by; empty if its name is that of another one, too."""
+        try:
+            return tensor.name if self._now.address(tensor.name) == tensor.address else ""
+        except UsageError:
+            return ""
 
     def _tokens(self, ubatch: Ubatch) -> list[Json]:
         if ubatch.tokens is None:
             return []
         positions = range(ubatch.n_tokens) if ubatch.positions is None else ubatch.positions
         return [
-            _plain(f"position {at}", f"{token} {self._text(int(token))!r}")
+            _plain(f"position {at}", f"{token} {self._text(int(token))!r}", "token")
             for at, token in zip(positions, ubatch.tokens, strict=True)
         ]
 
     def _figures(self, tensor: Tensor) -> list[Json]:
         hint = {"presentationHint": {"attributes": ["readOnly"]}}
         return [
-            _plain(name, f"{value:.6g}" if isinstance(value, float) else value) | hint
+            _plain(name, f"{value:.6g}" if kind == "float" else value, kind) | hint
             for name, value in asdict(figures_of(self._read(tensor))).items()
+            for kind in [type(value).__name__]
         ]
 
     def _indexed(self, part: Part, start: int, count: int) -> list[Json]:
@@ -229,18 +250,19 @@ class Variables:
             ]  # fmt: skip
         if end - begin > MOST_AT_ONCE:
             raise UsageError(f"{end - begin} variables at once; ask for at most {MOST_AT_ONCE}")
-        return [self._at(part.tensor, (*part.index, i)) for i in range(begin, end)]
+        name = self._name(part.tensor)
+        return [self._at(part.tensor, (*part.index, i), name) for i in range(begin, end)]
 
-    def _at(self, tensor: Tensor, index: tuple[int, ...]) -> Json:
+    def _at(self, tensor: Tensor, index: tuple[int, ...], known_as: str) -> Json:
         """The variable of an element, or of a row or tensor, whose line has its first values."""
         values = self._read(tensor)[index]
         name = f"[{index[-1]}]" if index else tensor.name
-        if np.ndim(values) == 0:
-            return _plain(name, values)
         first = ", ".join(str(value) for value in values.reshape(-1)[:_SHOWN])
         more = ", …" if values.size > _SHOWN else ""
-        into = self._into(Part(tensor, index, 0, values.shape[0]))
-        return {"name": name, "value": f"{first}{more}", **into}
+        told = _plain(name, f"{first}{more}", tensor.type_at(index))
+        if np.ndim(values):
+            told |= self._into(Part(tensor, index, 0, values.shape[0]))
+        return told | _evaluated(known_as, index)
 
     def _into(self, part: Part) -> Json:
         """The reference to a part, and how much is in it."""
@@ -257,8 +279,6 @@ class Variables:
         return self._begin + len(self._contents) - 1
 
     def _content(self, reference: int) -> Content:
-        if self._stop is None:
-            raise UsageError("the model is not stopped; pause it first")
         at = reference - self._begin
         if not 0 <= at < len(self._contents):
             raise UsageError(f"variables {reference} are not those of this stop")
@@ -295,5 +315,11 @@ def _number(text: str, of: np.dtype[Any]) -> float:
         raise UsageError(f"{text[:60]!r} is not {kind}") from None
 
 
-def _plain(name: str, value: object) -> Json:
-    return {"name": name, "value": str(value), "variablesReference": 0}
+def _evaluated(name: str, index: tuple[int, ...]) -> Json:
+    """The expression that gives a part of the tensor called `name`, if it has one."""
+    return {"evaluateName": name + "".join(f"[{i}]" for i in index)} if name else {}
+
+
+def _plain(name: str, value: object, type_: str = "") -> Json:
+    told = {"name": name, "value": str(value), "type": type_ or type(value).__name__}
+    return {**told, "variablesReference": 0}
