@@ -26,7 +26,7 @@ def load_definitions(dataset: Path) -> dict[str, dict[str, int]]:
             whole: Any = json.loads(file.read_bytes())
             axes = {name: of["value"] for name, of in whole["axes"].items() if "value" in of}
             found[str(whole["name"])] = axes
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{file} is not a definition of flashinfer-bench") from None
     return found
 

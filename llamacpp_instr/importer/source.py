@@ -116,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it is not a JSON object")

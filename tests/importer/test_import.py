@@ -126,6 +126,7 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
     ("hugging_face", write(SHARDS[0], "no safetensors"), f"{SHARDS[0]} is damaged"),
     ("hugging_face", lacking_tensor, f"{SHARDS[0]} lacks tensors that the index has there: b"),
     ("hugging_face", write(INDEX, "{"), f"{INDEX} is damaged"),
+    ("hugging_face", write(INDEX, "[" * 50_000), f"{INDEX} is damaged"),
     ("hugging_face", write(INDEX, "{}"), "it has no weight_map"),
     (
         "hugging_face",
