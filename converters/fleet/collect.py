@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from converters.fleet.dataset import (
     LONGEST_HOST,
@@ -27,7 +28,8 @@ from llamacpp_instr.log.reader import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import SessionStart
 
-Fate = Literal["new", "grown", "unchanged", "copy", "damaged"]
+Fate = Literal["new", "grown", "unchanged", "copy", "conflict", "damaged"]
+FATES: tuple[Fate, ...] = get_args(Fate)
 
 
 @dataclass(frozen=True)
@@ -106,23 +108,34 @@ def take(task: Task) -> Taken:
 
 
 def _take(task: Task, path: Path) -> Taken:
-    source = task.source
-    log = _log_id(path, source.name)
-    known = known_logs(task.dataset, log).get(log)
-    if known is not None and known.source != source.name and source.size <= known.size:
-        return Taken(source.name, "copy", f"the data set has it from {known.source}")
-    with LogFiles(task.dataset) as files:
-        rows = LogRows(files.write)
-        reader = read_events(path, task.lenient)
-        left_out = rows.read(reader, task.lenient)
-        assert reader.end is not None
-        start = rows.start
-        date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
-        place = Place(date.isoformat(), task.host or host_of(start), log)
-        files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
-        files.place(place, known.place if known else None)
-    said = reader.end.sentence() or ""
-    return Taken(source.name, "grown" if known else "new", said, rows.n_ops)
+    source, first = task.source, _log_id(path, task.source.name)
+    for number in itertools.count(1):
+        log = first if number == 1 else f"{first}~{number}"
+        known = known_logs(task.dataset, log).get(log)
+        with LogFiles(task.dataset) as files:
+            rows = LogRows(files.write, log)
+            reader = read_events(path, task.lenient)
+            left_out = rows.read(reader, task.lenient)
+            assert reader.end is not None
+            if known is not None:
+                if not files.is_of_session(known.place):
+                    continue  # another log with the same id
+                counts = (rows.n_steps, rows.n_ops, rows.n_requests)
+                had = (known.steps, known.kernels, known.requests)
+                if known.source != source.name and counts <= had:
+                    return Taken(source.name, "copy", f"the data set has it from {known.source}")
+            start = rows.start
+            date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
+            place = Place(date.isoformat(), task.host or host_of(start), log)
+            files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
+            files.place(place, known.place if known else None)
+        said = [reader.end.sentence()] if reader.end.sentence() else []
+        fate: Fate = "grown" if known else "new"
+        if number > 1:
+            fate = "conflict" if known is None else fate
+            said.append(f"another log of the data set has its id, {first}; this one is {log}")
+        return Taken(source.name, fate, "; ".join(said), rows.n_ops)
+    raise AssertionError
 
 
 def _log_id(path: Path, name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converters.fleet.buckets import GROWTH
-from converters.fleet.dataset import FORMAT, TABLES, schema_of
+from converters.fleet.dataset import TABLES, is_dataset, schema_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -52,27 +55,34 @@ def open_database(dataset: Path) -> DuckDBPyConnection:
     need("fleet", "duckdb")
     import duckdb
 
-    mark = dataset / "_format"
-    if not mark.is_file() or mark.read_text() != FORMAT:
+    if not is_dataset(dataset):
         raise UsageError(f"{dataset} is not a data set; make one with instr collect")
+    dataset = dataset.absolute()
     connection = duckdb.connect()
+    connection.execute("set TimeZone = 'UTC'")
     connection.execute(
         "create macro middle_ns(bucket) as case when bucket <= 1 then bucket::double"
         f" else {2 / (1 + GROWTH)!r} * pow({GROWTH!r}, bucket - 1) end"
     )
-    for table in TABLES:
-        _create(connection, dataset, table)
-    for name, view in _VIEWS.items():
-        connection.execute(f"create view {name} as {view}")
+    with _one_line():
+        for table in TABLES:
+            _create(connection, dataset, table)
+        for name, view in _VIEWS.items():
+            connection.execute(f"create view {name} as {view}")
+    # a pattern is looked for under its own name, the files under theirs
+    places = ", ".join(_quoted(f"{of}/") for of in (dataset, glob.escape(str(dataset))))
+    connection.execute(f"set allowed_directories = [{places}]")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
     return connection
 
 
 def _create(connection: DuckDBPyConnection, dataset: Path, table: str) -> None:
-    pattern = dataset / table / "*" / "*" / "*.parquet"
+    pattern = f"{glob.escape(str(dataset))}/{table}/*/*/*.parquet"
     source = "rows_of_no_log"
     if any((dataset / table).glob("*/*/*.parquet")):
         source = (
-            f"read_parquet({_quoted(str(pattern))}, hive_partitioning = true,"
+            f"read_parquet({_quoted(pattern)}, hive_partitioning = true,"
             " hive_types = {'date': date, 'host': varchar})"
         )
     else:
@@ -92,13 +102,29 @@ def _create(connection: DuckDBPyConnection, dataset: Path, table: str) -> None:
 
 
 def ask(connection: DuckDBPyConnection, sql: str) -> tuple[list[tuple[str, str]], list[Any]]:
-    """Name and type of each column, and the rows. Raises UsageError for SQL that is wrong."""
-    import duckdb
+    """Name and type of each column, and the rows. Raises UsageError for SQL that is wrong, or that
+    does more than read."""
+    from duckdb import StatementType
 
-    try:
+    with _one_line():
+        kinds = [statement.type for statement in connection.extract_statements(sql)]
+        if len(kinds) != 1 or kinds[0] not in (
+            StatementType.SELECT, StatementType.EXPLAIN, StatementType.MULTI,  # PIVOT
+        ):  # fmt: skip
+            said = ", ".join(kind.name for kind in kinds)
+            raise UsageError(f"give one SELECT; this is {said or 'nothing'}")
         found = connection.execute(sql)
         columns = [(of[0], str(of[1])) for of in found.description or ()]
         return columns, found.fetchall()
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Turns DuckDB's errors into UsageError."""
+    import duckdb
+
+    try:
+        yield
     except duckdb.Error as error:
         raise UsageError(" ".join(str(error).split())) from None
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.extras import need
+from llamacpp_instr.output import file_mode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = "llamacpp-instr fleet 1"
+FORMAT = "llamacpp-instr fleet 2"
 _TIME = "timestamp"
-"""UTC, in µs: not every engine reads ns"""
+"""of UTC, in µs: not every engine reads ns"""
 _COLUMNS: dict[str, dict[str, str]] = {
     "logs": {
         "log": "text", "source": "text", "size": "int", "version": "text", "part": "int",
@@ -77,7 +78,7 @@ def schema_of(table: str) -> pa.Schema:
 
     types = {
         "text": pa.string(), "texts": pa.list_(pa.string()), "int": pa.int64(),
-        "float": pa.float64(), "bool": pa.bool_(), _TIME: pa.timestamp("us"),
+        "float": pa.float64(), "bool": pa.bool_(), _TIME: pa.timestamp("us", "UTC"),
     }  # fmt: skip
     return pa.schema([(name, types[kind]) for name, kind in _COLUMNS[table].items()])
 
@@ -86,12 +87,9 @@ def open_dataset(path: Path) -> None:
     """Creates a data set, or checks that `path` is one. Raises UsageError if it is something else,
     or if pyarrow is missing."""
     need("fleet", "pyarrow")
-    mark = path / "_format"
-    if mark.is_file():
-        if mark.read_text() != FORMAT:
-            raise UsageError(f"{path}: a data set of another version; collect into a new one")
+    if is_dataset(path):
         return
-    begun = path / "_format.part"
+    mark, begun = path / "_format", path / "_format.part"
     if path.exists() and (not path.is_dir() or set(path.iterdir()) - {begun}):
         raise UsageError(f"{path} exists and is not a data set of instr collect; name another")
     try:
@@ -100,6 +98,17 @@ def open_dataset(path: Path) -> None:
         begun.replace(mark)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a path is a data set. Raises UsageError if it is one of another version, or if no
+    file can have this name."""
+    mark = path / "_format"
+    if file_mode(mark) is None:
+        return False
+    if mark.read_text() != FORMAT:
+        raise UsageError(f"{path}: a data set of another version; collect into a new one")
+    return True
 
 
 class LogFiles:
@@ -125,10 +134,16 @@ class LogFiles:
             self._writers[table] = ParquetWriter(part, schema, compression="zstd")
         self._writers[table].write_table(pa.Table.from_pylist(rows, schema))
 
+    def is_of_session(self, known: Place) -> bool:
+        """Whether the log and a known one are states of one session: the steps of one are among
+        those of the other. Call it when all is written."""
+        self._close()
+        ours, theirs = _steps(self._parts.get("steps")), _steps(known.path(self._dataset, "steps"))
+        return ours <= theirs or theirs <= ours
+
     def place(self, place: Place, replaced: Place | None) -> None:
         """Gives the files their names. Those of an earlier state of the log vanish."""
-        for writer in self._writers.values():
-            writer.close()
+        self._close()
         if replaced is not None:
             remove(self._dataset, replaced)
         for table in reversed(TABLES):  # `logs` last
@@ -137,11 +152,36 @@ class LogFiles:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._parts.pop(table).replace(path)
 
+    def _close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
     def __exit__(self, *_: object) -> None:
         for writer in self._writers.values():
             writer.is_open = False  # or its destructor writes a footer
         for part in self._parts.values():
             part.unlink(missing_ok=True)
+
+
+def _steps(path: Path | None) -> set[tuple[Any, ...]]:
+    """Each step, and when it began."""
+    if path is None or not path.exists():
+        return set()
+    columns = _read(path, ["ctx", "step", "time"]).columns
+    return set(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def _read(path: Path, names: list[str]) -> pa.Table:
+    """Columns of a file. Raises InstrError for one that is damaged, or not ours."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).read(columns=names).select(names)
+    except (OSError, KeyError, ValueError, pa.ArrowException):
+        raise InstrError(
+            f"{path}: damaged, or not of instr collect; remove it and collect again"
+        ) from None
 
 
 def remove(dataset: Path, place: Place) -> None:
@@ -158,23 +198,20 @@ class Known:
     source: str
     size: int
     version: str
+    steps: int
+    kernels: int
+    requests: int
 
 
 def known_logs(dataset: Path, log: str = "*") -> dict[str, Known]:
     """The logs of the data set, or one of them, by id. Raises InstrError for a damaged file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    names = [field.name for field in fields(Known) if field.name != "place"]
     found = {}
     for path in sorted((dataset / "logs").glob(f"date=*/host=*/{log}.parquet")):
-        try:
-            table = pq.ParquetFile(path).read(columns=["source", "size", "version"])
-        except (OSError, pa.ArrowInvalid) as error:
-            raise InstrError(f"{path}: {error}; remove it and collect again") from None
-        (row,) = table.to_pylist()
         host, date = path.parent.name, path.parent.parent.name
         place = Place(date.partition("=")[2], unquote(host.partition("=")[2]), path.stem)
-        found[path.stem] = Known(place, row["source"], row["size"], row["version"])
+        for row in _read(path, names).to_pylist():
+            found[path.stem] = Known(place, **row)
     return found
 
 

@@ -72,10 +72,11 @@ class _Waiting:
 
 
 class LogRows:
-    """Takes the events of a log and hands rows to `write`, which gets the name of a table."""
+    """Takes the events of a log and hands rows to `write`, which gets the name of a table. `log`
+    is the log's id in the data set."""
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    def __init__(self, write: Write, log: str) -> None:
+        self._write, self._log = write, log
         self._refs = Resolver()
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._names: dict[tuple[str, str], int] = {}
@@ -171,7 +172,7 @@ class LogRows:
         self._add(
             "steps",
             {
-                "log": self.start.id,
+                "log": self._log,
                 **self._of_context(step.ctx, phase),
                 "step": step.step,
                 "phase": phase,
@@ -202,7 +203,7 @@ class LogRows:
         self._add(
             "requests",
             {
-                "log": self.start.id,
+                "log": self._log,
                 **self._of_context(request.ctx, "decode"),
                 "sequence": request.seq,
                 "name": request.name or None,
@@ -266,7 +267,7 @@ class LogRows:
                 op, block = names[number]
                 for bucket in np.flatnonzero(counted.buckets).tolist():
                     yield {
-                        "log": self.start.id,
+                        "log": self._log,
                         **where,
                         "phase": phase,
                         "op": op,

@@ -42,6 +42,7 @@ def collect(
     from collections import Counter
     from functools import partial
 
+    from converters.fleet.collect import FATES
     from converters.fleet.collect import collect as collect_logs
     from converters.fleet.on_dask import on_dask
     from converters.fleet.sources import find_sources
@@ -62,8 +63,7 @@ def collect(
                 notice(f"left out: {taken.said}")
             elif taken.said:
                 notice(f"{taken.source}: {taken.said}")
-    told = ", ".join(f"{fates[fate]:,} {fate}" for fate in
-                     ("new", "grown", "unchanged", "copy", "damaged") if fates[fate])  # fmt: skip
+    told = ", ".join(f"{fates[fate]:,} {fate}" for fate in FATES if fates[fate])
     notice(f"{output}: logs: {told}; {counted(kernels, 'kernel')} read")
     if fates["damaged"]:
         raise SystemExit(1)

@@ -20,7 +20,7 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 def sql(dataset: Path, query: str | None, output: ReportOutput) -> None:
     """Ask about the logs in a data set.
 
-    `instr collect` makes data sets. QUERY is SQL, as DuckDB knows it, or the name of a query;
+    `instr collect` makes data sets. QUERY is a SELECT, as DuckDB knows it, or the name of a query;
     without one, the names are listed. The tables are logs, steps, requests, ops, hosts and
     op_percentiles. A column whose name ends in ns holds nanoseconds; times are UTC. In ops, a row
     counts the kernels of one op whose durations differ by at most 2 %, and the percentiles

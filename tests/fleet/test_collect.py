@@ -112,6 +112,61 @@ def test_what_is_known_is_skipped_and_what_has_grown_is_taken_again(tmp_path: Pa
     assert "2.log" in done.stderr
 
 
+def test_another_log_with_the_same_id_is_named_and_kept(tmp_path: Path) -> None:
+    """It has more steps, so it must not pass for a log that has grown."""
+    dataset, folder = tmp_path / "fleet", tmp_path / "logs"
+    folder.mkdir()
+    logs = [
+        write_log(folder / f"{i}.log", 1, slower=1 + i, repeat=1 + i, build=f"build {i}")
+        for i in range(3)
+    ]
+    for i, log in enumerate(logs):
+        done = collect(log, "-o", dataset)
+        assert ("logs: 1 new" if i == 0 else "logs: 1 conflict") in done.stderr
+        assert i == 0 or f"{log}: " in done.stderr
+    check(dataset)
+    found = rows(dataset, "select log, build, count(*) from steps group by all order by 2")
+    names = [f"{1:016x}", f"{1:016x}~2", f"{1:016x}~3"]
+    assert [log for log, _, _ in found] == names
+    assert [n for *_, n in found] == [len(load_session(log).steps) for log in logs]
+    assert "logs: 3 unchanged" in collect(folder, "-o", dataset).stderr
+    (tmp_path / "copy.log").write_bytes(logs[1].read_bytes())
+    assert "logs: 1 copy" in collect(tmp_path / "copy.log", "-o", dataset).stderr
+    write_log(logs[1], 1, slower=2, repeat=5, build="build 1")
+    assert "logs: 1 grown" in collect(logs[1], "-o", dataset).stderr
+    steps = dict(rows(dataset, "select log, count(*) from steps group by log"))
+    assert steps[names[1]] == len(load_session(logs[1]).steps)
+    assert len(steps) == 3
+
+
+def test_each_part_of_a_rotated_log_has_its_rows(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "a.log", 1)
+    first, *others = log.read_text().splitlines(keepends=True)
+    event = json.loads(first) | {"part": 2}
+    (tmp_path / "a.part2.log").write_text(json.dumps(event) + "\n" + "".join(others))
+    assert "logs: 2 new" in collect(tmp_path, "-o", tmp_path / "fleet").stderr
+    check(tmp_path / "fleet")
+    for table in ("steps", "ops", "requests"):
+        found = rows(tmp_path / "fleet", f"select distinct log from {table} order by 1")
+        assert found == [(f"{1:016x}",), (f"{1:016x}-2",)]
+
+
+def test_times_are_those_of_utc_wherever_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    log = write_log(tmp_path / "a.log", 1, time="2026-01-02T03:04:05Z")
+    dataset = tmp_path / "fleet"
+    collect(log, "-o", dataset)
+    (row,) = told("sql", dataset, "select time, time::date as day from logs")[0]["rows"]
+    assert row == {"time": "2026-01-02 03:04:05.000+00:00", "day": "2026-01-02"}
+    for table in ("logs", "steps", "requests"):
+        (path,) = (dataset / table).rglob("*.parquet")
+        assert str(pq.read_schema(path).field("time").type) == "timestamp[us, tz=UTC]"
+
+
 def test_patterns_and_urls_name_logs_too(tmp_path: Path) -> None:
     import fsspec
 
@@ -150,6 +205,7 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
         (("nowhere://a/b", "-o", "fleet"), "nowhere://a/b"),
         (("LOG", "-o", "missing/fleet"), "missing/fleet"),
         (("LOG", "-o", "fleet", "--dask", "nothing"), "--dask nothing"),
+        (("LOG", "-o", "9" * 400), "File name too long"),
         (("LOG", "-o", "fleet", "--host", ""), "give a name of 1 to 200 bytes"),
         (("LOG", "-o", "fleet", "--host", "é" * 40), "give a name of 1 to 200 bytes"),
     ],

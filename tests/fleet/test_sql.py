@@ -156,6 +156,8 @@ def test_shares_add_up(dataset: Path) -> None:
         (("FLEET", "select nope from steps"), 'Referenced column "nope" not found'),
         (("FLEET", "selekt 1"), "syntax error"),
         (("FLEET", "slowst"), "slowst"),
+        (("FLEET", ";"), "give one SELECT; this is nothing"),
+        (("9" * 400, "logs"), "File name too long"),
     ],
 )
 def test_a_wrong_input_is_one_line(words: tuple[str, ...], said: str, dataset: Path) -> None:
@@ -171,3 +173,66 @@ def test_an_empty_data_set_has_all_tables(tmp_path: Path) -> None:
             assert answer(connection, name).rows == []
     for name in ("logs", "regressions"):
         assert rows(tmp_path / "fleet", name) == []
+
+
+def writing_and_reading(folder: Path) -> list[str]:
+    """SQL that would read or write a file outside the data set, or change one in it."""
+    return [
+        f"copy steps to '{folder}/x.csv'",
+        f"select 1; copy steps to '{folder}/x.csv'",
+        f"copy (select 1) to '{folder}/fleet/logs/x.parquet'",
+        f"attach '{folder}/x.db'",
+        f"export database '{folder}/x'",
+        f"from read_csv('{folder}/secret.csv')",
+        f"from '{folder}/secret.csv'",
+        f"from read_text('{folder}/fleet/../secret.csv')",
+        f"from glob('{folder}/*')",
+        "set enable_external_access = true",
+        "install httpfs",
+        "load icu",
+    ]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_sql_reads_the_data_set_and_nothing_else(number: int, tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    instr_here("collect", write_log(tmp_path / "a.log", 1), "-o", tmp_path / "fleet")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    sql = writing_and_reading(tmp_path)
+    assert len(sql) == 12
+    assert_refused(instr_here("sql", tmp_path / "fleet", sql[number]), "")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize("sql", ["describe steps", "summarize logs", "show tables",
+                                 "pivot steps on phase using count(*)"])  # fmt: skip
+def test_other_ways_to_ask_are_answered(sql: str, dataset: Path) -> None:
+    assert rows(dataset, sql)
+
+
+def test_a_data_set_may_have_any_name(tmp_path: Path) -> None:
+    dataset = tmp_path / "[a] * {b,c} 'd' ?"
+    assert instr_here("collect", write_log(tmp_path / "a.log", 1), "-o", dataset).returncode == 0
+    assert rows(dataset, "select count(*) as n from steps") == [{"n": 24}]
+    assert "1 unchanged" in instr_here("collect", tmp_path / "a.log", "-o", dataset).stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 nonsense PAR1", "columns", "empty"], ids=str)
+def test_one_bad_file_is_one_line(content: bytes | str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dataset = tmp_path / "fleet"
+    for number in (1, 2):
+        log = write_log(tmp_path / f"{number}.log", number)
+        assert instr_here("collect", log, "-o", dataset).returncode == 0
+    bad = next(dataset.glob("logs/*/*/*2.parquet"))
+    if isinstance(content, bytes):
+        bad.write_bytes(content)
+    else:
+        pq.write_table(pa.table({"other": [1] if content == "columns" else []}), bad)
+    done = instr_here("collect", tmp_path / "1.log", "-o", dataset)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{bad}: damaged, or not of instr collect" in done.stderr
+    asked = instr_here("sql", dataset, "select log, source from logs")
+    assert_refused(asked, "")
