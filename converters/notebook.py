@@ -5,17 +5,19 @@ Invariant: every figure comes from the function that the command of the same nam
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converters.analyses.diff import By, compute_diff
 from converters.analyses.findings import find_causes
 from converters.analyses.findings.facts import Finding
 from converters.analyses.page import compute_page
 from converters.analyses.summary import compute_summary
 from converters.report.charts import import_matplotlib, missing_note
 from converters.report.page import render_page, render_part
-from converters.report.report import Report
+from converters.report.report import Report, render_text
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
@@ -69,7 +71,7 @@ class LoadedLog:
 
     @cached_property
     def tables(self) -> Tables:
-        """The DataFrames of the session; `help(log.tables.__class__)` describes their columns."""
+        """The DataFrames of the session; `help(log.tables)` describes their columns."""
         from converters.exports.tables import tables_of
 
         return tables_of(self._session)
@@ -82,9 +84,20 @@ class LoadedLog:
         return requests_of(self._session)
 
     @cached_property
-    def findings(self) -> list[Finding]:
-        """What made the session slow, the costliest first: the findings of the summary."""
-        return find_causes(self._session, self._counted, self._probe)
+    def findings(self) -> pd.DataFrame:
+        """What made the session slow, the costliest first: the findings of the summary. Columns:
+        rule (a name that does not change), what, share, of (what the share is of), advice."""
+        import pandas as pd
+
+        found = find_causes(self._session, self._counted, self._probe)
+        rows = [asdict(of) for of in found]
+        table: pd.DataFrame = pd.DataFrame(rows, columns=[field.name for field in fields(Finding)])
+        return table
+
+    def diff(self, other: LoadedLog, by: By | None = None, phase: str | None = None) -> LoadedDiff:
+        """The differences of `other` from this log, as `instr diff` prints them. `by` is one of
+        phase, block, layer, op and tensor. Raises UsageError if nothing can be compared."""
+        return LoadedDiff(compute_diff(self._session, other._session, by, phase).reports)
 
     def page(self, path: str | Path, force: bool = False) -> None:
         """Write the page of `instr page` to a file. Raises UsageError if it exists and `force` is
@@ -156,6 +169,29 @@ class LoadedLog:
     @cached_property
     def _counted(self) -> Table:
         return counted_steps(self._session)[0]
+
+
+class LoadedDiff:
+    """The differences of two sessions. A notebook and `print` show what `instr diff` prints."""
+
+    def __init__(self, reports: list[Report]) -> None:
+        self._reports = reports
+
+    def __repr__(self) -> str:
+        return render_text(self._reports)
+
+    def _repr_html_(self) -> str:
+        return render_part(self._reports)
+
+    @cached_property
+    def tables(self) -> list[pd.DataFrame]:
+        """Each table that is shown, with unrounded numbers: times in ns."""
+        import pandas as pd
+
+        return [
+            pd.DataFrame(of.rows, columns=[column.name for column in of.columns])
+            for of in self._reports
+        ]
 
 
 def _axes(axes: Any, n: int, nothing: str) -> Any:

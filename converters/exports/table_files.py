@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converters.exports.units import UNITS
 from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
     try:
         for name, frame in pieces:
             if name not in writers:
-                schema = _schema(frame)
+                schema = _schema(name, frame)
                 path = directory / f"{name}.parquet"
                 writers[name] = ParquetWriter(path, schema, compression="zstd")
                 n_rows[name] = 0
@@ -70,9 +71,12 @@ def write_csv(pieces: Pieces, directory: Path) -> dict[str, int]:
     return n_rows
 
 
-def _schema(frame: pd.DataFrame) -> Any:
-    """The Arrow schema of a table, which must not depend on the rows of its first piece."""
+def _schema(name: str, frame: pd.DataFrame) -> Any:
+    """The Arrow schema of a table, which must not depend on the rows of its first piece. The
+    metadata of a field has its unit."""
     import pyarrow as pa
+
+    units = UNITS.get(name, {})
 
     schema = pa.Schema.from_pandas(frame, preserve_index=False)
     words = pa.dictionary(pa.int32(), pa.string())
@@ -82,4 +86,8 @@ def _schema(frame: pd.DataFrame) -> Any:
         else field
         for field in schema
     ]  # fmt: skip
-    return pa.schema(fields, schema.metadata)
+    told = [
+        field.with_metadata({"unit": units[field.name]}) if field.name in units else field
+        for field in fields
+    ]
+    return pa.schema(told, schema.metadata)

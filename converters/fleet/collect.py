@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, get_args
 
+from converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
 from converters.fleet.dataset import (
-    LONGEST_HOST,
     LogFiles,
     Place,
     folder_of_host,
@@ -21,12 +19,11 @@ from converters.fleet.dataset import (
     only_writer,
     open_dataset,
 )
-from converters.fleet.rows import LogRows, name_of
+from converters.fleet.rows import LogRows
 from converters.fleet.sources import Source
 from llamacpp_instr.errors import InstrError, LogError, UsageError
 from llamacpp_instr.log.reader import LogEnd, read_events
 from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import SessionStart
 
 Fate = Literal["new", "grown", "unchanged", "copy", "conflict", "damaged"]
 FATES: tuple[Fate, ...] = get_args(Fate)
@@ -108,7 +105,9 @@ def take(task: Task) -> Taken:
 
 
 def _take(task: Task, path: Path) -> Taken:
-    source, first = task.source, _log_id(path, task.source.name)
+    source = task.source
+    _, first_event = next(iter(read_events(path)), (0, None))
+    first = id_of(first_event, source.name)
     for number in itertools.count(1):
         log = first if number == 1 else f"{first}~{number}"
         known = known_logs(task.dataset, log).get(log)
@@ -136,23 +135,6 @@ def _take(task: Task, path: Path) -> Taken:
             said.append(f"another log of the data set has its id, {first}; this one is {log}")
         return Taken(source.name, fate, "; ".join(said), rows.n_ops)
     raise AssertionError
-
-
-def _log_id(path: Path, name: str) -> str:
-    """The id of a log, which names its files; of a later part of a rotated one, with its number.
-    Logs of other formats have none, so they are told by their names."""
-    _, start = next(iter(read_events(path)), (0, None))
-    if not isinstance(start, SessionStart) or not re.fullmatch("[0-9A-Za-z]{1,64}", start.id):
-        return hashlib.sha256(name.encode()).hexdigest()[:16]
-    return start.id if start.part == 1 else f"{start.id}-{start.part}"
-
-
-def host_of(start: SessionStart) -> str:
-    """What a machine is called if nobody named it, such as AMD-EPYC-2-cores-24-GiB: logs have no
-    host names."""
-    host = start.host
-    text = f"{host.cpu or 'unknown'} {host.cores} cores {host.memory / 2**30:.0f} GiB"
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:LONGEST_HOST]
 
 
 def _log_row(

@@ -49,8 +49,6 @@ _COLUMNS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 TABLES = tuple(_COLUMNS)
-LONGEST_HOST = 200
-"""bytes of a folder's name; file systems allow 255"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,11 @@ def schema_of(table: str) -> pa.Schema:
         "text": pa.string(), "texts": pa.list_(pa.string()), "int": pa.int64(),
         "float": pa.float64(), "bool": pa.bool_(), _TIME: pa.timestamp("us", "UTC"),
     }  # fmt: skip
-    return pa.schema([(name, types[kind]) for name, kind in _COLUMNS[table].items()])
+    units = {"ns": {"unit": "ns"}, "memory": {"unit": "bytes"}}
+    return pa.schema(
+        pa.field(name, types[kind], metadata=units.get(name.rpartition("_")[2]))
+        for name, kind in _COLUMNS[table].items()
+    )
 
 
 def open_dataset(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from converters.exports.names import name_of
 from converters.fleet.buckets import N_BUCKETS, Int64, bucket_of
 from llamacpp_instr.graph.kernels import plan_kernels
 from llamacpp_instr.log.ids import KnownStep
@@ -287,8 +288,3 @@ class LogRows:
         rows, self._rows[table] = self._rows[table], []
         if rows:
             self._write(table, rows)
-
-
-def name_of(model: Model) -> str:
-    """What a model is called: its own name, or that of its file."""
-    return model.name or model.path.rpartition("/")[2] or model.description

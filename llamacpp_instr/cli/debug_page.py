@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llamacpp_instr.debug_page.server import DebugServer
     from llamacpp_instr.debugger.comparison import Comparison
     from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.debugger.dap.adapter import Program
+    from llamacpp_instr.debugger.dap.program import Program
 
 Json = dict[str, Any]
 PATIENCE_S = 3.0

@@ -16,9 +16,11 @@ from hypothesis import given, settings
 
 from converters.exports import table_files as files
 from converters.exports.tables import NAMES, load_tables, stream_tables
+from converters.exports.units import UNITS
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.output import open_output_directory
 from tests.conftest import Instr, assert_refused
+from tests.fleet.fleet_logs import write_log
 from tests.kit.in_process import full_disk, instr_here
 from tests.kit.made_log import encode
 from tests.kit.strategies import logs, unclosed_logs
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.native
 
 # pandas 2 is off by a bit unless it is told, pandas 3 no longer wants to be told
 EXACT = {} if int(pd.__version__.partition(".")[0]) > 2 else {"float_precision": "round_trip"}
+WALL = "2026-01-02T03:04:05Z"
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 
@@ -43,14 +46,58 @@ def test_parquet_and_csv_come_back_equal(events, tmp_path_factory):
         pd.testing.assert_frame_equal(back, table, check_categorical=False)
         assert n_rows[name] == len(table)
         text = (directory / f"{name}.csv").read_text(encoding="utf-8")
-        words = {n: str(t) for n, t in table.dtypes.items() if str(t) not in ("category", "bool")}
+        skipped = ("category", "bool", "datetime64[ns, UTC]")
+        words = {n: str(t) for n, t in table.dtypes.items() if str(t) not in skipped}
         back = pd.read_csv(
             io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""], **EXACT
         )
+        if name == "sessions":
+            back["wall"] = pd.to_datetime(back["wall"], utc=True)
         for column in table:
             assert back[column].isna().tolist() == table[column].isna().tolist(), column
             both = back[column].dropna().astype(str), table[column].dropna().astype(str)
             assert both[0].tolist() == both[1].tolist(), column
+
+
+def test_fields_have_their_units(tmp_path):
+    import pyarrow.parquet as pq
+
+    files.write_parquet(stream_tables(RECORDED), tmp_path)
+    for name in NAMES:
+        schema = pq.read_schema(tmp_path / f"{name}.parquet")
+        units = {
+            field.name: field.metadata[b"unit"].decode()
+            for field in schema
+            if b"unit" in (field.metadata or {})
+        }
+        assert units == UNITS.get(name, {}), "each of them is a column"
+        times = {"t", "begin", "end", "dur"} & set(schema.names)
+        assert all(units[column] == "ns" for column in times)
+
+
+def test_sessions_join_files_with_each_other_and_with_a_fleet(tmp_path):
+    logs = [write_log(tmp_path / f"{i}.log", i, cpu="Vega 2", time=WALL) for i in range(2)]
+    both, fleet = tmp_path / "both", tmp_path / "fleet"
+    assert instr_here("to-parquet", *logs, "-o", both).returncode == 0
+    assert instr_here("collect", *logs, "-o", fleet).returncode == 0
+    sessions, steps = (pd.read_parquet(both / f"{of}.parquet") for of in ("sessions", "steps"))
+    assert sessions.log.astype(str).tolist() == [str(log) for log in logs]
+    assert sessions.models.tolist() == ["llamacpp-instr demo storyteller"] * 2
+    ours = steps.merge(sessions, on="log", suffixes=("", "_of_session"))
+    ours["time"] = ours.wall + pd.to_timedelta(ours.begin - ours.begin_of_session, unit="ns")
+    theirs = pd.read_parquet(fleet / "steps").merge(
+        pd.read_parquet(fleet / "logs")[["log", "cpu", "llama_cpp"]], on="log"
+    )
+    found = ours.merge(theirs, left_on=["id", "step"], right_on=["log", "step"])
+    assert len(found) == len(steps) == 48
+    for column in ("host", "cpu", "llama_cpp", "n_tokens"):
+        other = {"n_tokens": "tokens"}.get(column, f"{column}_y")
+        assert found[column if column == "n_tokens" else f"{column}_x"].astype(str).tolist() == (
+            found[other].astype(str).tolist()
+        ), column
+    late = (found.time_x.dt.floor("us") - found.time_y).abs()
+    assert late.max() <= pd.Timedelta("1us")
+    assert (found.time_x.dt.year == 2026).all()
 
 
 def test_every_piece_is_a_row_group(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of
 from tests.kit.reports import Row
 from tests.kit.split_log import split_log
-from tests.kit.steady_log import write
+from tests.kit.steady_log import slowed, steady_log, write
 
 mpl.use("agg")
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -56,7 +58,8 @@ def test_it_shows_the_summary():
                 if isinstance(cell, int | float) and report["units"].get(name) == "ns":
                     assert f'data-value="{cell!r}">{shown(cell, "ns")}</td>' in markup
     assert "Findings" not in summary
-    assert log.findings == []
+    assert list(log.findings) == ["rule", "what", "share", "of", "advice"]
+    assert log.findings.empty
     check_requests(RECORDED, log.requests)
     pd.testing.assert_frame_equal(log.requests, log.tables.requests)
     assert repr(log) == f"<{RECORDED}: {len(log.tables.steps)} steps, 1 request>"
@@ -64,10 +67,32 @@ def test_it_shows_the_summary():
 
 def test_the_findings_are_those_of_the_summary(tmp_path):
     path = write(tmp_path / "session.log", make_log(Random(0).randint, 2))
-    (finding,) = llamacpp_instr.load(path).findings
+    (finding,) = llamacpp_instr.load(path).findings.itertuples()
     (row,) = tables("summary", path)["Findings"]["rows"]
     assert (finding.of, finding.share) == (row["Costs"], row["share"])
     assert row["why, and what to try"] == f"{finding.what} {finding.advice}"
+
+
+def test_a_diff_is_that_of_the_command(tmp_path):
+    for name, factor in (("a.log", 1.0), ("b.log", 1.3)):
+        write(tmp_path / name, slowed(steady_log(1, noise=0.01), factor))
+    a, b = (llamacpp_instr.load(tmp_path / name) for name in ("a.log", "b.log"))
+    shown = printed("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
+    found = a.diff(b, by="op")
+    assert repr(found) == shown
+    assert found._repr_html_().count("<table") == sum(len(of) > 0 for of in found.tables)
+    reports = told("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
+    for table, report in zip(found.tables, reports, strict=True):
+        assert table.to_dict("records") == report["rows"]
+    with pytest.raises(InstrError, match="do not both have encode steps"):
+        a.diff(b, phase="encode")
+
+
+def test_the_help_of_the_tables_names_every_column():
+    tables = llamacpp_instr.load(RECORDED).tables
+    words = set(re.findall(r"\w+", pydoc.render_doc(tables)))
+    for name, frame in vars(tables).items():
+        assert {name, *frame.columns} <= words, name
 
 
 def test_a_probe_of_this_machine_counts_as_in_the_commands(cache, tmp_path):
@@ -75,7 +100,7 @@ def test_a_probe_of_this_machine_counts_as_in_the_commands(cache, tmp_path):
     (cache / "probe.json").write_bytes(probe_json(probe_of(cpu)))
     log = llamacpp_instr.load(RECORDED)
     rows = tables("summary", RECORDED)["Findings"]["rows"]
-    assert [of.of for of in log.findings] == [row["Costs"] for row in rows] != []
+    assert log.findings.of.tolist() == [row["Costs"] for row in rows] != []
     assert f"{html.escape(rows[0]['Costs'])}</td>" in log._repr_html_()
     log.page(tmp_path / "session.html")
     assert (tmp_path / "session.html").read_text() == printed("page", RECORDED, "-o", "-")

@@ -32,6 +32,7 @@ from converters.exports.tables.events import (
     machine_columns,
     message_columns,
     note_columns,
+    session_columns,
     statistics_columns,
 )
 from converters.exports.tables.late import LATE, Kept, request_columns
@@ -56,71 +57,79 @@ from llamacpp_instr.progress import OnProgress
 @dataclass(frozen=True)
 class Tables:
     """The tables of one log. Columns of repeated text are categorical. What the log's level does
-    not record is empty: `ops` and `nodes` at `minimal`, the column `wait` below `verbose`."""
+    not record is empty: `ops` and `nodes` at `minimal`, the column `wait` below `verbose`.
 
+    sessions: One row for the log: id (that of a fleet's logs, too), host (a name made of the next),
+        models, cpu, os, level, build, llama_cpp (commit), cores, memory [bytes], perturbed, wall
+        (UTC) and begin [ns], which are one moment: wall + (t - begin) is the wall-clock time of any
+        t.
+    steps: One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
+        n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
+        begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback, recorder
+        [ns], minflt, majflt, tokens_per_s, disturbed (the step lies in an interval in which the
+        machine took more than 5 % of the process's time; false also if the log does not tell).
+    requests: One row for each request, as `instr requests` numbers them: request, ctx, sequence,
+        name (of its mark), arrival (missing without a mark), begin (of its first step), first_token
+        (when it was there; missing without tokens), end, queued (from its arrival to its begin)
+        [ns], prompt (tokens computed), reused (tokens from the cache), output (tokens). Failed
+        steps and those of warm-up runs serve no request.
+    layers: One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer
+        (-1: none), begin, dur [ns].
+    ops: One row for each kernel and thread that ran it: step (-1: none), phase, compute, ctx,
+        thread (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first),
+        n_nodes (more than one when fused), layer (-1: none), block, op, name (of the result), label
+        (op and the weight's type), type and shape of the result, weight and weight_type (of the
+        first weight read), flops, bytes (moved), work_bound (both are upper bounds, because the log
+        does not tell what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s]
+        and gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
+        them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers.
+    nodes: One row for each node of each graph: graph, node, name (not unique), op, layer, block,
+        type, shape, bytes (of the result), executed, flops, bytes_moved, backend, buffer, weight,
+        weight_type, params (decoded), src (nodes; leaf n is -1-n). flops and bytes_moved of
+        attention are those of the whole window of the cache; `ops` has what was computed.
+    tensors: One row for each weight: model, tensor, name, layer, type, shape, n_elements, bytes,
+        bits_per_weight, buffer.
+    tokens: One row for each sampled token: ctx, step (whose logits), index, id, text, p
+        (probability, when known), begin, dur [ns, in the sampler].
+    kv: One row for each change of a context's memory: t [ns], ctx, step, cache, kind, op, used,
+        size, n_kv [cells], bytes (of the cells in use), seq, seq_dst, p0, p1, arg, cells (verbose).
+    memory: One row for each buffer type of each memory event: t [ns], ctx, buffer, model, context,
+        compute, rss (of the whole process) [bytes].
+    marks: One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
+        and dur are missing if the span has no end], thread.
+    machine: One row for each interval of about 100 ms: begin, end, dur, cpu (time of the process,
+        all threads), delay (its threads waited for a CPU; missing if the system does not tell)
+        [ns], nvcsw, nivcsw (voluntary and involuntary context switches), load (average of the
+        machine), running (threads on the machine), steal (CPU time that a hypervisor gave to
+        others) [ns].
+    computes: One row for each graph compute: compute, graph, ctx, step (-1: none), phase, source
+        (decode, encode, memory_update), reused (the graph was built before), n_tokens, n_threads, t
+        (when its preparation began), apply, build, alloc, inputs (parts of that), begin (of the
+        compute itself), dur [ns], status (0: success).
+    messages: One row for each warning or error of llama.cpp or the recorder: t [ns], level, text.
+    notes: One row for each note of the application: t [ns], name, data (JSON).
+    tensor_stats: One row for each node and compute whose values were read (`--stats`): t [ns],
+        compute, step, phase, graph, node, name, layer (-1: none), n (elements), min, max, mean, std
+        (of the finite ones, NaN if there are none), nan, inf, zero (how many), hist (counts in
+        equal bins from min to max, separated by commas).
+    """
+
+    sessions: pd.DataFrame
     steps: pd.DataFrame
-    """One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
-    n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
-    begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback,
-    recorder [ns], minflt, majflt, tokens_per_s, disturbed (the step lies in an interval in which
-    the machine took more than 5 % of the process's time; false also if the log does not tell)."""
     requests: pd.DataFrame
-    """One row for each request, as `instr requests` numbers them: request, ctx, sequence, name (of
-    its mark), arrival (missing without a mark), begin (of its first step), first_token (when it
-    was there; missing without tokens), end, queued (from its arrival to its begin) [ns], prompt
-    (tokens computed), reused (tokens from the cache), output (tokens). Failed steps and those of
-    warm-up runs serve no request."""
     layers: pd.DataFrame
-    """One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer (-1:
-    none), begin, dur [ns]."""
     ops: pd.DataFrame
-    """One row for each kernel and thread that ran it: step (-1: none), phase, compute, ctx, thread
-    (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first), n_nodes
-    (more than one when fused), layer (-1: none), block, op, name (of the result), label (op and
-    the weight's type), type and shape of the result, weight and weight_type (of the first weight
-    read), flops, bytes (moved), work_bound (both are upper bounds, because the log does not tell
-    what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s] and
-    gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
-    them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers."""
     nodes: pd.DataFrame
-    """One row for each node of each graph: graph, node, name (not unique), op, layer, block, type,
-    shape, bytes (of the result), executed, flops, bytes_moved, backend, buffer, weight,
-    weight_type, params (decoded), src (nodes; leaf n is -1-n). flops and bytes_moved of attention
-    are those of the whole window of the cache; `ops` has what was computed."""
     tensors: pd.DataFrame
-    """One row for each weight: model, tensor, name, layer, type, shape, n_elements, bytes,
-    bits_per_weight, buffer."""
     tokens: pd.DataFrame
-    """One row for each sampled token: ctx, step (whose logits), index, id, text, p (probability,
-    when known), begin, dur [ns, in the sampler]."""
     kv: pd.DataFrame
-    """One row for each change of a context's memory: t [ns], ctx, step, cache, kind, op, used,
-    size, n_kv [cells], bytes (of the cells in use), seq, seq_dst, p0, p1, arg, cells (verbose)."""
     memory: pd.DataFrame
-    """One row for each buffer type of each memory event: t [ns], ctx, buffer, model, context,
-    compute, rss (of the whole process) [bytes]."""
     marks: pd.DataFrame
-    """One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
-    and dur are missing if the span has no end], thread."""
     machine: pd.DataFrame
-    """One row for each interval of about 100 ms: begin, end, dur, cpu (time of the process, all
-    threads), delay (its threads waited for a CPU; missing if the system does not tell) [ns],
-    nvcsw, nivcsw (voluntary and involuntary context switches), load (average of the machine),
-    running (threads on the machine), steal (CPU time that a hypervisor gave to others) [ns]."""
     computes: pd.DataFrame
-    """One row for each graph compute: compute, graph, ctx, step (-1: none), phase, source (decode,
-    encode, memory_update), reused (the graph was built before), n_tokens, n_threads, t (when its
-    preparation began), apply, build, alloc, inputs (parts of that), begin (of the compute itself),
-    dur [ns], status (0: success)."""
     messages: pd.DataFrame
-    """One row for each warning or error of llama.cpp or the recorder: t [ns], level, text."""
     notes: pd.DataFrame
-    """One row for each note of the application: t [ns], name, data (JSON)."""
     tensor_stats: pd.DataFrame
-    """One row for each node and compute whose values were read (`--stats`): t [ns], compute, step,
-    phase, graph, node, name, layer (-1: none), n (elements), min, max, mean, std (of the finite
-    ones, NaN if there are none), nan, inf, zero (how many), hist (counts in equal bins from min to
-    max, separated by commas)."""
 
 
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
@@ -155,12 +164,12 @@ def stream_tables(
     """Yields the tables in pieces, as (name, some rows), for logs larger than memory.
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
-    once; its first piece may be empty. Categories grow from piece to piece. `steps` and `requests`
-    (LATE) come whole, after the others: until then, memory holds the numbers of the log's steps,
-    sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more when requests
-    are found at the end), but none of its computes and ops. `on_end` is called after the whole log
-    was read, with how it ended. Raises LogError, with the line, if the log cannot be read;
-    `lenient` leaves damaged lines out.
+    once; its first piece may be empty. Categories grow from piece to piece. `sessions`, `steps` and
+    `requests` (LATE) come whole, after the others: until then, memory holds the numbers of the
+    log's steps, sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more
+    when requests are found at the end), but none of its computes and ops. `on_end` is called after
+    the whole log was read, with how it ended. Raises LogError, with the line, if the log cannot be
+    read; `lenient` leaves damaged lines out.
     """
     builder, kept = _Builder(), Kept()
     named: set[str] = set()
@@ -322,6 +331,9 @@ class _Builder:
     def _tensor_stats(self) -> dict[str, Any]:
         category = partial(self._category, "tensor_stats")
         return statistics_columns(self._session, category, self._phase, self._step_of)
+
+    def _sessions(self) -> dict[str, Any]:
+        return session_columns(self._session)
 
     # --- what there is ---
 

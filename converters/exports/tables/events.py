@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 
+from converters.exports.names import host_of, id_of, name_of
 from converters.exports.tables.cells import Int64, int64, optional, text
 from llamacpp_instr.log.session import Session
 
@@ -88,4 +90,26 @@ def statistics_columns(
             for name in ("nan", "inf", "zero")
         },
         "hist": text([",".join(map(str, event.hist)) for event in stats]),
+    }
+
+
+def session_columns(session: Session) -> dict[str, Any]:
+    start = session.start
+    words = {
+        "id": id_of(start, session.path),
+        "host": host_of(start),
+        "models": ", ".join(sorted({name_of(model) for model in session.models.values()})) or None,
+        "cpu": start.host.cpu,
+        "os": start.host.os,
+        "level": start.level,
+        "build": start.producer.llama_cpp,
+        "llama_cpp": start.producer.commit,
+    }
+    return {
+        **{name: text([word]) for name, word in words.items()},
+        "cores": int64([start.host.cores]),
+        "memory": int64([start.host.memory]),
+        "perturbed": [start.perturbed],
+        "wall": pd.to_datetime([start.wall], unit="ns", utc=True),
+        "begin": int64([start.t]),
     }

@@ -16,7 +16,7 @@ from converters.exports.tables.cells import int64, optional, text
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 
-LATE = ("steps", "requests")
+LATE = ("sessions", "steps", "requests")
 _TOKEN = ("ctx", "seq", "step", "t", "dur")
 
 

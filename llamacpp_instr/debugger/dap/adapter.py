@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +29,10 @@ from llamacpp_instr.debugger.dap.console import STEPS, Console
 from llamacpp_instr.debugger.dap.frames import Frame, frames_of
 from llamacpp_instr.debugger.dap.framing import ProtocolError
 from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
+from llamacpp_instr.debugger.dap.program import Launch, Program
 from llamacpp_instr.debugger.dap.requests import (
+    BY_USER,
+    LONGER,
     EvaluateArguments,
     InitializeArguments,
     Request,
@@ -52,33 +55,6 @@ from llamacpp_instr.terminal import printable, printable_text, shortened
 
 Json = dict[str, Any]
 THREAD = 1
-_LONGER = {
-    "stepIn": {"instruction": Go.OP, "line": Go.OP, "statement": Go.OP},
-    "next": {"instruction": Go.OP, "line": Go.BLOCK, "statement": Go.BLOCK},
-    "stepOut": {"instruction": Go.BLOCK, "line": Go.LAYER, "statement": Go.LAYER},
-}
-"""where a step ends, by request and by the protocol's granularity"""
-_BY_USER = ("launch", "continue", "pause", *_LONGER)
-"""requests that a user makes, so a message may pop up; an editor sends others by itself, as at each
-hover, or shows the error in place"""
-
-
-class Program(Protocol):
-    """A run that `launch` has checked."""
-
-    stop_on_entry: bool
-    """whether its first op is a stop"""
-
-    def run(self) -> None:
-        """Run it to its end, with the debugger. Raises `InstrError` if that failed, and
-        `KeyboardInterrupt` after `interrupt`."""
-
-    def interrupt(self) -> None:
-        """End it soon; called by another thread."""
-
-
-Launch = Callable[[Json, Debugger, Callable[[str], None], Callable[[str], None]], Program]
-"""makes the run of a launch configuration; the functions get its text, and lines about it"""
 
 
 class Adapter:
@@ -135,7 +111,7 @@ class Adapter:
                 text = self._line(error)
                 answer |= {"success": False, "message": text}
                 told = {"id": 1, "format": "{text}", "variables": {"text": text}}
-                body = {"error": told | {"showUser": request.command in _BY_USER}}
+                body = {"error": told | {"showUser": request.command in BY_USER}}
             if body is not None:
                 answer["body"] = body
             self._send(answer)
@@ -233,7 +209,7 @@ class Adapter:
             "loadedSources": self._loaded_sources, "continue": self._continue,
             "instr/tensor": self._picture,
         }  # fmt: skip
-        if request.command in _LONGER:
+        if request.command in LONGER:
             return self._step(request)
         if request.command in self.more:
             return self.more[request.command](self._stopped(), request.arguments)
@@ -404,7 +380,7 @@ class Adapter:
 
     def _step(self, request: Request) -> Json | None:
         name = parse(request.command, request.arguments, StepArguments).granularity
-        steps = STEPS | _LONGER[request.command]
+        steps = STEPS | LONGER[request.command]
         if name not in steps:
             raise UsageError(f"granularity {name[:60]!r} is none of {', '.join(steps)}")
         self._then.append(self._go_on(steps[name]))

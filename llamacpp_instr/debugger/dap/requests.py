@@ -8,9 +8,19 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from llamacpp_instr.debugger.dap.sources import SourceArgument
+from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.errors import UsageError
 
 T = TypeVar("T")
+LONGER = {
+    "stepIn": {"instruction": Go.OP, "line": Go.OP, "statement": Go.OP},
+    "next": {"instruction": Go.OP, "line": Go.BLOCK, "statement": Go.BLOCK},
+    "stepOut": {"instruction": Go.BLOCK, "line": Go.LAYER, "statement": Go.LAYER},
+}
+"""where a step ends, by request and by the protocol's granularity"""
+BY_USER = ("launch", "continue", "pause", *LONGER)
+"""requests that a user makes, so a message may pop up; an editor sends others by itself, as at each
+hover, or shows the error in place"""
 
 
 def parse(request: str, arguments: Any, of_type: type[T]) -> T:
