@@ -142,7 +142,7 @@ class LoadedLog:
 
     def plot_blocks(self, axes: Any = None) -> Any:
         """Milliseconds of the steps by block and phase: "Where the time went" of the summary."""
-        where = next((of for of in self._summary if of.title == "Where the time went"), None)
+        where = next((of for of in self._summary if of.key == "where_the_time_went"), None)
         rows = where.rows if where is not None else []
         axes = _axes(axes, len(rows), "no computes")
         assert where is not None
@@ -184,14 +184,11 @@ class LoadedDiff:
         return render_part(self._reports)
 
     @cached_property
-    def tables(self) -> list[pd.DataFrame]:
-        """Each table that is shown, with unrounded numbers: times in ns."""
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Each table that is shown, with the names that JSON has and unrounded numbers."""
         import pandas as pd
 
-        return [
-            pd.DataFrame(of.rows, columns=[column.name for column in of.columns])
-            for of in self._reports
-        ]
+        return {of.key: pd.DataFrame(of.rows, columns=of.keys()) for of in self._reports}
 
 
 def _axes(axes: Any, n: int, nothing: str) -> Any:

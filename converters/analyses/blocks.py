@@ -75,7 +75,7 @@ def fields_report(stats: BlockStats) -> Report:
         "blocks": (stats.n_blocks, "count"),
         "elements of a block": (type_.block, "count"),
     }
-    return Report(_title(weight), columns, rows, notes, figures=figures)
+    return Report(_title(weight), columns, rows, notes, figures=figures, key="tensor")
 
 
 def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
@@ -256,7 +256,8 @@ def _bytes_report(block: OneBlock) -> Report:
     title += f" matrix {matrix}," if matrix is not None else ""
     title += f" row {row}, columns {_columns(block.place[1], weight.type.block)}"
     notes = [f"It begins at byte {block.offset:,} of its file."]
-    return Report(title, columns, rows, notes, figures={"offset": (block.offset, "bytes")})
+    figures: Figures = {"offset": (block.offset, "bytes")}
+    return Report(title, columns, rows, notes, figures=figures, key="block")
 
 
 def _sub_blocks_report(block: OneBlock) -> Report:

@@ -93,7 +93,7 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
             ]
         )  # fmt: skip
     columns = [
-        Column("#"),
+        Column("#", key="number"),
         Column("op"),
         Column("inputs"),
         Column("output"),
@@ -102,10 +102,10 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
         Column("bytes", "bytes"),
         Column("weights"),
         Column("parameters"),
-        Column(f"ONNX, opset {OPSET}"),
+        Column(f"ONNX, opset {OPSET}", key="onnx"),
         Column("PyTorch"),
     ]
-    report = Report(title, columns, rows, labels=2)
+    report = Report(title, columns, rows, labels=2, key="ops")
     total = sum(count.n for count in found.values())
     views = sum(count.n for kind, count in found.items() if kind.op in VIEW_OPS)
     report.notes.append(

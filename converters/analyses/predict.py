@@ -87,7 +87,7 @@ def _overview(cases: Sequence[Case], past: int) -> Report:
         *([Column("joules per token", "number")] if energy else []),
     ]  # fmt: skip
     title = f"Predicted: a prefill of {counted(tokens, 'token')}, a decode after {past:,}"
-    return Report(title, columns, rows, labels=2)
+    return Report(title, columns, rows, labels=2, key="predicted")
 
 
 def _parts(title: str, column: Column, step: Step, keys: Sequence[str | int]) -> Report:

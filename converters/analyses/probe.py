@@ -32,7 +32,7 @@ def probe_reports(probe: Probe) -> list[Report]:
     kernels.notes.append("FLOP/s of ggml's kernels, with weights that stay in the caches.")
     barriers = _table(
         "An op that computes nothing",
-        Column(""),
+        Column("", key="what"),
         {("time", b.threads): b.ns for b in probe.barriers},
         "ns",
     )

@@ -96,7 +96,8 @@ def _overview(
         "seed": (None if text else outputs.seed, "count"),
     }
     notes = _notes(outputs, names[0], text, weights)
-    return Report(f"Outputs against {names[0]}", columns, rows, notes, figures=figures)
+    title = f"Outputs against {names[0]}"
+    return Report(title, columns, rows, notes, figures=figures, key="outputs")
 
 
 def _notes(
@@ -137,7 +138,7 @@ def _perplexities(pairs: Sequence[tuple[str, Divergence]], reference: str) -> Re
         ]
         for name, its in pairs
     ]
-    return Report(f"Perplexity against {reference}", columns, rows)
+    return Report(f"Perplexity against {reference}", columns, rows, key="perplexity")
 
 
 def _distribution(name: str, its: Divergence, reference: str) -> Report:
@@ -159,4 +160,4 @@ def _distribution(name: str, its: Divergence, reference: str) -> Report:
         "± same top": (its.same_top.error, "probability"),
     }
     title = f"{name} against {reference}, by token"
-    return Report(title, columns, rows, [note], figures=figures)
+    return Report(title, columns, rows, [note], figures=figures, key="by_token")

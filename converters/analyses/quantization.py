@@ -48,6 +48,7 @@ def quantization_reports(
             for plan, path in zip(plans, paths, strict=True)
         ],
         notes,
+        key="files",
         figures={
             "source": (plans[0].source_bytes, "bytes"),
             "tensors quantized before": (again, "count"),

@@ -197,8 +197,8 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
             wait.queue, wait.prompt, wait.tokens, wait.others, wait.rest,
         ])  # fmt: skip
     columns = [
-        Column("Request", "count"), Column("name"), Column("context", "count"),
-        Column("sequence", "count"), Column("from", "ns"), Column("queued", "ns"),
+        Column("Request", "id"), Column("name"), Column("context", "id"),
+        Column("sequence", "id"), Column("from", "ns"), Column("queued", "ns"),
         Column("prompt", "count"), Column("reused", "count"), Column("output", "count"),
         Column("first token", "ns"), Column("between", "ns"), Column("total", "ns"),
         Column("waited for"),
@@ -212,4 +212,4 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
     ]
     if len(order) < len(requests):
         notes.append(f"{len(order)} of {len(requests):,}; --top {len(requests)} shows all.")
-    return Report(shown, columns, rows, notes)
+    return Report(shown, columns, rows, notes, key="requests")

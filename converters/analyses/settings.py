@@ -47,9 +47,10 @@ def compute_settings(a: Sequence[Session], b: Sequence[Session], phases: Sequenc
     differing = differing_facts(a[0], b[0], phases)
     logs = [log_names([session.path for session in side]) for side in (a, b)]
     if not differing:
-        return Report("", columns, [], [f"A is {logs[0]}, B is {logs[1]}.", ALIKE])
+        notes = [f"A is {logs[0]}, B is {logs[1]}.", ALIKE]
+        return Report("", columns, [], notes, key="settings")
     rows = [["log", *logs], *differing]
-    return Report("", columns, [list(row) for row in rows])
+    return Report("", columns, [list(row) for row in rows], key="settings")
 
 
 def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:

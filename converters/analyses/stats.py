@@ -302,7 +302,7 @@ def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
         first = [*samples.key[number], len(dur), total, share, mean]
         rows.append([*first, *quantiles, rates[0], middle[0], rates[1], middle[1], wait])
     rows.sort(key=lambda row: (*map(_rank, by, row), -int(row[len(by) + 1] or 0)))
-    units: dict[By, Unit] = {"layer": "layer", "context": "count"}
+    units: dict[By, Unit] = {"layer": "layer", "context": "id"}
     columns = [
         *(Column(key, units.get(key, "text")) for key in by),
         Column("count", "count"),

@@ -316,7 +316,7 @@ def _memory(session: Session) -> Report:
         figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
     uses = ("weights", "KV cache, state", "compute")
-    columns = [Column("Context", "count"), Column("buffer"), *(Column(n, "bytes") for n in uses)]
+    columns = [Column("Context", "id"), Column("buffer"), *(Column(n, "bytes") for n in uses)]
     return Report("Memory", columns, rows, notes, figures=figures)
 
 

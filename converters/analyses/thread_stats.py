@@ -30,7 +30,7 @@ def thread_report(ops: Sequence[Timed]) -> Report:
         share = waiting / (busy + waiting) if busy + waiting else None
         rows.append([thread, n, busy, waiting, share])
     columns = [
-        Column("thread", "count"),
+        Column("thread", "id"),
         Column("kernels", "count"),
         Column("busy", "ns"),
         Column("waiting", "ns"),

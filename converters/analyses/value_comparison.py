@@ -72,7 +72,7 @@ def compare_values(a: Session, b: Session) -> list[Report]:
         title += f": means differ by up to {size} deviations, in {_words(most)}"
     notes = [f"A is {a.path}, B is {b.path}.", *_only("A", of_a, of_b), *_only("B", of_b, of_a)]
     notes += [_extent(a, b, alike), *alike.parted, *a.log_end.notes(), *b.log_end.notes()]
-    by_tensor = Report(title, columns, rows, notes, figures=figures, labels=3)
+    by_tensor = Report(title, columns, rows, notes, figures=figures, labels=3, key="values")
     return [by_tensor, *([_by_token(of_a, of_b, alike)] if alike.pairs else [])]
 
 

@@ -114,8 +114,9 @@ def compute_values(session: Session) -> Report:
         Column("zeros", "fraction"),
     ]
     return Report(
-        f"Values: {_whether_finite(session)}", columns, rows, session.log_end.notes(), labels=3
-    )
+        f"Values: {_whether_finite(session)}", columns, rows, session.log_end.notes(), labels=3,
+        key="values",
+    )  # fmt: skip
 
 
 NAMES = (Column("tensor"), Column("op"), Column("layer", "layer"))

@@ -32,7 +32,8 @@ def weight_error_reports(
         f"Error of the weights of {candidate_name} against {reference_name}",
         [Column("Model"), *_POOLED],
         [["all weights", *_pooled(errors)]],
-        [
+        key="weight_errors",
+        notes=[
             "SQNR is 10·log10(Σx²/Σ(x-y)²), ∞ if nothing differs; largest is the largest |x-y|; "
             "bytes are those of the candidate.",
             *_notes(errors),

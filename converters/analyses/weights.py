@@ -118,7 +118,7 @@ def _roles(stats: Sequence[WeightStats], name: str) -> Report:
         Column("kurtosis", "number"), Column("zeros", "fraction"),
         Column("outlier rows", "count"), Column("outlier columns", "count"),
     ]  # fmt: skip
-    return Report(f"Weights of {name}", columns, rows)
+    return Report(f"Weights of {name}", columns, rows, key="weights")
 
 
 def _outliers(stats: Sequence[WeightStats]) -> Report:
@@ -135,7 +135,7 @@ def _outliers(stats: Sequence[WeightStats]) -> Report:
         for of, side, c in found[:MOST_CHANNELS]
     ]
     columns = [
-        Column("Tensor"), Column("side"), Column("channel", "count"), Column("norm", "number"),
+        Column("Tensor"), Column("side"), Column("channel", "id"), Column("norm", "number"),
         Column("times the median", "ratio"), Column("score", "number"),
     ]  # fmt: skip
     n = sum(_count([of.rows]) or 0 for of in stats)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converters.exports.units import UNITS
+from converters.exports.units import unit_of
 from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ def _schema(name: str, frame: pd.DataFrame) -> Any:
     metadata of a field has its unit."""
     import pyarrow as pa
 
-    units = UNITS.get(name, {})
-
     schema = pa.Schema.from_pandas(frame, preserve_index=False)
     words = pa.dictionary(pa.int32(), pa.string())
     fields = [
@@ -87,7 +85,7 @@ def _schema(name: str, frame: pd.DataFrame) -> Any:
         for field in schema
     ]  # fmt: skip
     told = [
-        field.with_metadata({"unit": units[field.name]}) if field.name in units else field
+        field.with_metadata({"unit": unit}) if (unit := unit_of(name, field.name)) else field
         for field in fields
     ]
     return pa.schema(told, schema.metadata)

@@ -24,10 +24,11 @@ def answer(connection: DuckDBPyConnection, question: str) -> Report:
         return regressions(connection)
     known = QUERIES.get(question)
     columns, rows = ask(connection, known.sql if known else question)
-    units = [Column(name, _unit(name, kind)) for name, kind in columns]
+    units = [Column(name, _unit(name, kind), name) for name, kind in columns]
     cells = [[_cell(value) for value in row] for row in rows]
     labels = next((i for i, of in enumerate(units) if of.unit != "text"), len(units))
-    return Report(known.question if known else "Rows", units, cells, labels=max(1, labels))
+    title, key = (known.question, question) if known else ("Rows", "rows")
+    return Report(title, units, cells, labels=max(1, labels), key=key)
 
 
 def named_queries() -> Report:

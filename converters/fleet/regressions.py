@@ -64,7 +64,7 @@ def regressions(connection: DuckDBPyConnection) -> Report:
         Column("ratio", "number"), Column("low", "number"), Column("high", "number"),
         Column("differs"),
     ]  # fmt: skip
-    report = Report(QUESTION, columns, table, labels=7)
+    report = Report(QUESTION, columns, table, labels=7, key=NAME)
     report.notes.append(
         "Each log counts as one process: the median of its steps, or the mean of its kernels. An"
         f" empty op is the whole step. Fewer than {MIN_BLOCKS} logs of a build do not show how much"

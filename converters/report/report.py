@@ -7,6 +7,7 @@ them rounded and in other units; JSON has them as they are.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -16,6 +17,7 @@ from llamacpp_instr.terminal import printable
 Unit = Literal[
     "text",
     "count",
+    "id",
     "ns",
     "bytes",
     "share",
@@ -62,12 +64,25 @@ BAR = 10
 """characters in a full bar"""
 
 
+def key_of(title: str) -> str:
+    """The name of a title for scripts: that of `Tokens/s, median` is tokens_per_s_median."""
+    words = title.lower()
+    for sign, word in (("/", "per"), ("%", "percent"), ("±", "error of")):
+        words = words.replace(sign, f" {word} ")
+    return "_".join(re.findall(r"[^\W_]+", words))
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: its heading and the unit of its cells."""
 
     name: str
     unit: Unit = "text"
+    key: str = ""
+    """its name for scripts, which must not change with the heading; by default that of it"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or key_of(self.name))
 
     @property
     def align(self) -> Literal["left", "right"]:
@@ -95,6 +110,11 @@ class Report:
     """the first columns, which name a row"""
     most: int = MOST_ROWS
     """rows that a form for people shows"""
+    key: str = ""
+    """its name for scripts, which must not change with the title; by default that of the first"""
+
+    def __post_init__(self) -> None:
+        self.key = self.key or key_of(self.title)
 
     def filled(self) -> Report:
         """The report without its empty columns; those that name a row stay."""
@@ -108,21 +128,38 @@ class Report:
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
+    def keys(self) -> list[str]:
+        """The columns' names for scripts. One that comes again gets a number."""
+        keys = [column.key for column in self.columns]
+        return [
+            f"{key}_{before + 1}" if (before := keys[:i].count(key)) else key
+            for i, key in enumerate(keys)
+        ]
+
     def to_json(self) -> dict[str, Any]:
-        """The report for scripts: rows as objects by column name, the units, the figures.
+        """The report for scripts: its parts have names that do not change with their titles.
 
         JSON has no infinity, so infinity is the text "inf" or "-inf"."""
-        names = [column.name for column in self.columns]
+        keys = self.keys()
         return {
+            "id": self.key,
             "title": self.title,
-            "units": {column.name: column.unit for column in self.columns},
-            "rows": [_row_of(names, row) for row in self.rows],
+            "columns": [
+                {"id": key, "title": column.name, "unit": _unit_of(column.unit)}
+                for key, column in zip(keys, self.columns, strict=True)
+            ],
+            "rows": [_row_of(keys, row) for row in self.rows],
             "figures": {
-                name: {"value": _plain(value), "unit": unit}
+                key_of(name): {"title": name, "value": _plain(value), "unit": _unit_of(unit)}
                 for name, (value, unit) in self.figures.items()
             },
             "notes": self.notes,
         }
+
+
+def _unit_of(unit: Unit) -> str:
+    """As scripts know it: only a reader cares whether a fraction has a bar."""
+    return "fraction" if unit == "share" else unit
 
 
 def _row_of(names: list[str], row: list[Cell]) -> dict[str, Any]:
@@ -157,6 +194,8 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"{100 * cell:5.1f} % {bar}"
     if unit == "per_second":
         return three_digits(cell)
+    if unit == "id":
+        return str(cell)
     if unit == "layer":
         return "none" if cell < 0 else str(cell)
     if unit in ("fraction", "probability"):

@@ -78,7 +78,8 @@ def outline(tree: Tree) -> Report:
 
     add(tree.root, "", "")
     columns = [Column("part"), Column(tree.measure, tree.unit), Column("share", "share")]
-    return Report(f"{tree.root.name} by {tree.measure}".capitalize(), columns, rows, tree.notes)
+    title = f"{tree.root.name} by {tree.measure}".capitalize()
+    return Report(title, columns, rows, tree.notes, key="tree")
 
 
 def leaves(tree: Tree) -> Report:
@@ -92,7 +93,8 @@ def leaves(tree: Tree) -> Report:
         rows.append([*row, amount, amount / whole if whole else None])
     columns = [*map(Column, tree.levels), Column(tree.measure, tree.unit)]
     title = f"{tree.root.name} by {tree.measure}".capitalize()
-    return Report(title, [*columns, Column("share", "fraction")], rows, tree.notes)
+    columns.append(Column("share", "fraction"))
+    return Report(title, columns, rows, tree.notes, key="tree")
 
 
 def render_folded(tree: Tree) -> str:

@@ -76,9 +76,10 @@ def _whole(made: Schedule, notes: Sequence[str]) -> Report:
         "bound": (bounds.makespan, "ns"),
         "gap": (_gap(made, bounds), "fraction"),
     }
-    columns = [Column(""), Column("time", "ns"), Column("speed-up", "ratio")]
+    columns = [Column("", key="what"), Column("time", "ns"), Column("speed-up", "ratio")]
     title = f"Schedule of {counted(len(made.tasks), 'task')} on {counted(n, 'engine')}"
-    return Report(title, columns, rows, [_verdict(made, bounds), *notes], figures=figures)
+    notes = [_verdict(made, bounds), *notes]
+    return Report(title, columns, rows, notes, figures=figures, key="schedule")
 
 
 def _verdict(made: Schedule, bounds: Bounds) -> str:
@@ -157,7 +158,7 @@ def _causes(made: Schedule, parts: Sequence[Part]) -> Report:
         for name in sorted(time, key=lambda name: (-time[name], name))
     ]
     columns = [
-        Column(""),
+        Column("", key="what"),
         Column("parts", "count"),
         Column("time", "ns"),
         Column("of the makespan", "share"),

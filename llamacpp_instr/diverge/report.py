@@ -161,7 +161,7 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         title = f"The first op beyond {bound:g} is {_name(first)} ({first.op})"
         if first.weights:
             title += f", which reads {', '.join(first.weights)}"
-    report = Report(title, columns, rows)
+    report = Report(title, columns, rows, key="first")
     report.notes = [
         f"A is {a}, B is {b}.",
         "The relative error is the norm of the difference, in norms of A's values: the root of the"
@@ -231,7 +231,7 @@ def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
     columns = [
         Column("tensor"),
         Column("layer", "layer"),
-        Column("channel", "count"),
+        Column("channel", "id"),
         Column("squared error", "fraction"),
         Column("× mean", "number"),
         Column("relative error", "number"),
@@ -254,7 +254,7 @@ def _positions(found: Divergences, most: int | None) -> Report:
     columns = [
         Column("token"),
         Column("chunk", "count"),
-        Column("position", "count"),
+        Column("position", "id"),
         Column("KL divergence", "nats"),
         Column("error of the last layer", "number"),
     ]

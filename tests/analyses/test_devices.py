@@ -27,8 +27,10 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.schema import Note
+from tests.kit.in_process import titled
 from tests.kit.perfetto_queries import counters
 from tests.kit.perfetto_truth import result_times
+from tests.kit.reports import rows
 from tests.kit.trace_processor import ask, needs_node
 
 LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
@@ -56,14 +58,14 @@ def test_its_log_is_whole(log: Path) -> None:
 def test_speeds_are_those_of_the_clock() -> None:
     whole, steps = _clock()
     session = load_session(LOG)
-    reports = {report.title: report.to_json() for report in compute_summary(session)}
+    reports = {of["title"]: of for of in titled([of.to_json() for of in compute_summary(session)])}
     by_clock = reports["Time by the clock"]["figures"]["tokens/s"]["value"]
     assert by_clock == pytest.approx(whole, rel=CLOSE)
     decode = next(row for row in reports["Speed"]["rows"] if row["Phase"] == "decode")
     assert decode["tokens/s median"] == pytest.approx(np.median(steps[1:]), rel=CLOSE)
 
     (stats,) = compute_stats(session, "phase")
-    mean = {row["phase"]: row["mean"] for row in stats.to_json()["rows"]}
+    mean = {row["phase"]: row["mean"] for row in rows(stats)}
     assert 4e9 / mean["prefill"] == pytest.approx(steps[0], rel=CLOSE)
     assert mean["decode"] == pytest.approx(np.mean([1e9 / rate for rate in steps[1:]]), rel=CLOSE)
 
@@ -80,9 +82,9 @@ def test_what_is_not_known_is_not_shown() -> None:
     """The kernels of the device: only the embedding was computed on the CPU."""
     session = load_session(LOG)
     (stats,) = compute_stats(session, "phase")
-    assert {row["bytes/s"] for row in stats.to_json()["rows"]} == {None}
+    assert {row["bytes/s"] for row in rows(stats)} == {None}
     (ops,) = compute_stats(session, "op")
-    (row,) = ops.to_json()["rows"]
+    (row,) = rows(ops)
     assert (row["op"], row["count"]) == ("GET_ROWS", 16)
     assert any("Vulkan0" in note for note in ops.notes)
 
@@ -127,13 +129,13 @@ def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:
             device += result_times(events)[e["step"]] - e["t"]
 
     session = load_session(MIXED)
-    time = next(r for r in compute_summary(session) if r.title == "Where the time went").to_json()
-    rows = {row["Block"]: row["prefill"] + row["decode"] for row in time["rows"]}
+    time = next(r for r in compute_summary(session) if r.title == "Where the time went")
+    by_block = {row["Block"]: row["prefill"] + row["decode"] for row in rows(time)}
     whole = int((session.steps["end"] - session.steps["begin"]).sum())
-    assert rows["the device"] == device > 0.99 * whole
-    assert sum(rows.values()) == whole
-    assert 0 < rows["between ops"] < 0.01 * whole
-    parts = leaves(build_tree(session)).to_json()["rows"]
+    assert by_block["the device"] == device > 0.99 * whole
+    assert sum(by_block.values()) == whole
+    assert 0 < by_block["between ops"] < 0.01 * whole
+    parts = rows(leaves(build_tree(session)))
     assert sum(row["time"] for row in parts if row["layer"] == "the device") == device
 
     assert sum(int(of.gap.sum()) for of in session.ops if of.gap is not None) > 0.5 * whole

@@ -17,6 +17,7 @@ from converters.exports.perfetto import Options, write_perfetto
 from converters.exports.tables import load_tables
 from converters.report.report import shown
 from llamacpp_instr.log.reader import read_events
+from tests.kit.in_process import titled
 from tests.kit.page_tables import PageTables, cells, check_page
 from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.told import Row, Told
@@ -185,7 +186,7 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
 def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
     tables = load_tables(told.log)
     held = {name: sum(row[name] for row in summary["Memory"]) for name in ("weights", "compute")}
-    report = json.loads(told.instr("memory", told.log, "--json"))
+    report = titled(json.loads(told.instr("memory", told.log, "--json")))
     (memory,) = [of["rows"] for of in report if of["title"].startswith("Memory of context")]
     measured = summed((row["Memory"].partition(",")[0], row["measured"]) for row in memory)
     assert measured["weights"] == held["weights"] == tables.tensors.bytes.sum()

@@ -17,7 +17,7 @@ from llamacpp_instr.memory.breakdown import MemoryBreakdown
 from llamacpp_instr.memory.plan import plan_memory
 from llamacpp_instr.model.file import load_model_file
 from tests.conftest import ROOT, Instr, assert_refused
-from tests.kit.in_process import refusal
+from tests.kit.in_process import refusal, titled
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import memory_of, report, reported, without_library
@@ -159,7 +159,7 @@ def test_without_the_library_the_report_says_what_is_missing(
         [sys.executable, "-m", "llamacpp_instr", "report", model, "--json"],
         env=without_library(tmp_path, environment), cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-    memory = memory_of(json.loads(done.stdout))
+    memory = memory_of(titled(json.loads(done.stdout)))
     (weights,) = memory["rows"]
     assert weights["Memory"] == "weights, mapped"
     assert weights["predicted"] == gguf_span(model)

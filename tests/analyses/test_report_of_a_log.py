@@ -30,6 +30,7 @@ from llamacpp_instr.memory.breakdown import (
 from llamacpp_instr.memory.machine import machine_memory
 from llamacpp_instr.recording.session import record
 from tests.conftest import ROOT, Instr, assert_refused, read_events
+from tests.kit.in_process import titled
 from tests.kit.native_kit import random_models
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import edited, memory_of, report, reported, without_library
@@ -208,7 +209,7 @@ def test_without_the_library_a_log_is_read_all_the_same(
         [sys.executable, "-m", "llamacpp_instr", "memory", log, "--json"],
         env=without_library(tmp_path, environment), cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-    memory = memory_of(json.loads(done.stdout))
+    memory = memory_of(titled(json.loads(done.stdout)))
     assert memory["rows"][-1]["measured"] > 0
     assert any("Nothing was predicted" in n and "instr build" in n for n in memory["notes"])
 

@@ -359,9 +359,9 @@ def test_cells_are_shown_with_their_units(value, unit, text):
 
 
 def test_a_report_as_text_and_as_json():
-    columns = [Column("Name"), Column("time", "ns")]
+    columns = [Column("Name"), Column("time", "ns", "kept")]
     report = Report("A [title]", columns, [["a [b] row", 1500], ["b", 20]], ["Said once."])
-    report.figures["often"] = (1, "count")
+    report.figures["Often, B/s"] = (1, "share")
     assert render_text([report]) == (
         "A [title]\n"
         "  Name          time\n"
@@ -370,10 +370,14 @@ def test_a_report_as_text_and_as_json():
         "  Said once.\n"
     )
     assert report.to_json() == {
+        "id": "a_title",
         "title": "A [title]",
-        "units": {"Name": "text", "time": "ns"},
-        "rows": [{"Name": "a [b] row", "time": 1500}, {"Name": "b", "time": 20}],
-        "figures": {"often": {"value": 1, "unit": "count"}},
+        "columns": [
+            {"id": "name", "title": "Name", "unit": "text"},
+            {"id": "kept", "title": "time", "unit": "ns"},
+        ],
+        "rows": [{"name": "a [b] row", "kept": 1500}, {"name": "b", "kept": 20}],
+        "figures": {"often_b_per_s": {"title": "Often, B/s", "value": 1, "unit": "fraction"}},
         "notes": ["Said once."],
     }
 
@@ -404,6 +408,12 @@ def test_a_section_has_the_largest_of_many_rows(tmp_path):
     text = render_text([found])
     assert re.findall(r"\bB\d+", text) == [f"B{i}" for i in range(800, 900)]
     assert "Not shown: 800 more rows." in text
+
+
+def test_columns_of_one_name_have_two_ids():
+    """As the sides of a comparison of a log with itself."""
+    report = Report("", [Column("A, types"), Column("A, types")], [["x", "y"]], key="twice")
+    assert report.to_json()["rows"] == [{"a_types": "x", "a_types_2": "y"}]
 
 
 def test_layers_take_time_by_their_number(tmp_path):

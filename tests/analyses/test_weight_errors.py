@@ -77,7 +77,7 @@ def test_infinity_is_shown_as_such_and_is_valid_json() -> None:
     assert "∞" in render_html(found)
     assert "inf" in render_csv(found[-1])
     text = json.dumps([report.to_json() for report in found], allow_nan=False)
-    assert json.loads(text)[-1]["rows"][-1]["SQNR"] == "inf"
+    assert json.loads(text)[-1]["rows"][-1]["sqnr"] == "inf"
     zeros = [made("a.weight", -1, Sums(256, 0, 1, 1))]
     assert "-∞" in render_text(weight_error_reports(zeros, "A", "B"))
     assert rows(weight_error_reports(zeros, "A", "B")[0])[0]["SQNR"] == "-inf"

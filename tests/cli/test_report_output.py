@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from converters.report.report import Unit
 from llamacpp_instr import cli
+from tests.kit.in_process import titled
 from tests.kit.nursery import Nursery
 
 TESTS = Path(__file__).parent.parent
@@ -118,7 +119,7 @@ def test_no_report_is_forgotten() -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("name", REPORTS)
 def test_json_has_raw_numbers_with_units(name: str) -> None:
-    reports = json.loads(instr(REPORTS[name], "--json").stdout)
+    reports = titled(json.loads(instr(REPORTS[name], "--json").stdout))
     assert any(report["rows"] for report in reports)
     for report in reports:
         assert set(report["units"].values()) <= set(get_args(Unit))
@@ -149,7 +150,9 @@ def test_one_of_a_kind_is_no_plural(name: str, short: Path) -> None:
 
 
 def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
-    reports = {of["title"]: of for of in json.loads(instr(REPORTS["summary"], "--json").stdout)}
+    reports = {
+        of["title"]: of for of in titled(json.loads(instr(REPORTS["summary"], "--json").stdout))
+    }
     end = json.loads(LOG.read_text().splitlines()[-1])
     recorder = reports["Recorder"]["figures"]
     assert recorder["overhead"] == {"value": end["overhead_ns"], "unit": "ns"}

@@ -22,6 +22,7 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, run
 from tests.kit.gguf_files import save
+from tests.kit.in_process import titled
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.tiny_models import write_bert, write_gpt2, write_llama, write_speaker
@@ -231,7 +232,7 @@ def test_json_has_every_tensor(tmp_path: Path) -> None:
     words = ("demo", quantized_demo("Q8_0"), "--tokens", 16, "--threads", 1, "-o", out)
     done = instr(*words, "--bound", 0)
     assert done.exit_code == 0, done.output
-    reports = json.loads(out.read_text())
+    reports = titled(json.loads(out.read_text()))
     assert reports[0]["title"].startswith("The first op beyond 0 is embd (GET_ROWS)")
     assert len(reports[-1]["rows"]) == 74
     assert reports[0]["figures"]["KL divergence"]["value"] > 0

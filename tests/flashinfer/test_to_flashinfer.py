@@ -19,6 +19,7 @@ from converters.flashinfer.definition import Catalog, Definition
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.validate.node import error_of
 from tests.conftest import Instr, assert_refused
+from tests.kit.in_process import titled
 from tests.kit.native_kit import random_models
 from tests.kit.told import Row
 
@@ -131,7 +132,7 @@ def test_coverage_by_a_data_set(dataset: Path, instr: Instr) -> None:
     definition.write_text(json.dumps(changed))
     (dataset / "definitions" / "rmsnorm" / "rmsnorm_h256.json").unlink()
     done = instr("to-flashinfer", LOG, "-o", "other", "--dataset", dataset, "--json")
-    (report,) = json.loads(done.stdout)
+    (report,) = titled(json.loads(done.stdout))
     rows = {row["definition"]: row for row in report["rows"]}
     assert rows["gemm_n768_k256"]["in the data set"] == "K differ"
     assert rows["rmsnorm_h256"]["in the data set"] == "definition not found"

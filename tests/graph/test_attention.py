@@ -18,6 +18,7 @@ from llamacpp_instr.graph.attention import Attention, Seen, Span, Ubatch, attent
 from llamacpp_instr.log.session import load_session
 from tests.kit.attention_truth import counts
 from tests.kit.native_kit import DEMO, random_models
+from tests.kit.reports import rows
 
 pytestmark = pytest.mark.native
 
@@ -88,7 +89,7 @@ def test_where_two_caches_look_alike_a_window_gives_a_bound(tmp_path: Path) -> N
     assert bounds == [False] + [True] * len(TEXT_LATER)
     assert all(of > n for of, n in zip(flops[1:], counted[1:], strict=True))
     report = compute_stats(load_session(tmp_path / "a.log"))[0]
-    labelled = {row["op"]: row["at_most"] for row in report.to_json()["rows"] if "at_most" in row}
+    labelled = {row["op"]: row["at_most"] for row in rows(report) if "at_most" in row}
     assert labelled == {"FLASH_ATTN_EXT": ["FLOP/s", "bytes/s"]}
     assert render_text([report]).count("≤") == 3  # two rates, and the note
     ops = load_tables(tmp_path / "a.log").ops

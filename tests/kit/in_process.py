@@ -34,8 +34,26 @@ def told(*words: object) -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    found: list[dict[str, Any]] = json.loads(printed(*words, "--json"), parse_constant=refuse)
-    return found
+    return titled(json.loads(printed(*words, "--json"), parse_constant=refuse))
+
+
+def titled(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reports in JSON, with titles in place of the names for scripts, as a reader sees them."""
+    return list(map(_titled, reports))
+
+
+def _titled(report: dict[str, Any]) -> dict[str, Any]:
+    titles = {column["id"]: column["title"] for column in report["columns"]}
+    assert len(titles) == len(report["columns"])
+    rows = [{titles.get(key, key): cell for key, cell in row.items()} for row in report["rows"]]
+    for row in rows:
+        if "at_most" in row and "at_most" not in titles:
+            row["at_most"] = [titles[key] for key in row["at_most"]]
+    units = {column["title"]: column["unit"] for column in report["columns"]}
+    figures = {
+        of["title"]: {"value": of["value"], "unit": of["unit"]} for of in report["figures"].values()
+    }
+    return {**report, "units": units, "rows": rows, "figures": figures}
 
 
 def refusal(*words: object) -> str:

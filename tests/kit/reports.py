@@ -9,6 +9,7 @@ from typing import Any
 from converters.report.report import Report
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from tests.kit.in_process import titled
 from tests.kit.made_log import encode
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ def column(report: Report, name: str) -> list[Any]:
 
 def rows(report: Report) -> list[Row]:
     """The rows as JSON has them: by the names of their columns."""
-    found: list[Row] = report.to_json()["rows"]
+    found: list[Row] = titled([report.to_json()])[0]["rows"]
     return found
 
 

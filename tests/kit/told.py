@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.probe.file import Bandwidth, probe_json
 from llamacpp_instr.schema import SessionStart
+from tests.kit.in_process import titled
 from tests.kit.made_probe import probe_of
 
 Row = dict[str, Any]
@@ -41,7 +42,7 @@ class Told:
         ).stdout  # fmt: skip
 
     def reports(self, *arguments: object) -> dict[str, Row]:
-        return {of["title"]: of for of in json.loads(self.instr(*arguments, "--json"))}
+        return {of["title"]: of for of in titled(json.loads(self.instr(*arguments, "--json")))}
 
     def tables(self, *arguments: object) -> dict[str, list[Row]]:
         return {title: of["rows"] for title, of in self.reports(*arguments).items()}

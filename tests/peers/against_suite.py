@@ -153,7 +153,7 @@ def test_the_command_agrees_and_parts(
         "validate", imported, "--against", folder, "--prompt", "Once upon a time", "--json"
     )
     assert same.returncode == 0, same.stderr
-    assert json.loads(same.stdout)[0]["figures"]["parts at"]["value"] is None
+    assert json.loads(same.stdout)[0]["figures"]["parts_at"]["value"] is None
     turned = copied(folder, tmp_path)
     changed(turned, rope_parameters={"rope_theta": 500.0, "rope_type": "default"})
     other = started_instr("validate", imported, "--against", turned)

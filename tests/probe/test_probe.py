@@ -29,6 +29,7 @@ from llamacpp_instr.probe.ggml import Ggml, Graph
 from tests.conftest import Instr
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import MIB, probe_of
+from tests.kit.reports import rows as rows_of
 from tests.kit.reports import session_of
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -67,7 +68,7 @@ def test_an_op_reaches_the_lower_roof() -> None:
     rows = {
         (report.title.rpartition(" ")[2], row["op"]): row
         for report in reports
-        for row in report.to_json()["rows"]
+        for row in rows_of(report)
     }
     ops = load_tables(LOG).ops
     ops = ops[(ops.thread == 0) & (ops.phase == "decode")]

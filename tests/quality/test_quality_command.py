@@ -22,6 +22,7 @@ from llamacpp_instr.quality.divergence import Outputs
 from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
+from tests.kit.in_process import titled
 from tests.kit.native_kit import DEMO, random_models
 from tests.kit.quantized_kit import quantized_demo
 
@@ -39,7 +40,7 @@ def compared(*paths: Path, **options: Any) -> Outputs:
 def outputs(instr: Instr, *arguments: object) -> Any:
     done = instr("quality", *arguments, "--only", "outputs", "--threads", 1, "--json")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return titled(json.loads(done.stdout))
 
 
 def test_a_model_does_not_differ_from_itself(instr: Instr) -> None:
@@ -70,7 +71,7 @@ def test_text_may_come_from_standard_input(instr: Instr) -> None:
 
 def test_the_errors_of_weights_stand_beside(instr: Instr) -> None:
     command = ("quality", "demo", quantized_demo("Q8_0"), "--ctx", 64, "--chunks", 1)
-    reports = json.loads(instr(*command, "--threads", 1, "--json").stdout)
+    reports = titled(json.loads(instr(*command, "--threads", 1, "--json").stdout))
     assert reports[0]["rows"][0]["SQNR"] is None, "the reference"
     (weights,) = (r for r in reports if r["title"].startswith("Error of the weights of"))
     assert reports[0]["rows"][1]["SQNR"] == weights["rows"][0]["SQNR"] > 40

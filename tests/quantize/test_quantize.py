@@ -22,6 +22,7 @@ from llamacpp_instr.quantize.plan import (
 )
 from llamacpp_instr.quantize.runner import Quantizer
 from tests.conftest import Instr
+from tests.kit.in_process import titled
 from tests.kit.native_kit import (
     compile_program,
     installed_library,
@@ -258,7 +259,7 @@ def test_a_dry_run_writes_nothing_and_knows_every_file_type(instr: Instr, tmp_pa
     types = [*WRITABLE, *ALIASES]
     done = instr("quantize", "demo", "--types", ",".join(types), "--dry-run", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    sizes = json.loads(done.stdout)[0]
+    sizes = titled(json.loads(done.stdout))[0]
     assert sizes["units"]["bytes"] == "count"
     assert [file["type"] for file in sizes["rows"]] == list(WRITABLE)
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +289,7 @@ def test_names_of_a_model_do_nothing_to_the_terminal(instr: Instr, tmp_path: Pat
     assert "\x1b" not in done.stdout
     assert r"blk.0.\x1b[2Jffn_up" in done.stdout
     done = instr("quantize", "model.gguf", "--types", "Q4_K_M", "--dry-run", "--json")
-    assert name in [tensor["tensor"] for tensor in json.loads(done.stdout)[-1]["rows"]]
+    assert name in [tensor["tensor"] for tensor in titled(json.loads(done.stdout))[-1]["rows"]]
 
 
 def test_a_dry_run_lists_what_falls_back(instr: Instr, models: Path) -> None:

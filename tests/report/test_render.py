@@ -7,6 +7,7 @@ import io
 import re
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from converters.report.render import render_csv, render_html, render_markdown
 from converters.report.report import MOST_ROWS, Column, Report
 from converters.report.text import render_text
 from llamacpp_instr.terminal import printable
+from tests.kit import report_names
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
 REPORT = Report("A | <b>", COLUMNS, [["x|y <i>", 1500, 0.25], ["z_1", None, None]], ["A *note*."])
@@ -116,7 +118,7 @@ def test_pieces_of_a_table_name_their_rows_and_break_no_word():
     )
     assert "#" not in render_text([report], width=100)
     assert render_csv(report).startswith("host,build,phase,p50 (ns)\n")
-    assert set(report.to_json()["units"]) == {"host", "build", "phase", "p50_ns"}
+    assert [of["id"] for of in report.to_json()["columns"]] == ["host", "build", "phase", "p50_ns"]
 
 
 def test_a_wide_character_takes_two_columns():
@@ -153,3 +155,11 @@ def test_layers_that_look_the_same_are_one_row():
         "  A row is one layer of each kind; --json has all layers.\n"
     )
     assert "Not" not in render_text([Report("Few", columns, rows[:12])])
+
+
+def test_the_names_for_scripts_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A title may be worded anew; then its column or table needs its former name as `key`."""
+    monkeypatch.chdir(report_names.ROOT)
+    page = report_names.PAGE.read_text(encoding="utf-8")
+    assert report_names.listed(page) == page
+    assert "``" not in page.partition("## Names")[2], "each table and column has one"

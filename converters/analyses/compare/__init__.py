@@ -135,7 +135,7 @@ def _models(candidates: Sequence[Candidate]) -> Report:
                 *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
             ]
         )
-    return Report("", columns, rows)
+    return Report("", columns, rows, key="models")
 
 
 def _settings(pairs: Sequence[Pair]) -> Iterator[Report]:
@@ -190,7 +190,7 @@ def _numbers(title: str, what: Literal["role", "layer", "tensor"], rows: Sequenc
         for phase in phases:
             cell += _timed(row, phase)
         cells.append(cell)
-    return Report(title, columns, cells)
+    return Report(title, columns, cells, key=f"by_{what}")
 
 
 def _timed(row: Row, phase: str) -> list[Cell]:
@@ -223,7 +223,7 @@ def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
                 sqnr_words(row),
             ]
         )
-    return Report(title, columns, cells)
+    return Report(title, columns, cells, key=f"by_{what}")
 
 
 def _told_phase(rows: Sequence[Row]) -> str | None:

@@ -153,7 +153,8 @@ def _step_report(found: Sides, whole: dict[str, Ratio]) -> Report:
     interval = found.interval_note("AB")
     notes.append(f'"from" and "to" are the 95 % interval, for the whole table at once. {interval}')
     rows = [row(phase, ratio) for phase, ratio in whole.items()]
-    return Report("Steps, median time", columns("Phase"), rows, notes, figures=figures)
+    title = "Steps, median time"
+    return Report(title, columns("Phase"), rows, notes, figures=figures, key="steps")
 
 
 def _part_report(found: Sides, work: _Work | None, by: str, phase: str) -> Report:
@@ -189,7 +190,8 @@ def _part_report(found: Sides, work: _Work | None, by: str, phase: str) -> Repor
         if lone and by in ("block", "layer"):
             missing.append(f"Only in {name}: {', '.join(lone)}.")
     headings = columns(by.capitalize(), "layer" if by == "layer" else "text")
-    return Report(f"{phase.capitalize()} by {by}, median of a step", headings, rows, missing)
+    title = f"{phase.capitalize()} by {by}, median of a step"
+    return Report(title, headings, rows, missing, key=f"{phase}_by_{by}")
 
 
 def _tensor(unit: Unit) -> str:
@@ -216,5 +218,6 @@ def _only_reports(found: Sides, work: _Work) -> list[Report]:
             headings = [Column("Op"), Column("block"), Column("tensor"), Column("times", "count")]
             headings += [Column(phase, "ns") for phase in found.phases]
             logs = f"{len(side)} logs" if found.several else side[0].session.path
-            reports.append(Report(f"Only in {name}, {logs}", headings, rows))
+            title = f"Only in {name}, {logs}"
+            reports.append(Report(title, headings, rows, key=f"only_in_{name.lower()}"))
     return reports

@@ -42,10 +42,10 @@ def columns(
         Column(first, unit),
         Column(a, "ns"),
         Column(b, "ns"),
-        Column(f"{b} / {a}", "ratio"),
+        Column(f"{b} / {a}", "ratio", "ratio"),
         Column("from", "ratio"),
         Column("to", "ratio"),
-        Column(f"{b} is"),
+        Column(f"{b} is", key="verdict"),
     ]
 
 

@@ -128,7 +128,7 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
     notes += unlike
     notes += found.notes
     headings = [Column("side"), Column("log"), *map(Column, differing)]
-    return Report(_answer(found, names, trends), headings, rows, notes)
+    return Report(_answer(found, names, trends), headings, rows, notes, key="answer")
 
 
 def _logs(side: Side) -> str:
@@ -178,7 +178,8 @@ def _step_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -
         '"from" and "to" are the 95 % interval, for the whole table at once: Bonferroni\'s'
         f" correction for {n_ratios} ratios. {found.interval_note(names)}"
     )
-    return Report("Steps, median time", STEPS, rows, notes, figures=figures, labels=2)
+    title = "Steps, median time"
+    return Report(title, STEPS, rows, notes, figures=figures, labels=2, key="steps")
 
 
 def _cells(ratio: Ratio | None) -> list[Cell]:
@@ -208,7 +209,8 @@ def _part_report(found: Sides, names: Sequence[str], by: str, phase: str) -> Rep
         rows.append([*row(label, trends[key].whole), ", ".join(changes) or None])
     headings = columns(by.capitalize(), "layer" if by == "layer" else "text", names[0], names[-1])
     headings.append(Column("than previous"))
-    return Report(f"{phase.capitalize()} by {by}, median of a step", headings, rows)
+    title = f"{phase.capitalize()} by {by}, median of a step"
+    return Report(title, headings, rows, key=f"{phase}_by_{by}")
 
 
 def _chart(found: Sides, names: Sequence[str], trends: dict[str, Trend]) -> Figure:

@@ -69,7 +69,7 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         "memory to fit into": (held.room, "bytes"),
         "resident": (held.rss or None, "bytes"),
     }
-    return Report(_title(held), columns, rows, notes, figures=figures)
+    return Report(_title(held), columns, rows, notes, figures=figures, key="memory")
 
 
 def explain_difference(held: Held) -> list[str]:

@@ -36,7 +36,7 @@ def compute_overview(model: StoredModel) -> Report:
     row: list[Cell] = [len(model.tensors), model.n_elements, model.file_size, model.n_bytes]
     row += _cost(model.n_elements, model.n_bytes)
     title = f"{model.name}: {model.description}" if model.description else model.name
-    return Report(title, columns, [row])
+    return Report(title, columns, [row], key="model")
 
 
 def compute_types(model: StoredModel) -> Report:
