@@ -62,8 +62,13 @@ const char * buffer_name(const ggml_tensor * t) {
     return buffer ? ggml_backend_buffer_name(buffer) : "";
 }
 
+// without trailing ones; ggml_n_dims() also leaves out a trailing 0, of a tensor without elements
 size_t n_dims(const ggml_tensor * t) {
-    return (size_t) ggml_n_dims(t);
+    size_t n = GGML_MAX_DIMS;
+    while (n > 1 && t->ne[n - 1] == 1) {
+        n--;
+    }
+    return n;
 }
 
 // numbers the leafs and the buffers of a graph in the order in which its nodes name them

@@ -85,10 +85,6 @@ std::vector<std::string> cpu_features() {
     return names;
 }
 
-uint64_t physical_memory() {
-    return (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
-}
-
 std::string iso_time(const timespec & wall) {
     struct tm utc;
     gmtime_r(&wall.tv_sec, &utc);
@@ -108,7 +104,7 @@ void write_host(json_line & line) {
         line.item(name);
     }
     line.close_array();
-    line.kv(LLAMA_INSTR_K_CORES, sysconf(_SC_NPROCESSORS_ONLN)).kv(LLAMA_INSTR_K_MEMORY, physical_memory());
+    line.kv(LLAMA_INSTR_K_CORES, sysconf(_SC_NPROCESSORS_ONLN)).kv(LLAMA_INSTR_K_MEMORY, (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE));
     line.kv(LLAMA_INSTR_K_OS, std::string(os.sysname) + " " + os.release + " " + os.machine);
     line.close_object();
 }
@@ -151,7 +147,6 @@ int thread_id() {
 }
 
 void write_session_start(session & s) {
-    static const char * levels[] = { "minimal", "detailed", "verbose" };
     timespec wall;
     const uint64_t before = ggml_instr_clock_ns();
     clock_gettime(CLOCK_REALTIME, &wall);
@@ -170,7 +165,7 @@ void write_session_start(session & s) {
     }
     line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
     line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
-    line.kv(LLAMA_INSTR_K_LEVEL, levels[(int) s.detail]);
+    line.kv(LLAMA_INSTR_K_LEVEL, level_names[(int) s.detail]);
     line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
     if (s.reads_values() || s.is_debugged()) {
         line.kv(LLAMA_INSTR_K_PERTURBED, true);

@@ -20,7 +20,6 @@
 namespace llama_instr {
 
 bool parse_level(const char * text, level & out) {
-    static const char * const level_names[] = { "minimal", "detailed", "verbose" };
     for (int i = 0; i < 3; i++) {
         if (strcmp(text, level_names[i]) == 0) {
             out = (level) i;

@@ -21,6 +21,7 @@
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
 enum class level { minimal, detailed, verbose };
+inline constexpr const char * level_names[] = { "minimal", "detailed", "verbose" };
 
 bool parse_level(const char * text, level & out);
 
