@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.nursery import Nursery
-from tests.recording.test_faults import in_namespace
+from tests.kit.programs import in_namespace
 
 pytestmark = pytest.mark.native
 

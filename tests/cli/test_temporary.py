@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Instr
 from tests.kit.mutants import damaged
 from tests.kit.native_kit import DEMO
-from tests.recording.test_faults import in_namespace
+from tests.kit.programs import in_namespace
 
 pytestmark = pytest.mark.native
 

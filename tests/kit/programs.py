@@ -29,6 +29,16 @@ def run_python(
     return done
 
 
+def in_namespace(
+    script: str, *arguments: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a shell script that may mount file systems, in its own namespace."""
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *arguments],
+        capture_output=True, text=True, timeout=300, cwd=cwd,
+    )  # fmt: skip
+
+
 def native_program(
     name: str, into: Path, library: Path | None = None, flags: Sequence[str] = ()
 ) -> Path:

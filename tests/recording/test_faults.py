@@ -15,7 +15,7 @@ import pytest
 from llamacpp_instr import schema
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
-from tests.kit.programs import python
+from tests.kit.programs import in_namespace, python
 
 pytestmark = pytest.mark.native
 
@@ -124,14 +124,6 @@ RECORD = f"""
             llm.create_completion("Once upon a time", max_tokens=100, temperature=0)
     print("done")
 """
-
-
-def in_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script that may mount file systems, in its own namespace."""
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *arguments],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
 
 
 def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
