@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,39 @@ def countable_library(*, patched: bool) -> Path:
     return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
 
 
+@dataclass(frozen=True)
+class MutableBuild:
+    """A build of the patched llama.cpp whose sources may be changed, and who tests it."""
+
+    tree: Path
+    objects: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which tests use its library and its headers."""
+        library = str(self.objects / "bin")
+        return {"LLAMA_CPP_LIB_PATH": library, "INSTR_TEST_TREE": str(self.tree)}
+
+    def make(self) -> int:
+        """Compile what has changed; returns the exit status."""
+        command = ["cmake", "--build", str(self.objects), "--target", "llama"]
+        return subprocess.run(command, env=_with_cmake(), capture_output=True).returncode
+
+    def code(self) -> dict[str, bytes]:
+        """The libraries' bytes."""
+        return {path.name: path.read_bytes() for path in (self.objects / "bin").glob("*.so")}
+
+
+def mutable_build() -> MutableBuild:
+    work = _built("mutants", WITHOUT_PROGRAMS, ("llama",), True).parent / "work"
+    return MutableBuild(_root(work / "tree"), work / "build")
+
+
 def installed_library() -> Path:
-    """Directory of the patched libraries of this environment."""
-    return Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib"
+    """Directory of the patched libraries of this environment, or of those that are tested
+    instead."""
+    other = os.environ.get("LLAMA_CPP_LIB_PATH")
+    return Path(other or Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib")
 
 
 @functools.cache
@@ -99,6 +130,8 @@ def random_models() -> Path:
 
 @functools.cache
 def patched_tree() -> Path:
+    if other := os.environ.get("INSTR_TEST_TREE"):
+        return Path(other)
     key = _key((), patched=True)
     return _tree(cache_dir() / "tests" / f"tree-{key}", patched=True)
 
@@ -153,21 +186,25 @@ def _build(
 ) -> None:
     work, binaries = place / "work", place / "bin"
     tree = _tree(work / "tree", patched)
-    # cmake and ninja came with the test extra, beside this Python
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     cpu = None if "-DGGML_NATIVE=OFF" in flags else cpu_identity()
-    env = {**os.environ, "PATH": path, **ccache_environment(work, cpu)}
+    env = {**_with_cmake(), **ccache_environment(work, cpu)}
     objects = work / "build"
     print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(objects), *flags],
         ["cmake", "--build", str(objects), "-j", str(usable_cpus()), "--target", *targets],
     ):
-        command[0] = shutil.which(command[0], path=path) or command[0]
+        command[0] = shutil.which(command[0], path=env["PATH"]) or command[0]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     # programs find their libraries by absolute paths, so they stay in the build directory
     binaries.symlink_to(objects / "bin")
+
+
+def _with_cmake() -> dict[str, str]:
+    """The environment, with cmake and ninja, which came with the test extra, beside this Python."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path}
 
 
 def _key(flags: Sequence[str], patched: bool) -> str:
@@ -205,6 +242,10 @@ def _tree(place: Path, patched: bool) -> Path:
             log = BuildLog(cache / "logs" / "tests.log")
             sdist = fetch_sdist(patches_dir(), cache, log)
             make_tree(sdist, place, patches_dir(), log, patched=patched)
+    return _root(place)
+
+
+def _root(place: Path) -> Path:
     (root,) = (path for path in place.iterdir() if path.is_dir())
     return root / VENDORED
 

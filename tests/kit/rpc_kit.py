@@ -15,23 +15,31 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.kit.native_kit import ROOT, installed_library, patched_tree
+from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.build.wheel import wheel_key
+from tests.kit.native_kit import ROOT, installed_library, locked, patched_tree
 
 
-def compile_rpc(into: Path) -> Path:
-    """The library of the backend."""
+def rpc_library() -> Path:
+    """The library of the backend; it is built once for each source."""
     tree, library = patched_tree() / "ggml", installed_library()
     folder = tree / "src" / "ggml-rpc"
-    compiled = into / "libggml-rpc.so"
-    command = [
-        os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread",
-        *(f"-D{name}" for name in ("GGML_SHARED", "GGML_BACKEND_SHARED", "GGML_BACKEND_BUILD")),
-        f"-I{tree / 'include'}", f"-I{tree / 'src'}",
-        str(folder / "ggml-rpc.cpp"), str(folder / "transport.cpp"), "-o", str(compiled),
-        f"-L{library}", "-l:libggml-base.so.0", f"-Wl,-rpath,{library}",
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
-    return compiled
+    sources = [folder / "ggml-rpc.cpp", folder / "transport.cpp"]
+    texts = [path.read_text() for path in sources]
+    key = wheel_key({"sources": texts, "tree": str(tree)})
+    place = cache_dir() / "tests" / f"rpc-{wheel_key({'library': str(library)})}-{key}"
+    with locked(place) as done:
+        if not done:
+            place.mkdir(parents=True)
+            command = [
+                os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread",
+                *(f"-DGGML_{name}" for name in ("SHARED", "BACKEND_SHARED", "BACKEND_BUILD")),
+                f"-I{tree / 'include'}", f"-I{tree / 'src'}", *map(str, sources),
+                "-o", str(place / "libggml-rpc.so"),
+                f"-L{library}", "-l:libggml-base.so.0", f"-Wl,-rpath,{library}",
+            ]  # fmt: skip
+            subprocess.run(command, check=True)
+    return place / "libggml-rpc.so"
 
 
 @contextlib.contextmanager

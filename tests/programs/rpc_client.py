@@ -14,7 +14,7 @@ from llamacpp_instr.__main__ import main
 
 def add_server(library: str, address: str) -> None:
     """As llama.cpp's own programs do (common/arg.cpp)."""
-    ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml.so.0"))
+    ggml = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).with_name("libggml.so.0")))
     rpc = ctypes.CDLL(library)
     rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
     ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(address.encode())))

@@ -16,7 +16,7 @@ CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 def main() -> None:
     # a process has each library once, under the name by which the others need it
-    ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml.so.0"))
+    ggml = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).with_name("libggml.so.0")))
     ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
     devices = (ctypes.c_void_p * 1)(ggml.ggml_backend_dev_by_type(CPU))
     rpc = ctypes.CDLL(sys.argv[1])

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.kit.programs import native_program
-from tests.kit.rpc_kit import compile_rpc, instr_over_rpc, rpc_server
+from tests.kit.rpc_kit import instr_over_rpc, rpc_library, rpc_server
 from tests.kit.told import Row
 
 pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
-def rpc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_rpc(tmp_path_factory.mktemp("rpc"))
+def rpc() -> Path:
+    return rpc_library()
 
 
 def validated(rpc: Path, address: str, out: Path, layers: int = -1) -> tuple[int, list[Row]]:
