@@ -1,9 +1,7 @@
-"""What a log says of sequences and of the machine, against what the process itself knows."""
+"""What a log says of sequences, against what the process itself knows."""
 
 from __future__ import annotations
 
-import json
-import resource
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ import llamacpp_instr
 from llamacpp_instr.errors import UsageError
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
-from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.programs import run_python
+from tests.kit.native_kit import DEMO
 
 pytestmark = pytest.mark.native
 api = pytest.importorskip("llama_cpp.llama_cpp")  # tests of other files need no `instr build`
@@ -54,36 +51,3 @@ def test_a_mark_names_its_sequence_at_its_end(tmp_path: Path) -> None:
             request.seq = 256
     marks = read_events(tmp_path / "a.log", "mark")
     assert [mark.get("seq") for mark in marks] == [None, 7, None, None, None, None]
-
-
-USED = """
-import json, resource, sys, time
-from tests.kit.decoder import Decoder
-import llamacpp_instr
-
-session = Decoder(sys.argv[1])
-before = resource.getrusage(resource.RUSAGE_SELF)
-with llamacpp_instr.record(sys.argv[2], level="minimal"):
-    for _ in range(6):
-        session.generate()
-        session.forget()
-    time.sleep(0.3)  # without a step: nothing to say
-after = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([b - a for a, b in zip(before, after)]))
-"""
-
-
-def test_the_machine_is_what_the_process_counts_itself(tmp_path: Path) -> None:
-    """Its parts lie inside what the process counts around them."""
-    log = tmp_path / "a.log"
-    done = run_python(USED, DEMO, log, cwd=ROOT, check=True)
-    used = resource.struct_rusage(json.loads(done.stdout))
-    machine = read_events(log, "machine")
-    assert 0 < sum(of["cpu"] for of in machine) <= (used.ru_utime + used.ru_stime) * 1e9 + 1000
-    assert sum(of["nvcsw"] for of in machine) <= used.ru_nvcsw
-    assert sum(of["nivcsw"] for of in machine) <= used.ru_nivcsw
-    ends = [of["t"] for of in machine]
-    begins = [of["t"] - of["dur"] for of in machine]
-    start = read_events(log, "session_start")[0]["t"]
-    assert begins[0] >= start
-    assert begins[1:] == ends[:-1], "each begins where the one before ended"

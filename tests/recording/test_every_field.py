@@ -1,0 +1,133 @@
+"""Every field of the log has a test that compares it with who knows better: the kernel, ggml,
+llama.cpp, gguf-py, or the program that was recorded."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from llamacpp_instr import schema
+from tests.kit.native_kit import ROOT
+
+CHECKS = {
+    "batches": {
+        "a_step_is_the_batch_that_was_given": """step_begin: t step ctx kind phase n_tokens
+            n_outputs n_seqs pos thread seq seq_pos; step_end: t step status n_ubatch n_reused""",
+        "computes_are_the_ubatches": "compute: compute ctx step source reused n_tokens n_threads",
+        "the_cache_is_what_was_put_into_it": "kv: ctx op used size bytes seq seq_dst p0 p1 arg",
+        "a_ubatch_takes_the_cells_that_are_free": "kv: t step n_kv cells",
+        "the_caches_of_a_context_are_told_apart": "kv: cache kind",
+        "a_step_that_fails_has_its_status": "step_end: status; compute: status",
+        "a_token_is_what_the_sampler_gave": "token: t ctx step seq index id text hex p dur",
+    },
+    "sequences": {
+        "a_step_names_its_sequences_and_a_token_its_own": "step_begin: seq_tokens seq_outputs",
+        "a_mark_names_its_sequence_at_its_end": "mark: seq",
+    },
+    "times": {
+        "each_phase_has_its_own_time": """step_end: prepare readback recorder;
+            compute: t apply build alloc inputs start dur""",
+        "kernels_run_inside_of_the_compute": "ops: t compute gap dur wait tail thread; layers: t",
+        "the_totals_are_the_sums": "session_end: decode_ns overhead_ns",
+        "splits_are_the_backends_of_their_nodes": """splits: t compute split gap dur asynchronous;
+            graph.splits: start end backend""",
+        "a_wait_for_a_device_lies_inside_of_the_callers": "sync: t ctx dur",
+    },
+    "accounting": {
+        "layers_are_the_sums_of_their_ops": "layers: compute layer gap dur",
+    },
+    "graphs": {
+        "a_graph_is_ggmls": """graph: uid n_nodes n_exec splits buffers leafs nodes;
+            graph.leafs: name type ne bytes buffer tensor;
+            graph.nodes: name op type ne bytes src buffer params exec nb""",
+        "the_layer_of_a_node_is_that_of_its_name": "graph.nodes: layer",
+        "where_a_graph_comes_from": "graph: t graph ctx source why; compute: graph",
+        "a_plan_has_every_node_that_runs_once": "plan: t plan graph node n; ops: plan",
+    },
+    "machine": {
+        "the_machine_is_what_the_kernel_counts": "machine: t dur cpu delay nvcsw nivcsw",
+        "load_and_times_are_those_of_the_kernels_files": "machine: load running busy steal",
+        "page_faults_are_what_the_kernel_counts": "step_end: minflt majflt",
+    },
+    "read_values": {
+        "the_values_of_nodes_are_numpys": """tensor_stats: t compute graph node name layer n min max
+            mean std nan inf zero hist""",
+    },
+    "facts": {
+        "the_first_and_the_last_line": """session_start: t schema id time wall;
+            session_end: t reason events bytes dropped_ops""",
+        "the_clock_is_the_counter_if_the_kernel_trusts_it": "session_start: clock",
+        "the_producer_the_host_and_the_process": """session_start: producer host process;
+            session_start.producer: llama_cpp commit patches abi;
+            session_start.host: cpu features cores memory os; session_start.process: pid""",
+        "what_disturbs_the_times_is_said": "session_start: level perturbed",
+        "a_model_is_what_llama_cpp_says": """model: t model path arch name description params bytes
+            ftype dur n_tensors""",
+        "hyper_parameters_are_those_of_the_file": "model: hparams",
+        "weights_are_those_of_the_file": "tensor: t model tensor name type ne bytes buffer layer",
+        "contexts_are_what_llama_cpp_says": """context: t ctx model n_ctx n_ctx_seq n_batch n_ubatch
+            n_seq_max n_threads n_threads_batch type_k type_v flash_attn causal embeddings
+            kv_unified offload_kqv backends""",
+        "the_memory_of_contexts_is_what_llama_cpp_prints": """memory: t ctx buffers rss;
+            memory.buffers: buffer model context compute""",
+        "messages_are_llama_cpps": "message: t level text",
+        "marks_name_their_thread_and_notes_their_time": "mark: t thread; note: t",
+    },
+    "text": {
+        "every_argument_of_exec_leaves_a_log_that_can_be_read": "session_start.process: argv",
+    },
+    "recording": {
+        "any_use_of_llama_cpp_is_recorded": "session_start: args",
+        "marks_and_notes": "mark: mark name phase; note: name data",
+    },
+    "rotation": {
+        "a_log_rotates_without_a_lost_event": "session_start: part",
+    },
+    "faults": {
+        "a_full_disk_is_told_once_and_inference_goes_on": "session_end: dropped",
+    },
+}  # fmt: skip
+"""the fields that a test of `tests/recording` checks"""
+
+
+def parts_of(type_: Any) -> Iterator[type[msgspec.Struct]]:
+    """The struct in a field's type, or in its lists."""
+    for inner in (type_, *get_args(type_)):
+        if inner is not type_:
+            yield from parts_of(inner)
+        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            yield inner
+
+
+def fields_of(struct: type[msgspec.Struct], name: str) -> set[tuple[str, str]]:
+    found = set()
+    for key, type_ in get_type_hints(struct).items():
+        found.add((name, key))
+        for part in parts_of(type_):
+            found |= fields_of(part, f"{name}.{key}")
+    return found
+
+
+def test_every_field_has_a_check() -> None:
+    fields = set()
+    for event in schema.EVENTS:
+        fields |= fields_of(event, schema.event_name(event))
+    checked = {
+        (event.strip(), key)
+        for tests in CHECKS.values()
+        for text in tests.values()
+        for event, _, keys in (line.partition(":") for line in text.split(";"))
+        for key in keys.split()
+    }
+    assert fields - checked == set(), "a field that no test compares with the truth"
+    assert checked - fields == set(), "no field"
+
+
+def test_the_named_tests_are_there() -> None:
+    for file, tests in CHECKS.items():
+        tree = ast.parse((ROOT / "tests" / "recording" / f"test_{file}.py").read_text())
+        there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert {f"test_{test}" for test in tests} <= there, file
