@@ -16,6 +16,8 @@
 #                   LIVE=1 shows it with instr live meanwhile
 # make mutate       make MUTANTS (60) small mistakes in the product, and count how many the tests notice;
 #                   SEED (1) draws others; NATIVE=1 also runs the native tests, for hours
+# make mutate-native
+#                   the same with the recorder's C and C++: each mistake is compiled; installs universalmutator; an hour
 # make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
 # make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
@@ -49,7 +51,7 @@ UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
 .PHONY: demo view test test-oldest test-peers test-docs lint lint-native audit native sanitize image image-test docker-test
-.PHONY: load mutate fuzz release pictures quantization bench ui-kit clean
+.PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
 	@mkdir -p out
@@ -130,6 +132,11 @@ load: native $(TEST_INSTALLED)
 
 mutate: $(TEST_INSTALLED)
 	$(BIN)/python -m tools.mutate --count $(MUTANTS) --seed $(SEED) --at-least $(AT_LEAST) $(if $(NATIVE),--native)
+
+# without its dependencies, which its rules for lines do not need
+mutate-native: native $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps "universalmutator~=1.14"
+	$(BIN)/python -m tests.programs.mutate_native --seed $(SEED) --count $(MUTANTS)
 
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz
