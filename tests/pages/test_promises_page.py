@@ -11,7 +11,7 @@ from tests.exports import test_perfetto_sql
 from tests.kit.native_kit import ROOT, random_models
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES
 from tests.memory import test_memory_plan as memory
-from tests.recording import test_accounting, test_faults, test_identity
+from tests.recording import test_accounting, test_every_field, test_faults, test_identity
 
 pytestmark = pytest.mark.native
 
@@ -27,6 +27,7 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
         ("test_identity", f"{len(test_identity.MODELS)} models"),
         ("test_identity", f"{N_RUNS} runs"),
         ("test_faults", f"{test_faults.KILLS} processes killed"),
+        ("test_every_field", f"{len(test_every_field.FIELDS)} fields"),
         ("test_accounting", f"{test_accounting.DECODES} decodes"),
         ("test_converter_faults", f"{len(converters.COMMANDS)} commands"),
         ("test_converter_faults", f"{N_KILLS} kills"),
