@@ -53,12 +53,24 @@ def figures(values: np.ndarray) -> dict[str, Any]:
     return counts
 
 
-@pytest.mark.parametrize("name", ["demo", "llama-moe", "nan"])
+def model_of(name: str, folder: Path) -> Path:
+    """`nan` and `inf` have such values in a norm's weight, all or one."""
+    if name not in ("nan", "inf"):
+        return DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    path, weight = folder / f"{name}.gguf", "blk.1.ffn_norm.weight"
+    write_llama(path, nan_in=weight)
+    if name == "inf":
+        reader = gguf.GGUFReader(path, "r+")
+        (values,) = (tensor.data for tensor in reader.tensors if tensor.name == weight)
+        values[:] = 1
+        values[0] = np.inf
+        values.flush()
+    return path
+
+
+@pytest.mark.parametrize("name", ["demo", "llama-moe", "nan", "inf"])
 def test_the_values_of_nodes_are_numpys(name: str, tmp_path: Path) -> None:
-    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
-    if name == "nan":
-        model = tmp_path / "nan.gguf"
-        write_llama(model, nan_in="blk.1.ffn_norm.weight")
+    model = model_of(name, tmp_path)
     program = native_program("eval_dump", tmp_path)
     subprocess.run([program, model, tmp_path / "values", str(TOKENS), "3"], check=True)
     decoder = Decoder(str(model), n_ctx=256)
@@ -66,11 +78,13 @@ def test_the_values_of_nodes_are_numpys(name: str, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     with llamacpp_instr.record(log, level="detailed", stats=".*") as session:
         decoder.decode({0: [(3 + 7 * i) % n_vocab for i in range(TOKENS)]})
-        assert session.nan_seen == (name == "nan")
+        nan_seen = session.nan_seen
     assert list(check_log(log)) == []
     (graph,) = read_events(log, "graph")
     stats = read_events(log, "tensor_stats")
     truth = list(dumped(tmp_path / "values"))
+    assert nan_seen == any(np.isnan(values).any() for _, values in truth)
+    assert any(np.isinf(values).any() for _, values in truth) == (name == "inf")
     assert [event["name"] for event in stats] == [name for name, _ in truth]
     assert [event["node"] for event in stats] == [
         node for node, runs in enumerate(graph["nodes"]["exec"]) if runs
@@ -97,8 +111,7 @@ def test_the_values_of_nodes_are_numpys(name: str, tmp_path: Path) -> None:
 
 
 def test_a_compute_stops_at_a_nan_if_asked(tmp_path: Path) -> None:
-    write_llama(tmp_path / "nan.gguf", nan_in="blk.1.ffn_norm.weight")
-    decoder, log = Decoder(str(tmp_path / "nan.gguf")), tmp_path / "a.log"
+    decoder, log = Decoder(str(model_of("nan", tmp_path))), tmp_path / "a.log"
     token = (ctypes.c_int32 * 1)(1)
     with llamacpp_instr.record(log, stats="^ffn_norm-", stop_on_nan=True):
         status = api.llama_decode(decoder.ctx, api.llama_batch_get_one(token, 1))
