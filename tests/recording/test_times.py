@@ -134,9 +134,9 @@ def test_the_totals_are_the_sums(decodes: tuple[Path, list[dict[str, Span]]]) ->
     steps = sum(b["t"] - a["t"] for a, b in zip(begins, ends, strict=True))
     assert steps - CLOSE <= end["decode_ns"] <= sum(length(of["decode"]) for of in spans)
     recorder = sum(step["recorder"] for step in ends)
-    # and what its own thread took
+    # and what its own thread took, which ran meanwhile
     whole = end["t"] - read_events(log, "session_start")[0]["t"]
-    assert recorder < end["overhead_ns"] < recorder + whole - end["decode_ns"]
+    assert recorder < end["overhead_ns"] < recorder + whole
 
 
 OVER_RPC = """
