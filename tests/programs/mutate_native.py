@@ -143,7 +143,7 @@ def tested(build: MutableBuild, tests: Iterable[str]) -> str:
             os.killpg(process.pid, signal.SIGKILL)  # what a test that hangs has started
         printed.seek(0)
         text = printed.read()
-    failed = re.search(r"^(?:FAILED|ERROR) tests/recording/(.+)", text, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+)", text, re.MULTILINE)
     return "" if status == 0 else failed[1] if failed else f"exit status {status}"
 
 

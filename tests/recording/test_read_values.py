@@ -54,17 +54,15 @@ def figures(values: np.ndarray) -> dict[str, Any]:
 
 
 def model_of(name: str, folder: Path) -> Path:
-    """`nan` and `inf` have such values in a norm's weight, all or one."""
+    """`nan` and `inf` have one such value, in a norm's weight."""
     if name not in ("nan", "inf"):
         return DEMO if name == "demo" else random_models() / f"{name}.gguf"
-    path, weight = folder / f"{name}.gguf", "blk.1.ffn_norm.weight"
-    write_llama(path, nan_in=weight)
-    if name == "inf":
-        reader = gguf.GGUFReader(path, "r+")
-        (values,) = (tensor.data for tensor in reader.tensors if tensor.name == weight)
-        values[:] = 1
-        values[0] = np.inf
-        values.flush()
+    path = folder / f"{name}.gguf"
+    write_llama(path)
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name == "blk.1.ffn_norm.weight":
+            tensor.data[0] = float(name)
+            tensor.data.flush()
     return path
 
 
