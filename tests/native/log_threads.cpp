@@ -33,13 +33,16 @@ struct alignas(8) counted_record {
     }
 };
 
+static std::atomic<long> kept { 0 };  // what the log owns
+
 static void add_entries(log_file & log, uint64_t thread, uint64_t n, uint64_t bytes) {
     json_line line;
     for (uint64_t i = 0; i < n; i++) {
         if (i % 3 == 0) {
             log.write("line", line.begin("line", i).kv("thread", thread).end());
         } else {
-            const auto owned = std::make_shared<uint64_t>(thread);
+            const std::shared_ptr<uint64_t> owned(new uint64_t(thread), [](const uint64_t * number) { delete number; kept--; });
+            kept++;
             log.add(counted_record { owned.get(), i }, std::string(i % bytes, (char) (i % 7)), owned);
         }
     }
@@ -86,5 +89,5 @@ int main(int argc, char ** argv) {
         return std::string("{\"event\":\"end\"}\n");
     });
     printf("memory %s\n", most_memory().c_str());
-    return 0;
+    return kept == 0 ? 0 : 1;
 }
