@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 with suppress(ImportError):  # tests import this also where `instr build` did not run
     import llama_cpp.llama_cpp as api
@@ -13,7 +14,7 @@ with suppress(ImportError):  # tests import this also where `instr build` did no
 class Decoder:
     """A model, a context, and the next position of each of its sequences."""
 
-    def __init__(self, model: str, threads: int = 1, **params: int) -> None:
+    def __init__(self, model: str, threads: int = 1, **params: Any) -> None:
         api.llama_backend_init()
         self.model = api.llama_model_load_from_file(
             model.encode(), api.llama_model_default_params()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import llamacpp_instr
+from llamacpp_instr.llama import native
 from llamacpp_instr.log.check import check_log
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
@@ -211,6 +212,27 @@ def test_the_caches_of_a_context_are_told_apart(tmp_path: Path) -> None:
         assert [(event.get("cache", 0), event["used"]) for event in cleared] == [
             (cache, 0) for cache in sorted(last)
         ]
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "mamba-dense"])
+def test_a_session_may_begin_inside_of_a_step(name: str, tmp_path: Path) -> None:
+    """What is left of that step belongs to none."""
+    library, log = native.load(), tmp_path / "a.log"
+
+    def begin(_tensor: int, _ask: bool, _data: int) -> bool:
+        if not library.status() & native.ACTIVE:
+            assert library.begin(bytes(log), "detailed", "", None, 0) == 0
+        return False
+
+    callback = api.ggml_backend_sched_eval_callback(begin)
+    model = str(random_models() / f"{name}.gguf")
+    decoder = Decoder(model, n_ubatch=2, cb_eval=callback)
+    decoder.decode({0: [1, 2, 3, 4]})
+    decoder.decode({0: [5]})
+    assert library.end() == 0
+    assert list(check_log(log)) == []
+    assert [step["n_tokens"] for step in read_events(log, "step_begin")] == [1]
+    assert {event["step"] for event in read_events(log, "kv")} == {0}
 
 
 def test_an_encoder_gives_all_its_outputs(tmp_path: Path) -> None:

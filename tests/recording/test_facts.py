@@ -233,14 +233,16 @@ def test_what_disturbs_the_times_is_said(level: str, tmp_path: Path) -> None:
 
 
 def test_the_environment_says_what_is_recorded(tmp_path: Path) -> None:
-    """As `instr exec` sets it."""
+    """As `instr exec` sets it; a session that the program cannot open changes nothing."""
     asked = {
         "LLAMA_INSTR_LOG": str(tmp_path / "%p.log"), "LLAMA_INSTR_LEVEL": "minimal",
         "LLAMA_INSTR_ARGS": '{"a": 1}', "LLAMA_INSTR_STATS": "^l_out-1$",
     }  # fmt: skip
     code = """
         import os, sys
+        from llamacpp_instr.llama import native
         from tests.kit.decoder import Decoder
+        assert native.load().begin(b"/none/a.log", "verbose", "", None, 0) < 0
         Decoder(sys.argv[1]).decode({0: [1]})
         print(os.getpid())
     """

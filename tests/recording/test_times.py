@@ -119,10 +119,12 @@ def test_no_kernel_begins_before_every_thread_has_ended_the_one_before(
         for ops in threads:
             gaps = [ops["t"], *ops.get("gap", [0] * len(ops["dur"]))[1:], ops.get("tail", 0)]
             at = list(accumulate(chain.from_iterable(zip(gaps, [*ops["dur"], 0], strict=True))))
-            begins.append(at[::2])  # the last one is when the compute is over
+            begins.append(at[:-2:2])
             ends.append(at[1:-1:2])
+            if "thread" not in ops:
+                over = at[-1]  # others do not say when the last barrier ended
         assert len(threads) == 2
-        after = list(zip(*begins, strict=True))[1:]
+        after = [*list(zip(*begins, strict=True))[1:], (over,)]
         for ended, begun in zip(zip(*ends, strict=True), after, strict=True):
             assert max(ended) <= min(begun) + CLOSE
 
