@@ -32,6 +32,7 @@ FIELDS = (
 """tests of every field, which any mutant must pass; the quick ones first"""
 OTHERS = {
     "debug": ("../debugger/test_stops.py",),
+    r"instrumentation\.cpp": ("rotation",),
     "secrets|host": ("secrets", "text"),
     "json|log": ("native", "text", "faults", "held_file"),
     "ticks|ggml": ("ticks",),
