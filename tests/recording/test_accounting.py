@@ -85,6 +85,20 @@ def test_the_spans_of_a_step_add_up_to_what_the_caller_waits_for(
     assert undisturbed(shares) >= 0.98, shares
 
 
+def test_the_last_wait_of_every_thread_and_compute_is_in_the_log(tmp_path: Path) -> None:
+    """All threads leave the last barrier of a compute at once, also those of a threadpool, which
+    live on while the call returns."""
+    log, program = tmp_path / "session.log", native_program("threadpool", tmp_path)
+    subprocess.run([program, DEMO, log, "2", "10"], check=True, capture_output=True)
+    assert list(check_log(log)) == []
+    left: dict[int, list[int]] = {}
+    for _, e in read_events(log):
+        if isinstance(e, schema.Ops):
+            left.setdefault(e.compute, []).append(e.t + sum(e.dur) + sum(e.gap or []) + e.tail)
+    assert len(left) == 20
+    assert all(len(ends) == 2 and len(set(ends)) == 1 for ends in left.values()), left
+
+
 def test_layers_are_the_sums_of_their_ops(tmp_path: Path) -> None:
     events = record(tmp_path, DEMO, 2, "detailed")
     graphs = {e.graph: e for e in events if isinstance(e, schema.Graph)}

@@ -196,13 +196,14 @@ struct alignas(8) kernels_record {
     }
 };
 
-void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, const compute_times & times) {
+// `returned`: when the barrier after the last kernel ended, which only the caller's thread knows
+void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, uint64_t returned, const compute_times & times) {
     const shared_plan & plan = plan_of(s, graph, thread, th);
     kernels_record record = {};
     record.plan      = plan.get();
     record.times     = times;
     record.begin     = th.begin;
-    record.next      = th.next;
+    record.next      = returned;
     record.thread    = thread;
     record.with_ops  = s.detail != level::minimal;
     record.with_wait = th.record_wait;
@@ -239,7 +240,7 @@ void write_kernels(session & s, context_state & state, graph_state & graph, cons
         const ggml_instr_thread & th = sink.threads[i];
         s.dropped_ops += (uint64_t) th.dropped;
         if (th.n > 0) {
-            add_thread(s, graph, i, th, times);
+            add_thread(s, graph, i, th, sink.threads[0].next, times);
         }
     }
     if (sink.n_splits > 0) {

@@ -41,7 +41,7 @@ struct ggml_instr_thread {
     int64_t  dropped;  // kernels without room
     uint64_t begin;    // of the first kernel
     uint64_t end;      // of the last one
-    uint64_t next;     // when another kernel may begin
+    uint64_t next;     // when another kernel may begin; of thread 0 also when the compute has ended
     uint64_t waited;   // inside barriers since `next`
     bool     record_wait;
     bool     use_counter;
@@ -170,7 +170,8 @@ static inline void ggml_instr_op_end(struct ggml_instr_thread * th, int32_t node
     th->next   = th->end = now;
 }
 
-// the barrier between two kernels belongs to neither; the one after the last kernel ends at `next`
+// The barrier between two kernels belongs to neither. The one after the last kernel ends at `next` of thread 0: when the
+// others leave it, that thread may already have returned to the caller, who owns the arrays.
 static inline void ggml_instr_barrier_end(struct ggml_instr_thread * th) {
     th->next = ggml_instr_ticks(th->use_counter);
 }
