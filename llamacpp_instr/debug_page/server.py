@@ -20,6 +20,7 @@ from converters.weights_view.server import CHARTS
 from converters.weights_view.tensors import Tensors
 from llamacpp_instr.debug_page.hub import Hub
 from llamacpp_instr.debugger.dap.framing import ProtocolError
+from llamacpp_instr.debugger.dap.transports import PATIENCE_S, WAITING
 
 SCRIPTS = ("page", "protocol", "breakpoints", "listing", "tensor", "looks", "parts", "tabs")
 PAGE = {
@@ -27,8 +28,6 @@ PAGE = {
     "page.css": ("page.css", "text/css"),
     **{f"{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
-WAITING = 4096
-"""messages that a browser may be behind; then its connection ends, and it comes back"""
 
 
 class DebugServer(LoopbackServer):
@@ -88,12 +87,14 @@ class DebugServer(LoopbackServer):
         self._hub.leave(send)
         if self._hub.is_over:
             await asyncio.sleep(0)
-            while not waiting.empty() and not writer.done():
-                await asyncio.sleep(0.01)
+            written = asyncio.create_task(waiting.join())
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((written, writer), timeout=PATIENCE_S, return_when=first)
+            written.cancel()
         writer.cancel()
         reader.cancel()
-        with suppress(RuntimeError, WebSocketDisconnect):
-            await browser.close()
+        with suppress(RuntimeError, WebSocketDisconnect, asyncio.TimeoutError):
+            await asyncio.wait_for(browser.close(), PATIENCE_S)
         if self._hub.is_over:
             self.stop()
 
@@ -109,3 +110,4 @@ async def _write(browser: WebSocket, waiting: asyncio.Queue[bytes]) -> None:
     with suppress(WebSocketDisconnect, RuntimeError):
         while True:
             await browser.send_text((await waiting.get()).decode())
+            waiting.task_done()

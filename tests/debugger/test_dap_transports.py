@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from llamacpp_instr.debugger.dap.framing import read_message, write_message
+from llamacpp_instr.recording.files import shortcoming
 from tests.conftest import Instr
 from tests.kit import dap_kit
 from tests.kit.dap_kit import Client, Refused, is_whole, launch, piped, served
@@ -140,7 +145,55 @@ def test_a_wrong_message_ends_the_connection_with_one_line(tmp_path: Path) -> No
     assert b"is not the header of a message" in done.stderr
 
 
+def _ask_without_reading(out: BinaryIO | socket.SocketIO, n: int, **options: object) -> None:
+    launched = {"prompt": "Once upon a time", "n": n, "ctx": 16384, "threads": 1, **options}
+    for number, (command, arguments) in enumerate(
+        [("initialize", {}), ("launch", launched), ("configurationDone", {})]
+    ):
+        request = {"seq": number, "type": "request", "command": command, "arguments": arguments}
+        write_message(out, request)
+
+
+def test_a_client_that_does_not_read_does_not_hold_the_run(tmp_path: Path) -> None:
+    log = tmp_path / "debug.log"
+    with subprocess.Popen(
+        dap_kit.command("demo", "--dap"), cwd=tmp_path, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, bufsize=0,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        _ask_without_reading(process.stdin, 1500)
+        until = time.monotonic() + dap_kit.WAIT
+        while not log.exists() or shortcoming(log):
+            assert time.monotonic() < until, "the run is held up"
+            time.sleep(0.1)
+        process.stdin.close()
+        assert process.wait(dap_kit.WAIT) == 0
+    assert is_whole(log)
+
+
 # --- TCP ---
+
+
+def test_a_client_of_a_port_that_does_not_read_leaves_it_to_the_next(tmp_path: Path) -> None:
+    with served(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(dap_kit.WAIT)
+        source, out = connection.makefile("rb"), connection.makefile("wb", buffering=0)
+        _ask_without_reading(out, 3, stopOnEntry=True)
+        while (message := read_message(source)) and message.get("event") != "stopped":
+            pass
+        request = {"type": "request", "command": "source", "arguments": {"sourceReference": 1}}
+        with contextlib.suppress(ConnectionError):
+            for number in range(12_000):  # more than the system and the adapter keep for it
+                write_message(out, request | {"seq": number})
+        with (
+            socket.create_connection(("127.0.0.1", port)) as other,
+            other.makefile("rb") as source,
+            other.makefile("wb") as out,
+        ):
+            client = Client(source, out)
+            assert client.request("initialize")
+            client.request("disconnect")
+    assert is_whole(tmp_path / "debug.log")
 
 
 def test_a_port_serves_one_client_after_the_other_and_no_browser(tmp_path: Path) -> None:

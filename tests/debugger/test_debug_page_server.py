@@ -91,6 +91,18 @@ def test_an_answer_goes_to_who_asked_and_an_event_to_every_page(tmp_path: Path) 
         run.ended()
 
 
+def test_a_page_that_does_not_read_does_not_hold_the_end(tmp_path: Path) -> None:
+    with (
+        debugged(tmp_path, "demo", "-p", PROMPT) as run,
+        connect(run.address.replace("http:", "ws:") + "dap") as browser,
+    ):
+        source = {"command": "source", "arguments": {"sourceReference": 1}}
+        for seq in range(2000):  # more than the system keeps for it
+            browser.send(json.dumps({"seq": seq, "type": "request", **source}))
+        browser.send(json.dumps({"seq": 9999, "type": "request", "command": "disconnect"}))
+        run.ended()
+
+
 WRONG = [
     ("instr/lens", {"token": "x"}), ("instr/lens", {"token": 99}), ("instr/lens", {"top": 0}),
     ("instr/attention", {"layer": 99}), ("instr/attention", {"layer": []}), ("instr/next", {}),

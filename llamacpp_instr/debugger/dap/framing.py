@@ -7,6 +7,7 @@ a browser is not a message: its first line is not one of our headers.
 from __future__ import annotations
 
 import re
+from io import RawIOBase
 from typing import Any, BinaryIO
 
 import msgspec
@@ -43,11 +44,12 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
     return message
 
 
-def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """Write one message, and flush. NaN and infinity become null."""
+def write_message(stream: BinaryIO | RawIOBase, message: dict[str, Any]) -> None:
+    """Write one message to a stream without a buffer. NaN and infinity become null."""
     body = msgspec.json.encode(message)
-    stream.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-    stream.flush()
+    data = memoryview(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+    while data:
+        data = data[stream.write(data) :]
 
 
 def _read_header(stream: BinaryIO) -> int | None:

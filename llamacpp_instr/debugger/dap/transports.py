@@ -1,16 +1,20 @@
 """Carries the protocol: over standard input and output, and over TCP to this machine's own user.
 
 Invariant: with standard output nothing but messages leaves through it, whatever else this process,
-or a library, prints. TCP is served on the loopback interface only.
+or a library, prints. TCP is served on the loopback interface only. A client that does not read
+never holds the run: messages wait for it in a thread of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,15 +25,19 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.terminal import notice
 
 LOOPBACK = "127.0.0.1"
+WAITING = 4096
+"""messages that a client may be behind; then its connection ends"""
+PATIENCE_S = 1.0
+"""how long the end waits for a client that reads nothing"""
 MakeAdapter = Callable[[Callable[[dict[str, Any]], None]], Adapter]
 
 
 def serve_stdio(make: MakeAdapter) -> None:
     """Serve the client at standard input until it disconnects. Raises `ProtocolError` for what is
     no message; the run is ended, and its log is whole, in every case."""
-    with os.fdopen(os.dup(1), "wb") as out, ends_by_signals():
+    with os.fdopen(os.dup(1), "wb", buffering=0) as out, ends_by_signals():
         os.dup2(2, 1)  # what else is printed goes to standard error
-        serve(sys.stdin.buffer, out, make)
+        serve(sys.stdin.buffer, out, make, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> None:
@@ -53,28 +61,66 @@ def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> Non
                     notice("a connection of another user was refused")
 
 
-def serve(source: BinaryIO, out: BinaryIO, make: MakeAdapter) -> None:
-    """Carry messages between a stream and an adapter until the client disconnects or the stream
-    ends. Raises `ProtocolError`."""
-
-    def send(message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the client may be gone
-            write_message(out, message)
-
-    adapter = make(send)
+def serve(
+    source: BinaryIO, out: io.RawIOBase, make: MakeAdapter, hang_up: Callable[[], None]
+) -> None:
+    """Carry messages between streams and an adapter until the client disconnects or its stream
+    ends. `hang_up` ends the stream of a client that does not read. Raises `ProtocolError`."""
+    outbox = _Outbox(out, hang_up)
+    adapter = make(outbox.send)
     try:
         while not adapter.is_over and (message := read_message(source)) is not None:
             adapter.handle(message)
     finally:
         adapter.close()
+        outbox.close()
+
+
+class _Outbox:
+    """Writes messages in a thread of its own."""
+
+    def __init__(self, out: io.RawIOBase, hang_up: Callable[[], None]) -> None:
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
+        self._hang_up: Callable[[], None] | None = hang_up
+        self._thread = threading.Thread(target=self._write, args=(out,), daemon=True)
+        self._thread.start()
+
+    def send(self, message: dict[str, Any] | None) -> None:
+        """Never waits."""
+        try:
+            self._waiting.put_nowait(message)
+        except queue.Full:
+            hang_up, self._hang_up = self._hang_up, None
+            if hang_up is not None:
+                notice("the connection was closed: its client does not read")
+                hang_up()
+
+    def close(self) -> None:
+        """Wait for what was sent, as long as the client reads."""
+        self.send(None)
+        left = WAITING + 1
+        while self._thread.is_alive() and self._waiting.qsize() < left:
+            left = self._waiting.qsize()
+            self._thread.join(PATIENCE_S)
+
+    def _write(self, out: io.RawIOBase) -> None:
+        while (message := self._waiting.get()) is not None:
+            with contextlib.suppress(OSError, ValueError):  # the client may be gone
+                write_message(out, message)
 
 
 def _serve_connection(connection: socket.socket, make: MakeAdapter) -> None:
-    with connection.makefile("rb") as source, connection.makefile("wb") as out:
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    with connection.makefile("rb") as source, connection.makefile("wb", buffering=0) as out:
         try:
-            serve(source, out, make)
+            serve(source, out, make, hang_up)
         except ProtocolError as error:
             notice(f"the connection was closed: {error}")
+        finally:
+            hang_up()
 
 
 def _is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
