@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_the_spans_of_a_step_add_up_to_what_the_caller_waits_for(
     assert sum(end.n_reused for end in ends) >= DECODES - 1
     shares = [spans[end.step] / waited for end, waited in zip(ends, outside, strict=True)]
     assert undisturbed(shares) >= 0.98, shares
+
+
+def test_looking_for_the_layers_of_a_graph_is_the_recorders_time(tmp_path: Path) -> None:
+    log, program = tmp_path / "session.log", native_program("decode_times", tmp_path)
+    slow = native_program("slow_tensors", tmp_path, flags=["-shared", "-fPIC"])
+    subprocess.run(
+        [program, DEMO, log, "1", "3"], check=True, capture_output=True,
+        env=os.environ | {"LD_PRELOAD": str(slow)},
+    )  # fmt: skip
+    events = [event for _, event in read_events(log)]
+    nodes = {e.graph: e.n_nodes for e in events if isinstance(e, schema.Graph)}
+    ends = {e.step: e for e in events if isinstance(e, schema.StepEnd)}
+    built = [e for e in events if isinstance(e, schema.Compute) and not e.reused]
+    assert built
+    for compute in built:
+        assert ends[compute.step].recorder >= nodes[compute.graph] * 100_000
 
 
 def test_the_last_wait_of_every_thread_and_compute_is_in_the_log(tmp_path: Path) -> None:

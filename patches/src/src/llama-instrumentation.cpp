@@ -217,6 +217,7 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
     if (!build.open) {
         return;  // a graph that is only measured, neither computed nor written
     }
+    recorder_clock recorder(tl());
     ggml_tensor * t = build.last ? ggml_get_next_tensor(ctx0, build.last) : ggml_get_first_tensor(ctx0);
     for (; t; t = ggml_get_next_tensor(ctx0, t)) {
         build.layers[t] = il;
