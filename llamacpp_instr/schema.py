@@ -157,7 +157,7 @@ class SessionEnd(Event, kw_only=True):
     bytes: Bytes
     """bytes written before this line"""
     dropped: Count
-    """events that could not be written (disk full, closed pipe)"""
+    """events that could not be written (disk full, pipe closed or not read), and steps under way"""
     dropped_ops: Count
     """ops that did not fit into the buffer of a thread"""
     decode_ns: TotalNs

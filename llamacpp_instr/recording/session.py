@@ -25,7 +25,6 @@ from llamacpp_instr.patterns import check_pattern
 from llamacpp_instr.recording.files import check_replaceable
 from llamacpp_instr.recording.text import log_json, log_name
 from llamacpp_instr.schema import LEVELS, MAX_SEQUENCES
-from llamacpp_instr.terminal import counted
 
 OnLogError = Literal["continue", "stop"]
 """what happens to the process if the log can no longer be written"""
@@ -107,14 +106,12 @@ class Recording:
         """Write the end of the log and set `problem`. A second call does nothing."""
         if not self._open:
             return
-        # read before the end, which resets them
-        dropped, _ = self.dropped, self.nan_seen
+        _ = self.dropped, self.nan_seen  # read before the end, which resets them
         self._open = False
         with suppress(AttributeError, OSError, ValueError):
             sys.stdout.flush()  # with on_log_error="stop" the next line may end the process
         if self._native.end() != 0:
-            lost = f"{counted(dropped, 'event')} dropped"
-            self.problem = f"{self.path}: {self._native.error()}; {lost}"
+            self.problem = _with_path(self._native.error(), self.path)
 
     def take_name(self) -> None:
         """Move a log that was recorded under another name to its path, replacing the old log."""
@@ -206,10 +203,6 @@ def begin_session(
     if stats:
         check_pattern("stats", stats)
     library = native.load()
-    if library.status() & native.ACTIVE:
-        raise UsageError(
-            f"{log}: a session is already being recorded in this process; close it first"
-        )
     check_log_path(log, force, force_option)
     written = log.with_name(f".instr-{secrets.token_hex(8)}") if aside and log.is_file() else log
     flags = native.OVERWRITE if force and written == log else 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -197,8 +198,8 @@ def _destination(log: Path) -> Iterator[Path]:
 
 
 def _print(piece: bytes) -> None:
-    sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+    while piece:  # without Python's buffer, whose lock would be held while nothing reads
+        piece = piece[os.write(sys.stdout.fileno(), piece) :]
 
 
 def _run_text(

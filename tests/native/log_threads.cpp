@@ -3,8 +3,9 @@
 //     log_threads LOG THREADS ENTRIES BYTES
 //
 // Every thread adds so many entries, lines and records in turn, the records with tails below BYTES. Meanwhile the
-// main thread writes what was added, unless there is but one thread. Prints how many lines of each event the log
-// says that it has, how many it dropped, and the most memory that the process had, in KiB.
+// main thread writes what was added, unless there is but one thread: then nothing writes before the end. Prints how
+// many lines of each event the log says that it has, how many it dropped, and the most memory that the process had,
+// in KiB.
 
 // the library keeps these names to itself
 #include "llama-instrumentation-file.cpp"  // NOLINT(bugprone-suspicious-include)

@@ -1,5 +1,5 @@
 // recorder_stress.cpp - the recorder under a sanitizer: contexts that decode at once, all levels,
-// sessions that begin and end while they do, a disk that is full, a reader that went away
+// sessions that begin and end while they do, a disk that is full, a reader that went away or stalls
 //
 //     recorder_stress MODEL.gguf DIRECTORY
 //     LLAMA_INSTR_LOG=... LLAMA_INSTR_ROTATE=... recorder_stress MODEL.gguf
@@ -18,7 +18,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fcntl.h>
 #include <string>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -143,6 +145,27 @@ static void record_into_a_closed_pipe(llama_model * model) {
     close(ends[1]);
 }
 
+// the reader takes nothing: decoding goes on, the end does not wait for long, and the next session is whole
+static void record_into_a_stalled_pipe(llama_model * model, const std::string & directory) {
+    const std::string path = directory + "/pipe";
+    require(mkfifo(path.c_str(), 0600) == 0, "mkfifo");
+    require(llama_instr_begin(path.c_str(), "verbose", nullptr, nullptr, 0) == -ENXIO, "a pipe without a reader");
+    const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+    require(llama_instr_begin(path.c_str(), "verbose", nullptr, nullptr, 0) == 0, "begin");
+    const std::string text = "\"" + std::string(1 << 20, 'x') + "\"";
+    for (int i = 0; i < 80; i++) {
+        require(llama_instr_note("large", text.c_str()) == 0, "note");
+    }
+    generate_in_two_contexts(model, 8);
+    require((llama_instr_status() & LLAMA_INSTR_FAILED) != 0, "the failure must show");
+    require(llama_instr_dropped() > 0, "what was dropped must be counted");
+    require(llama_instr_end() == -ETIMEDOUT, "the end must tell of the reader");
+    require(llama_instr_begin((directory + "/after.log").c_str(), "verbose", nullptr, nullptr, 0) == 0, "begin");
+    close(reader);  // the first log's writer ends meanwhile
+    generate_in_two_contexts(model, 8);
+    require(llama_instr_end() == 0, "end");
+}
+
 static void refuse_wrong_arguments(const std::string & directory) {
     require(llama_instr_begin((directory + "/x.log").c_str(), "loud", nullptr, nullptr, 0) == -EINVAL, "a wrong level");
     require(llama_instr_begin((directory + "/x.log").c_str(), "detailed", nullptr, "(", 0) == -EINVAL, "a wrong pattern");
@@ -176,6 +199,7 @@ int main(int argc, char ** argv) {
         record_while_decoding(model, argv[2]);
         record_into_a_full_disk(model);
         record_into_a_closed_pipe(model);
+        record_into_a_stalled_pipe(model, argv[2]);
         refuse_wrong_arguments(argv[2]);
     }
 

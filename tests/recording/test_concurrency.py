@@ -94,6 +94,39 @@ def test_a_fork_may_come_while_another_thread_records(tmp_path: Path) -> None:
         assert [(note.name, note.data) for note in notes] == [("child", number)]
 
 
+ENDED_IN_A_STEP = f"""
+    import ctypes, sys, threading, llamacpp_instr
+    import llama_cpp.llama_cpp as api
+    model = api.llama_model_load_from_file({str(DEMO).encode()!r}, api.llama_model_default_params())
+    params = api.llama_context_default_params()
+    params.n_threads, computing = 1, threading.Event()
+
+    def wait(_data):
+        computing.set()
+        threading.Event().wait()  # the step never ends
+
+    params.abort_callback = callback = api.ggml_abort_callback(wait)
+    context = api.llama_init_from_model(model, params)
+    llamacpp_instr.record(sys.argv[1])
+    token = (ctypes.c_int32 * 1)(7)
+    decode = lambda: api.llama_decode(context, api.llama_batch_get_one(token, 1))
+    threading.Thread(target=decode, daemon=True).start()
+    computing.wait()
+    ctypes.CDLL(None).exit(0)
+"""
+
+
+def test_a_step_that_the_end_of_the_program_cuts_off_is_counted(tmp_path: Path) -> None:
+    log = tmp_path / "session.log"
+    run_python(ENDED_IN_A_STEP, log, check=True)
+    dropped, never = [finding.message for finding in check_log(log)]
+    assert dropped.startswith("session_end: 1 events were dropped")
+    assert never == "step_begin: step 0 is never ended"
+    *_, end = (event for _, event in read_events(log))
+    assert isinstance(end, schema.SessionEnd)
+    assert (end.reason, end.dropped) == ("exit", 1)
+
+
 def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
     for level in schema.LEVELS:
         log = tmp_path / f"{level}.log"

@@ -17,7 +17,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.schema import StepEnd
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.programs import native_program, python, run_python
+from tests.kit.programs import line, native_program, python, run_python, say
 
 pytestmark = pytest.mark.native
 
@@ -208,6 +208,8 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     log = tmp_path / "s.log"
     log.write_text('{"event":"session_start", an older one')
     body = f"""
+        print("ready", flush=True)
+        sys.stdin.readline()
         assert api._lib.llama_instr_begin({str(log).encode()!r}, b"verbose", None, None, 1) == 0
         print("recording", flush=True)
         sys.stdin.read()
@@ -221,6 +223,11 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
         both = [
             subprocess.Popen(python(text), stdin=pipe, stdout=pipe, text=True) for _ in range(2)
         ]
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in both:
+            say(process)
         while _waiting_for(log) < 2:
             assert not [process for process in both if process.poll() is not None]
             time.sleep(0.01)
@@ -233,6 +240,41 @@ def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None
     assert not list(check_log(log))
     assert count_steps(log) == 300
     assert list(tmp_path.iterdir()) == [log]
+
+
+def test_a_message_does_not_wait_until_a_log_is_opened(tmp_path: Path) -> None:
+    log = tmp_path / "s.log"
+    log.write_text('{"event":"session_start", an older one')
+    found = log.stat()
+    code = """
+        import signal, sys, threading
+        import llama_cpp.llama_cpp as api
+        signal.alarm(120)  # instead of waiting forever
+        load = lambda path: api.llama_model_load_from_file(path, api.llama_model_default_params())
+        opening = threading.Thread(target=load, args=(sys.argv[1].encode(),))
+        opening.start()
+        sys.stdin.readline()
+        load(b"absent.gguf")  # an error of llama.cpp
+        print("said", flush=True)
+        opening.join()
+    """
+    asked = {
+        "LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_OVERWRITE": f"{found.st_dev}:{found.st_ino}"
+    }  # fmt: skip
+    with (
+        log.open() as held,
+        subprocess.Popen(
+            python(code, DEMO), env=os.environ | asked, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        ) as process,
+    ):  # fmt: skip
+        fcntl.flock(held, fcntl.LOCK_EX)
+        while _waiting_for(log) < 1:
+            assert process.poll() is None
+            time.sleep(0.01)
+        say(process)
+        assert line(process) == "said"
+        fcntl.flock(held, fcntl.LOCK_UN)
 
 
 def _waiting_for(path: Path) -> int:

@@ -33,6 +33,22 @@ std::string resolved(const char * path) {
     return name[0] != '/' && getcwd(buffer, sizeof(buffer)) ? std::string(buffer) + "/" + name : name;
 }
 
+// Opens a pipe or a device, -1 with errno set. A named pipe without a reader gets a second to find one.
+int open_for_writing(const char * path) {
+    int opened = -1;
+    for (int tries = 0; tries < 100; tries++) {
+        opened = ::open(path, O_WRONLY | O_NONBLOCK | write_flags);
+        if (opened >= 0 || errno != ENXIO) {
+            break;
+        }
+        usleep(10 * 1000);
+    }
+    if (opened >= 0) {
+        (void) fcntl(opened, F_SETFL, O_APPEND);  // only the writer's thread waits for the reader
+    }
+    return opened;
+}
+
 // an empty file is a log that lost its events
 bool begins_as_log(int descriptor) {
     static const char beginning[] = LLAMA_INSTR_FIRST_BYTES;
@@ -47,7 +63,7 @@ int held_file::create(const char * path, const existing & found) {
     struct stat st;
     const bool exists = stat(path, &st) == 0;
     if (exists && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) {
-        return keep(::open(path, O_WRONLY | write_flags));
+        return keep(open_for_writing(path));
     }
     name = resolved(path);
     if (exists && found.replace) {

@@ -208,7 +208,8 @@ void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_ins
     record.with_ops  = s.detail != level::minimal;
     record.with_wait = th.record_wait;
     const size_t n_times = (size_t) th.n * (size_t) ggml_instr_n_times(th.record_wait);
-    s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)), plan);
+    const uint32_t n_lines = (thread == 0) + record.with_ops;
+    s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)), plan, n_lines);
 }
 
 // the tail holds the splits, laid out as in the sink

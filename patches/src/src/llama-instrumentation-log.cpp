@@ -4,8 +4,8 @@
 
 #include "llama-instrumentation-schema.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <unistd.h>
@@ -13,72 +13,16 @@
 
 namespace llama_instr {
 
-namespace {
-
-// A reader that has gone must not end the program: this thread blocks SIGPIPE while it writes to something that is
-// not a file, and takes back a signal that its write has caused.
-class sigpipe_guard {
-  public:
-    explicit sigpipe_guard(bool enable) : active(enable) {
-        if (!active) {
-            return;
-        }
-        sigemptyset(&pipe_set);
-        sigaddset(&pipe_set, SIGPIPE);
-        sigset_t pending;
-        sigpending(&pending);
-        active = sigismember(&pending, SIGPIPE) == 0;
-        if (active) {
-            pthread_sigmask(SIG_BLOCK, &pipe_set, &previous);
-        }
-    }
-
-    ~sigpipe_guard() {
-        if (!active) {
-            return;
-        }
-#ifdef __APPLE__
-        sigset_t pending;
-        sigpending(&pending);
-        if (sigismember(&pending, SIGPIPE)) {
-            int signal_number;
-            sigwait(&pipe_set, &signal_number);
-        }
-#else
-        const struct timespec now = { 0, 0 };
-        while (sigtimedwait(&pipe_set, nullptr, &now) < 0 && errno == EINTR) {
-        }
-#endif
-        pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-    }
-
-  private:
-    bool     active;
-    sigset_t pipe_set;
-    sigset_t previous;
-};
-
-}  // namespace
-
 int log_file::open(const char * path, const held_file::existing & found) {
-    std::lock_guard<std::mutex> lock(writing);
-    const int status = file.create(path, found);
-    if (status != 0) {
-        file.close();
-        return status;
-    }
     name = path;
     lines.clock = &clock;
     clock.add(moment::now());
-    take(true);
-    return 0;
-}
-
-int log_file::begin() {
-    std::lock_guard<std::mutex> lock(writing);
-    take(true);
-    write_taken();
-    const int status = is_regular() && error != 0 ? -error : file.commit();
+    int status = file.create(path, found);
+    if (status == 0) {
+        take(false);
+        write_taken();
+        status = is_regular() && broken ? -error : file.commit();
+    }
     if (status != 0) {
         file.discard();
     }
@@ -107,62 +51,73 @@ void log_file::write(const char * event, std::string_view line) {
     add(whole_line { event }, line);
 }
 
-void log_file::add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned) {
+void log_file::add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned, uint32_t n_lines) {
+    const entry  head = { format, (uint32_t) (record.size() + tail.size()), n_lines };
+    const size_t size = sizeof(head) + aligned(head.size);
+    size_t before;
+    bool   overflows;
     {
         std::lock_guard<std::mutex> lock(adding);
-        if (!accepts) {
-            return;
-        }
-        const entry head = { format, record.size() + tail.size() };
-        added.entries.append((const char *) &head, sizeof(head)).append(record).append(tail);
-        added.entries.resize(aligned(added.entries.size()));
-        if (owned && (added.owned.empty() || added.owned.back() != owned)) {
-            added.owned.push_back(owned);
-        }
-        if (added.entries.size() < most_bytes) {
-            return;
+        before    = added.entries.size();
+        overflows = accepts && before + size > most_bytes;
+        accepts   = accepts && !overflows;
+        if (accepts) {
+            added.entries.append((const char *) &head, sizeof(head)).append(record).append(tail);
+            added.entries.resize(before + size);
+            if (owned && (added.owned.empty() || added.owned.back() != owned)) {
+                added.owned.push_back(owned);
+            }
+            waiting += n_lines;
+        } else {
+            n_dropped += n_lines;
         }
     }
-    flush();
+    if (overflows) {
+        fail(ETIMEDOUT);
+    } else if (before < much_bytes && before + size >= much_bytes && on_much) {
+        on_much();
+    }
 }
 
 void log_file::flush() {
-    std::lock_guard<std::mutex> lock(writing);
-    if (!file.is_open()) {
-        return;
-    }
-    take(true);
+    take(false);
     if (!taken.entries.empty()) {
         write_taken();
     }
 }
 
 void log_file::abandon() {
-    // the parent's other threads do not exist here and may have held the locks: do not take them
+    // the parent's other threads do not exist here and may have held the lock: do not take it
     accepts = false;
     file.close();
 }
 
-void log_file::take(bool accepts_more) {
+void log_file::take(bool last) {
     std::lock_guard<std::mutex> lock(adding);
     std::swap(added, taken);
-    accepts = accepts_more;
+    accepts = accepts && !last;
 }
 
 void log_file::write_taken() {
     // read after the records were taken, so that none of them is later
     const moment now = moment::now();
     clock.add(now);
+    uint64_t formatted = 0;
+    const auto write = [&] {
+        write_lines();
+        waiting -= std::exchange(formatted, 0);
+    };
     for (size_t at = 0; at < taken.entries.size();) {
         entry head;
         memcpy(&head, &taken.entries[at], sizeof(head));
         head.format(&taken.entries[at + sizeof(head)], head.size, lines);
+        formatted += head.n_lines;
         at += sizeof(head) + aligned(head.size);
         if (lines.line.lines().size() >= write_bytes) {
-            write_lines();
+            write();
         }
     }
-    write_lines();
+    write();
     taken.entries.clear();
     taken.owned.clear();
     spent += ticks_now() - now.ticks;
@@ -170,25 +125,23 @@ void log_file::write_taken() {
 
 void log_file::write_lines() {
     const std::string_view text = lines.line.lines();
-    const size_t written = error == 0 ? write_some(text) : 0;
-    if (written < text.size()) {
-        bytes += give_up(text, written);
+    const size_t written = broken ? 0 : write_some(text);
+    bytes += written < text.size() ? give_up(text, written) : written;
+    if (broken) {
         fail(error);
-    } else {
-        bytes += written;
     }
     lines.line.clear();
 }
 
-// returns the bytes written; if not all were, `error` says why
+// Returns the bytes written. The writer's thread blocks SIGPIPE and SIGXFSZ.
 size_t log_file::write_some(std::string_view text) {
-    sigpipe_guard guard(!is_regular());
     size_t written = 0;
-    while (written < text.size()) {
-        const auto n = ::write(file.get(), text.data() + written, text.size() - written);
-        if (n < 0 && errno != EINTR) {
-            error = errno;
-            break;
+    while (written < text.size() && !broken) {
+        const auto n = ::write(file.get(), text.data() + written, std::min(text.size() - written, write_bytes));
+        pieces_written++;
+        broken = n < 0 && errno != EINTR;
+        if (broken) {
+            note(errno);
         }
         written += n > 0 ? (size_t) n : 0;
     }
@@ -207,9 +160,15 @@ size_t log_file::give_up(std::string_view text, size_t written) {
     return kept;
 }
 
+void log_file::note(int reason) {
+    int none = 0;
+    error.compare_exchange_strong(none, reason);
+}
+
 void log_file::fail(int reason) {
-    if (on_failure) {
-        std::exchange(on_failure, nullptr)(reason);
+    note(reason);
+    if (on_failure && !told.exchange(true)) {
+        on_failure(error);
     }
 }
 
@@ -226,18 +185,14 @@ void log_file::drop_lines(std::string_view text) {
 }
 
 int log_file::close_file(const std::string & last_line) {
-    const int  first_error = error;
-    const bool reader_gone = first_error != 0 && !is_regular();
-    if (!reader_gone) {
-        error = 0;
-        if (write_some(last_line) != last_line.size() && is_regular()) {
-            // a session_end that is cut off would look like a kill; without one the log is only unclosed
-            (void) !ftruncate(file.get(), (off_t) bytes);
-        }
+    const bool reader_gone = broken && !is_regular();
+    broken = false;
+    if (!reader_gone && write_some(last_line) != last_line.size() && is_regular()) {
+        // a session_end that is cut off would look like a kill; without one the log is only unclosed
+        (void) !ftruncate(file.get(), (off_t) bytes);
     }
-    const int status = file.close();
-    if (error == 0) {
-        error = status != 0 ? -status : first_error;
+    if (const int status = file.close(); status != 0) {
+        note(-status);
     }
     if (error != 0) {
         fail(error);

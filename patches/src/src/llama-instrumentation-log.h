@@ -3,8 +3,9 @@
 // Invariant: whatever happens to the disk or to the process, the file on disk is a sequence of whole
 // lines, followed at most by one that a kill cut off. A line that cannot be written is counted.
 //
-// A thread that decodes only copies a record, under a lock that is held just for the copy. The recorder's thread
-// takes all records at once, formats them and writes the lines.
+// A thread that decodes only copies a record, under a lock that is held just for the copy. One other thread, the
+// writer's, takes all records at once, formats them and writes the lines. If it is held up for so long that too much
+// waits, the log ends there: what comes later is dropped and counted.
 
 #pragma once
 
@@ -13,6 +14,7 @@
 #include "llama-instrumentation-ticks.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -57,31 +59,16 @@ class log_lines {
     std::vector<uint64_t> numbers;
 };
 
+// pieces of any log that were written: a writer that does not add to them is held up
+inline std::atomic<uint64_t> pieces_written { 0 };
+
 class log_file {
   public:
-    // creates `path` as held_file::create() does; returns 0 or -errno
+    // -- called by one thread, which may have to wait for the disk or for the reader of a pipe
+
+    // Creates `path` as held_file::create() does, writes what was added so far and gives the file its name. Returns 0
+    // or -errno; on an error there is no new file.
     int open(const char * path, const held_file::existing & found);
-
-    // Writes what was added so far and gives the file its name. Returns 0 or -errno; on an error there is no new file.
-    int begin();
-
-    // called once, by the thread that writes, when something cannot be written
-    std::function<void(int error)> on_failure;
-
-    // adds a line of the event `event`, a literal; one that is too long for a reader is dropped
-    void write(const char * event, std::string_view line);
-
-    // Adds a record, which `record.format(tail, lines)` turns into lines later, in another thread. The log keeps `owned`
-    // until then: a record may point into it, and at literals. The tail is aligned like the record.
-    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
-        static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
-        static_assert(alignof(R) == alignment, "so that what follows it is aligned");
-        static_assert(sizeof(entry) % alignment == 0, "so that what follows it is aligned");
-        const format_fn format = [](const char * data, size_t size, log_lines & lines) {
-            ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
-        };
-        add_entry(format, std::string_view((const char *) &record, sizeof(R)), tail, owned);
-    }
 
     // writes what was added so far
     void flush();
@@ -95,14 +82,38 @@ class log_file {
         tick_scale scale;
     };
     template <typename F> int close(F make) {
-        std::lock_guard<std::mutex> lock(writing);
         if (!file.is_open()) {
             return 0;
         }
-        take(false);
+        take(true);
         write_taken();
         const std::string line = make(totals { lines.counts, bytes, n_dropped, spent, clock.whole() });
         return close_file(line);
+    }
+
+    // removes the new file
+    void discard() { file.discard(); }
+
+    // -- called by any thread
+
+    // called once, when something cannot be written
+    std::function<void(int error)> on_failure;
+    // called when so much waits that it should be written soon
+    std::function<void()> on_much;
+
+    // adds a line of the event `event`, a literal; one that is too long for a reader is dropped
+    void write(const char * event, std::string_view line);
+
+    // Adds a record, which `record.format(tail, lines)` turns into lines later, in another thread. The log keeps `owned`
+    // until then: a record may point into it, and at literals. The tail is aligned like the record.
+    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}, uint32_t n_lines = 1) {
+        static_assert(std::is_trivially_copyable_v<R>, "it is copied byte by byte");
+        static_assert(alignof(R) == alignment, "so that what follows it is aligned");
+        static_assert(sizeof(entry) % alignment == 0, "so that what follows it is aligned");
+        const format_fn format = [](const char * data, size_t size, log_lines & lines) {
+            ((const R *) data)->format(std::string_view(data + sizeof(R), size - sizeof(R)), lines);
+        };
+        add_entry(format, std::string_view((const char *) &record, sizeof(R)), tail, owned, n_lines);
     }
 
     // forgets the file without writing: for a child of fork()
@@ -110,9 +121,13 @@ class log_file {
 
     const std::string & path() const { return name; }
 
-    // errno of the first write that failed, 0 when none did
-    int      failed() const { return error; }
+    // the log cannot be written; calls on_failure the first time
+    void fail(int reason);
+
+    int      failed() const { return error; }  // errno of the first failure, 0 when there was none
     uint64_t dropped() const { return n_dropped; }
+    bool     has_ended() const { return error == ETIMEDOUT; }  // too much waited
+    uint64_t unwritten() const { return n_dropped + waiting; }
 
     uint64_t size() const { return bytes; }  // written
     bool is_regular() const { return file.is_regular(); }
@@ -129,43 +144,48 @@ class log_file {
     // in front of every record
     struct entry {
         format_fn format;
-        size_t    size;
+        uint32_t  size;
+        uint32_t  n_lines;
     };
 
     static constexpr size_t alignment = 8;
     static constexpr size_t aligned(size_t n) { return (n + alignment - 1) / alignment * alignment; }
 
-    // bytes of lines per write: large writes cost the kernel less
-    static constexpr size_t write_bytes = 1024 * 1024;
-    // when so many bytes wait for the recorder's thread, the thread that adds the next record writes them
-    static constexpr size_t most_bytes  = 8 * 1024 * 1024;
+    // bytes of lines per write: as many as a pipe holds
+    static constexpr size_t write_bytes = 64 * 1024;
+    // bytes that wait: from here on they are written at once, and more than so many are dropped
+    static constexpr size_t much_bytes  = 8 * 1024 * 1024;
+    static constexpr size_t most_bytes  = 32 * 1024 * 1024;
     // bytes given back when the disk is full, so that the last line still finds room
     static constexpr size_t last_line_room = 4096;
 
     std::string      name;
-    std::atomic<int> error { 0 };
+    std::atomic<int>  error { 0 };
+    std::atomic<bool> told { false };  // the error
     std::atomic<uint64_t> bytes { 0 };  // written
     std::atomic<uint64_t> n_dropped { 0 };
+    std::atomic<uint64_t> waiting { 0 };  // lines that were added and not yet written
 
     std::mutex adding;  // guards `added` and `accepts`; nothing waits while it is held
     batch      added;
-    bool       accepts = false;
+    bool       accepts = true;
 
-    std::mutex writing;  // guards the rest; locked before `adding`
+    // the writer's
     batch      taken;
     held_file  file;
     log_lines  lines;
     tick_clock clock;
-    uint64_t   spent = 0;
+    uint64_t   spent  = 0;
+    bool       broken = false;  // a write has failed
 
     // one copy for all kinds of records
-    void   add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned);
-    void   take(bool accepts_more);
+    void   add_entry(format_fn format, std::string_view record, std::string_view tail, const std::shared_ptr<const void> & owned, uint32_t n_lines);
+    void   take(bool last);
     void   write_taken();
     void   write_lines();
     size_t write_some(std::string_view text);
     size_t give_up(std::string_view text, size_t written);
-    void   fail(int reason);
+    void   note(int reason);
     int    close_file(const std::string & last_line);
     void   drop_lines(std::string_view text);
 };

@@ -10,11 +10,12 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
 #include <thread>
 #include <unistd.h>
@@ -28,6 +29,7 @@ namespace {
 // Never destroyed: threads of the application may still decode while the process ends.
 struct global_state {
     std::mutex mutex;
+    std::mutex pointing;  // guards `open` for those who must not wait until a session is opened
     std::shared_ptr<session> open;
     bool environment_asks = false;
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
@@ -35,10 +37,14 @@ struct global_state {
     // followed and sessions that are being closed
     std::vector<std::weak_ptr<session>> sessions;
     std::mutex marks;
-    bool recorder_runs = false;
-    std::atomic<bool> recorder_busy { false };  // it holds sessions
     std::mutex telling;
     held_file  standard_error;  // as it was before a library redirected it, as llama-cpp-python does
+
+    // with the mutex held
+    void set_open(std::shared_ptr<session> s) {
+        std::lock_guard<std::mutex> lock(pointing);
+        open.swap(s);
+    }
 
     // the hooks' flag; with the mutex held
     void update_flag() { llama_instr_on = open != nullptr || environment_asks || closing > 0; }
@@ -67,66 +73,20 @@ std::vector<std::shared_ptr<session>> held_sessions() {
     return held;
 }
 
-// The recorder's thread: ten times a second, it looks at the machine, and formats and writes what the threads that decode
-// have recorded.
-void * run_recorder(void *) {
-    auto & g = global();
-    is_recorder_thread();
-    for (;;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        std::vector<std::shared_ptr<session>> held;
-        {
-            std::lock_guard<std::mutex> lock(g.mutex);
-            held = held_sessions();
-            g.recorder_runs = g.recorder_busy = !held.empty();
-        }
-        if (held.empty()) {
-            return nullptr;
-        }
-        for (const auto & s : held) {
-            s->record_machine();
-            s->log.flush();
-            s->faults_due = true;
-        }
-        held.clear();  // the last one to hold a part closes it
-        g.recorder_busy = false;
-    }
-}
-
-// The thread blocks all signals. Call with the mutex held.
-void start_recorder() {
-    auto & g = global();
-    if (g.recorder_runs) {
-        return;
-    }
-    sigset_t all, previous;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &previous);
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, run_recorder, nullptr) == 0) {
-        pthread_detach(thread);
-        g.recorder_runs = true;
-    }
-    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-}
-
 // call with the mutex held
 void make_current(const std::shared_ptr<session> & s) {
     auto & g = global();
     const auto gone = [](const std::weak_ptr<session> & weak) { return weak.expired(); };
     g.sessions.erase(std::remove_if(g.sessions.begin(), g.sessions.end(), gone), g.sessions.end());
     g.sessions.push_back(s);
-    g.open = s;
+    g.set_open(s);
     g.update_flag();
-}
-
-std::string reason_of(int status) {
-    return status == -EBADMSG ? "exists and is not a log, so it is not overwritten" : strerror(-status);
 }
 
 int open_session(const request & asked) {
     if (global().open) {
-        return fail(EBUSY, "a session is open already; a process records one at a time");
+        return fail(EBUSY, "this process is already being recorded, to " + global().open->log.path() +
+                           "; close that session first, or leave out `instr exec`");
     }
     auto s = std::make_shared<session>();
     if (!parse_level(asked.level.c_str(), s->detail)) {
@@ -143,13 +103,13 @@ int open_session(const request & asked) {
     } catch (const std::regex_error & err) {
         return fail(EINVAL, "not a regular expression: '" + asked.stats + "': " + err.what());
     }
-    const int status = s->start(asked.path, asked.found);
+    write_session_start(*s);
+    const int status = s->all->files.open(s, asked.path, asked.found);
     if (status != 0) {
         return fail(-status, asked.path + ": " + reason_of(status));
     }
     s->all->rotate_bytes = s->log.is_regular() ? asked.rotate_bytes : 0;
     make_current(s);
-    start_recorder();
     return 0;
 }
 
@@ -178,37 +138,75 @@ void open_from_environment() {
     }
 }
 
+// polls, so that a step need not notify; a step that hangs must not hang the end of the session
+void wait_for_steps(const std::vector<std::shared_ptr<session>> & parts) {
+    const auto     has_steps = [](const std::shared_ptr<session> & part) { return part->has_steps(); };
+    const uint64_t until     = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
+    while (std::any_of(parts.begin(), parts.end(), has_steps) && ggml_instr_clock_ns() < until) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+}
+
 int close_session(const char * reason, bool wait) {
     auto & g = global();
-    std::vector<std::shared_ptr<session>> parts;  // the last one is the open session
+    std::shared_ptr<session> last;
+    std::vector<std::shared_ptr<session>> parts;
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         if (!g.open) {
             return fail(ENOENT, "no session is open");
         }
-        parts  = held_sessions();
-        g.open = nullptr;
+        last  = g.open;
+        parts = held_sessions();
+        g.set_open(nullptr);
         g.closing++;
     }
     if (wait) {
-        for (const auto & part : parts) {
-            part->wait_for_steps();
-        }
+        wait_for_steps(parts);
     }
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         g.closing--;
         g.update_flag();
     }
-    int status = 0;
+    const int status = last->all->files.close(reason);
+    if (status == 0) {
+        return 0;
+    }
+    last->log.fail(-status);
+    uint64_t unwritten = 0;
     for (const auto & part : parts) {
-        const int of_part = part->close(part == parts.back() ? reason : "rotated");
-        status = status == 0 ? of_part : status;
+        unwritten += part->all == last->all ? part->log.unwritten() : 0;
     }
-    while (g.recorder_busy) {  // it may be closing a part
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return fail(-status, last->log.path() + ": the log is not complete: " + reason_of(status) + "; " +
+                         std::to_string(unwritten) + " events are missing");
+}
+
+// call with the mutex held
+const std::shared_ptr<session> & current_locked() {
+    auto & g = global();
+    if (!g.open && g.environment_asks) {
+        open_from_environment();
     }
-    return status == 0 ? 0 : fail(-status, std::string("the log is not complete: ") + strerror(-status));
+    return g.open;
+}
+
+// once there is one; asks for it otherwise
+void follow_with_next_part() {
+    auto & g = global();
+    const auto marks = marks_lock();
+    std::lock_guard<std::mutex> lock(g.mutex);
+    const auto full = g.open;
+    const auto next = full && full->is_full() ? full->all->files.next() : nullptr;
+    if (!next) {
+        return;
+    }
+    for (const auto & mark : full->all->marks) {
+        full->write_mark(mark.first, mark.second, "end");
+        next->write_mark(mark.first, mark.second, "begin");
+    }
+    next->known.follow(full->known);
+    make_current(next);
 }
 
 void keep_standard_error() {
@@ -220,15 +218,17 @@ void keep_standard_error() {
 void at_exit() {
     if (llama_instr_enabled()) {
         fflush(stdout);  // closing may end the program at once
-        close_session("exit", false);
+        if (close_session("exit", false) == -ETIMEDOUT) {
+            tell(last_error);
+        }
     }
 }
 
 // Locked while the process forks, so that the child can unlock them and finds what they guard whole. No thread holds
-// one of them while it writes to a log, except for the first lines of a new one, or waits for a step.
-std::array<std::mutex *, 4> locks_of_process() {
+// one of them while it waits for the writer, except for a log to be opened, or for a step.
+std::array<std::mutex *, 5> locks_of_process() {
     auto & g = global();
-    return { &g.marks, &g.mutex, &facts_mutex(), &g.telling };  // in the order in which threads lock them
+    return { &g.marks, &g.mutex, &facts_mutex(), &g.telling, &g.pointing };  // in the order in which threads lock them
 }
 
 void before_fork() {
@@ -252,8 +252,7 @@ void in_child() {
         new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held forever
     }
     g.sessions.clear();
-    g.open          = nullptr;
-    g.recorder_runs = g.recorder_busy = false;  // the child has only the thread that forked
+    g.open    = nullptr;
     g.closing = 0;
     g.environment_asks = !request_of_environment().path.empty();
     g.update_flag();
@@ -283,51 +282,40 @@ struct startup {
 std::shared_ptr<session> current_session() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
-    if (!g.open && g.environment_asks) {
-        open_from_environment();
+    return current_locked();
+}
+
+std::shared_ptr<session> session_of_step() {
+    auto & g = global();
+    std::unique_lock<std::mutex> lock(g.mutex);
+    if (const auto s = current_locked(); s && s->is_full()) {
+        lock.unlock();
+        follow_with_next_part();
+        lock.lock();
+    }
+    if (g.open) {
+        g.open->step_begins();  // with the mutex held: closing the session waits for it
     }
     return g.open;
 }
 
 std::shared_ptr<session> open_session_or_null() {
     auto & g = global();
-    std::lock_guard<std::mutex> lock(g.mutex);
+    std::lock_guard<std::mutex> lock(g.pointing);
     return g.open;
+}
+
+std::string reason_of(int status) {
+    switch (-status) {
+        case EBADMSG:   return "exists and is not a log, so it is not overwritten";
+        case ENXIO:     return "nothing reads it";
+        case ETIMEDOUT: return "the disk or the reader of the pipe has stalled";
+        default:        return strerror(-status);
+    }
 }
 
 std::unique_lock<std::mutex> marks_lock() {
     return std::unique_lock<std::mutex>(global().marks);
-}
-
-std::shared_ptr<session> next_part(std::shared_ptr<session> full) {
-    auto & g = global();
-    const auto marks = marks_lock();
-    std::lock_guard<std::mutex> lock(g.mutex);
-    if (g.open != full) {
-        return g.open;  // another thread was faster
-    }
-    auto & all = *full->all;
-    auto next = std::make_shared<session>();
-    next->all           = full->all;
-    next->part          = full->part + 1;
-    next->detail        = full->detail;
-    next->flags         = full->flags;
-    next->stats_pattern = full->stats_pattern;
-    next->stats         = full->stats;
-    const std::string path = before_suffix(all.path, "part" + std::to_string(next->part));
-    const int status = next->start(path, {});
-    if (status != 0) {
-        all.rotate_bytes = 0;
-        tell(path + ": " + reason_of(status) + "; recording continues in " + full->log.path());
-        return full;
-    }
-    for (const auto & mark : all.marks) {
-        full->write_mark(mark.first, mark.second, "end");
-        next->write_mark(mark.first, mark.second, "begin");
-    }
-    next->known.follow(full->known);
-    make_current(next);
-    return next;
 }
 
 // Writes what it did first: a worker process may call _exit() once it has freed its models. A rotation, which copies
@@ -340,7 +328,7 @@ template <typename T> static void forget_in_all(const T * what) {
         held = held_sessions();
     }
     for (const auto & s : held) {
-        s->log.flush();
+        s->all->files.flush();
     }
     std::lock_guard<std::mutex> lock(g.mutex);
     held = held_sessions();
@@ -362,7 +350,11 @@ void tell(const std::string & text) {
     const std::string line = "llama-instr: " + text + "\n";
     std::lock_guard<std::mutex> lock(g.telling);
     const int kept = g.standard_error.get();
-    (void) !::write(kept >= 0 ? kept : STDERR_FILENO, line.data(), line.size());
+    pollfd to = { kept >= 0 ? kept : STDERR_FILENO, POLLOUT, 0 };
+    // nobody waits for a terminal or a pipe that takes nothing; one that is ready takes so much at once
+    if (poll(&to, 1, 100) > 0 && to.revents == POLLOUT) {
+        (void) !::write(to.fd, line.data(), std::min(line.size(), (size_t) PIPE_BUF));
+    }
 }
 
 }  // namespace llama_instr
@@ -389,6 +381,9 @@ int32_t llama_instr_begin(const char * path, const char * level, const char * ar
     const int status = open_session(asked);
     if (status == 0) {
         keep_standard_error();
+        if (environment_asks) {
+            tell("the program records itself, to " + asked.path + "; `instr exec` adds no log");
+        }
     } else {
         g.environment_asks = environment_asks;
     }

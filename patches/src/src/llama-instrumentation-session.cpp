@@ -10,10 +10,7 @@
 
 #include "llama-instrumentation.h"
 
-#include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -34,38 +31,43 @@ bool session::is_debugged() const {
 }
 
 int session::start(const std::string & path, const held_file::existing & found) {
-    int status = log.open(path.c_str(), found);
-    if (status != 0) {
-        return status;
-    }
-    write_session_start(*this);
     machine = machine_counts::now();
-    status = log.begin();
+    log.on_much = [this] { all->files.wake(); };
+    const int status = log.open(path.c_str(), found);
     if (status != 0) {
         return status;
     }
-    // a full disk is reported once, and ends the program if the user asked for that
-    const auto on_failure = [this](int error) {
+    // a log that cannot be written is reported once, and ends the program if the user asked for that
+    log.on_failure = [this](int error) {
         const bool stop = (flags & LLAMA_INSTR_STOP_ON_ERROR) != 0;
-        tell(log.path() + " cannot be written (" + strerror(error) + "): " +
+        tell(log.path() + " cannot be written (" + reason_of(-error) + "): " +
              (stop ? "stopping, as asked" : "inference goes on, events are dropped and counted"));
         if (stop) {
             _exit(74);
         }
     };
     if (log.failed()) {
-        on_failure(log.failed());
-    } else {
-        log.on_failure = on_failure;
+        log.fail(log.failed());
     }
     return 0;
 }
 
+std::shared_ptr<session> session::next_part() const {
+    auto next = std::make_shared<session>();
+    next->all           = all;
+    next->part          = part + 1;
+    next->detail        = detail;
+    next->flags         = flags;
+    next->stats_pattern = stats_pattern;
+    next->stats         = stats;
+    write_session_start(*next);
+    return next;
+}
+
 void session::record_machine() {
-    if (!worked.exchange(steps > 0)) {
+    if (!worked.exchange(has_steps())) {
         return;
     }
-    std::lock_guard<std::mutex> lock(looking);
     machine_counts now = machine_counts::now();
     add(now.since(machine));
     machine = std::move(now);
@@ -85,7 +87,7 @@ int session::close(const char * reason) {
         }
         line.close_object();
         line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped);
+        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) steps.load());  // the ends of these steps
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
         line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
         line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
@@ -102,14 +104,6 @@ void session::write_mark(int64_t id, const open_mark & mark, const char * phase)
         line.kv(LLAMA_INSTR_K_SEQ, mark.seq);
     }
     write(LLAMA_INSTR_EV_MARK, line);
-}
-
-void session::wait_for_steps() {
-    // polls, so that a step need not notify; a step that hangs must not hang the end of the session
-    const uint64_t until = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
-    while (steps > 0 && ggml_instr_clock_ns() < until) {
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
 }
 
 }  // namespace llama_instr

@@ -8,6 +8,7 @@
 #include "llama-instrumentation-log.h"
 #include "llama-instrumentation-machine.h"
 #include "llama-instrumentation-models.h"
+#include "llama-instrumentation-writer.h"
 
 #include <atomic>
 #include <cstdint>
@@ -46,6 +47,7 @@ struct recording {
     std::atomic<int>  next_mark { 0 };
     std::atomic<bool> nan_seen { false };
     std::map<int64_t, open_mark> marks;  // with the lock of marks_lock()
+    writer files;
 
     // A model and a context keep their ids in all parts. forget() gives the address free for another one.
     int  id_of(const llama_model * model) { return ids_of_models.of(model); }
@@ -79,11 +81,9 @@ struct recording {
 };
 
 // One log file: a whole recording, or one part of a rotated one. A step holds a reference to the part in which it
-// began. The last reference to a part that another part has followed closes its file.
+// began. Once only the writer refers to a part, it closes its file.
 class session {
   public:
-    ~session() { close("rotated"); }
-
     std::shared_ptr<recording> all;
     int part = 1;
 
@@ -111,38 +111,44 @@ class session {
 
     bool is_full() const {
         const uint64_t limit = all->rotate_bytes;
-        return limit > 0 && log.size() >= limit;
+        return limit > 0 && (log.size() >= limit || log.has_ended());
     }
 
-    // creates the file and writes session_start; returns 0 or -errno
+    // -- called by the writer
+
+    // creates the file, which begins with what was added so far; returns 0 or -errno
     int start(const std::string & path, const held_file::existing & found);
+
+    // the part after this one, not yet started
+    std::shared_ptr<session> next_part() const;
+
+    // writes what the machine did since the last call, if there were steps
+    void record_machine();
 
     // the totals and the end of the file, if it is open; returns 0 or -errno
     int close(const char * reason);
+
+    // -- called by any thread
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); }
     void write_mark(int64_t id, const open_mark & mark, const char * phase);  // with the lock of marks_lock()
 
     // as log_file::add()
-    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}) {
-        log.add(record, tail, owned);
+    template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}, uint32_t n_lines = 1) {
+        log.add(record, tail, owned, n_lines);
     }
 
-    // closing a session waits for the steps under way
+    // closing a session waits for the steps under way, and counts what it does not wait for as dropped
     void step_begins() {
         steps++;
         worked = true;
     }
     void step_ends() { steps--; }
-    void wait_for_steps();
-
-    // writes what the machine did since the last call, if there were steps
-    void record_machine();
+    bool has_steps() const { return steps > 0; }
 
   private:
     std::atomic<int>  steps { 0 };
     std::atomic<bool> worked { false };  // there were steps since the machine was looked at
-    std::mutex        looking;           // guards `machine`
     machine_counts    machine;
 };
 

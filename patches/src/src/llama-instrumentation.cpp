@@ -29,10 +29,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
     if (step.depth > 0) {
         return;  // a decode inside a decode, from a callback of the application
     }
-    auto s = current_session();
-    if (s && s->is_full()) {
-        s = next_part(std::move(s));
-    }
+    auto s = session_of_step();
     if (!s) {
         return;
     }
@@ -48,7 +45,6 @@ void llama_instr_step::begin(const llama_context * ctx) {
     step.clock.start(now, spent);
     step.state = &s->known.of(ctx);
     step.s     = std::move(s);
-    step.s->step_begins();
 }
 
 void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
