@@ -111,7 +111,7 @@ def exec_(
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:
         notice(
-            "no log was written: no process of the command loaded a model with a llama_cpp of "
-            "`instr build`, or no log could be created"
+            "no log was written: no process of the command loaded a model with the llama_cpp of "
+            "`instr build`, or it records itself, or no log could be created"
         )
     ctx.exit(done.exit_code)

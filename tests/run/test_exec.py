@@ -164,9 +164,27 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
     assert done.returncode == 7
     assert done.stdout == "cba\n['--level', '-x']\n"
     assert done.stderr.splitlines() == [
-        "no log was written: no process of the command loaded a model with a llama_cpp of"
-        " `instr build`, or no log could be created"
+        "no log was written: no process of the command loaded a model with the llama_cpp of "
+        "`instr build`, or it records itself, or no log could be created"
     ]
+
+
+def test_a_program_that_records_itself_is_told_who_records(
+    instr: Instr, application: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    begin = "import llamacpp_instr; llamacpp_instr.record('own.log')\n"
+    command = ("exec", "--log", "exec.log", "--", sys.executable, "app.py", demo_model)
+    application.write_text(begin + APPLICATION)
+    done = instr(*command)
+    assert done.returncode == 0, done.stderr
+    assert "llama-instr: the program records itself, to own.log; `instr exec` adds" in done.stderr
+    assert logs_of(done) == []
+    (tmp_path / "own.log").unlink()
+    application.write_text(APPLICATION + begin)
+    done = instr(*command)
+    assert done.returncode == 1
+    said = f"this process is already being recorded, to {tmp_path}/exec.log; close that session"
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
