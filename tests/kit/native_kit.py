@@ -62,11 +62,11 @@ def unpatched_library() -> Path:
 @functools.cache
 def sanitized_library(sanitizer: str) -> Path:
     """Directory of the patched libraries, compiled with `address` (and undefined) or `thread`."""
-    if sanitizer == "thread":
-        # ThreadSanitizer does not understand the barriers of GNU's OpenMP runtime
-        flags = ("-DLLAMA_SANITIZE_THREAD=ON", "-DGGML_OPENMP=OFF")
-    else:
-        flags = ("-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON")
+    # ThreadSanitizer does not understand the barriers of GNU's OpenMP runtime
+    kinds = ("THREAD",) if sanitizer == "thread" else ("ADDRESS", "UNDEFINED")
+    openmp = "OFF" if sanitizer == "thread" else "ON"
+    both = (f"-D{part}_SANITIZE_{kind}=ON" for part in ("LLAMA", "GGML") for kind in kinds)
+    flags = (f"-DGGML_OPENMP={openmp}", *both)
     # as the sanitizers' own pages recommend; -O3 compiles for minutes longer
     cheap = (f"-DCMAKE_{language}_FLAGS_RELEASE=-O1 -DNDEBUG" for language in ("C", "CXX"))
     return _built(sanitizer, (*flags, *cheap, *WITHOUT_PROGRAMS), ("llama",), True)

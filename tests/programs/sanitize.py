@@ -2,10 +2,11 @@
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
 ThreadSanitizer. With each it runs `native/recorder_stress.cpp` (contexts that decode at once, every
-level, sessions that begin and end, a full disk, a closed pipe), `native/log_threads.cpp`, and
-`native/models_come_and_go.cpp` for `--seconds`. AddressSanitizer ends the program at a finding.
-ThreadSanitizer also reports races inside ggml's kernels, whose barriers it does not understand.
-These are counted; every other race is a failure.
+level, sessions that begin and end, a full disk, a pipe that is closed or not read),
+`native/log_threads.cpp`, `native/threadpool.cpp`, and `native/models_come_and_go.cpp` for
+`--seconds`. AddressSanitizer ends the program at a finding. ThreadSanitizer also reports races
+inside ggml's kernels, whose barriers it does not understand. These are counted; every other race is
+a failure.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def run(sanitizer: str, seconds: int) -> None:
     and freed while the log rotates."""
     library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
-        program, log_threads, come_and_go = (
-            compile_program(NATIVE / name, library, Path(folder), SANITIZERS[sanitizer])
-            for name in ("recorder_stress.cpp", "log_threads.cpp", "models_come_and_go.cpp")
+        program, log_threads, come_and_go, threadpool = (
+            compile_program(NATIVE / f"{name}.cpp", library, Path(folder), SANITIZERS[sanitizer])
+            for name in ("recorder_stress", "log_threads", "models_come_and_go", "threadpool")
         )
         logs = Path(folder) / "logs"
         logs.mkdir()
@@ -49,6 +50,7 @@ def run(sanitizer: str, seconds: int) -> None:
         subprocess.run([program, DEMO, logs], env=env, check=True)
         log_of_threads = f"{folder}/threads.log"
         subprocess.run([log_threads, log_of_threads, "3", "20000", "97"], env=env, check=True)
+        subprocess.run([threadpool, DEMO, logs / "threadpool.log", "4", "4"], env=env, check=True)
         rotating = {
             "LLAMA_INSTR_LOG": str(logs / "rotated.log"),
             "LLAMA_INSTR_LEVEL": "verbose",
