@@ -10,14 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converters.analyses.diff import By, compute_diff
+from converters.analyses.diff import compute_diff
 from converters.analyses.findings import find_causes
 from converters.analyses.findings.facts import Finding
 from converters.analyses.page import compute_page
 from converters.analyses.summary import compute_summary
 from converters.report.charts import import_matplotlib, missing_note
 from converters.report.page import render_page, render_part
-from converters.report.report import Report, render_text
+from converters.report.report import Report
+from converters.report.text import render_text
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
@@ -94,10 +95,10 @@ class LoadedLog:
         table: pd.DataFrame = pd.DataFrame(rows, columns=[field.name for field in fields(Finding)])
         return table
 
-    def diff(self, other: LoadedLog, by: By | None = None, phase: str | None = None) -> LoadedDiff:
+    def diff(self, other: LoadedLog, by: str | None = None, phase: str | None = None) -> LoadedDiff:
         """The differences of `other` from this log, as `instr diff` prints them. `by` is one of
         phase, block, layer, op and tensor. Raises UsageError if nothing can be compared."""
-        return LoadedDiff(compute_diff(self._session, other._session, by, phase).reports)
+        return LoadedDiff(compute_diff([self._session], [other._session], by, phase).reports)
 
     def page(self, path: str | Path, force: bool = False) -> None:
         """Write the page of `instr page` to a file. Raises UsageError if it exists and `force` is

@@ -55,12 +55,13 @@ def _largest(report: Report) -> Report:
 
 def _alike(report: Report) -> Report:
     """One row for all layers with the same figures, if there are many layers."""
-    if len(report.rows) <= MANY_LAYERS or report.columns[0].unit != "layer":
+    inside = sum(row[0] != -1 for row in report.rows)
+    if inside <= MANY_LAYERS or report.columns[0].unit != "layer":
         return report
-    kinds: dict[tuple[str, ...], list[int]] = {}
+    kinds: dict[tuple[object, ...], list[int]] = {}
     for i, row in enumerate(report.rows):
         units = (column.unit for column in report.columns[1:])
-        kinds.setdefault(tuple(map(shown, row[1:], units)), []).append(i)
+        kinds.setdefault((row[0] == -1, *map(shown, row[1:], units)), []).append(i)
     if len(kinds) == len(report.rows):
         return report
     rows = [[_ranges([int(report.rows[i][0] or 0) for i in of]), *report.rows[of[0]][1:]]

@@ -111,7 +111,7 @@ def test_the_map_of_many_layers_counts_layers(tmp_path: Path) -> None:
     _, sections = compute_page([session_of(tmp_path / "deep.log", events)])
     (heat,) = (section for section in sections if section.title == "Time by layer and op")
     assert isinstance(heat, Figure)
-    assert "3 further layers are left out." in heat.notes
+    assert "Not shown: 3 further layers." in heat.notes
     columns = re.findall(r"layer (\d+|none): ", heat.markup)
     assert len(set(columns)) == MOST_LAYERS + 1
     assert "none" in columns

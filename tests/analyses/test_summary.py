@@ -199,7 +199,8 @@ def test_the_ops_that_are_not_shown_have_a_share(tmp_path, monkeypatch):
     total = sum(whole.values())
     rest = 1 - sum(times) / total
     assert top.figures["share of other ops"] == (pytest.approx(rest), "fraction")
-    assert f"{top.figures['ops'][0] - 3} other ops took {100 * rest:.1f} %." in top.notes
+    n = top.figures["ops"][0] - 3
+    assert f"Not shown: {n} other ops, {100 * rest:.1f} % of the time." in top.notes
 
 
 def test_the_memory_is_the_latest_of_each_context_and_the_most_of_its_cache(tmp_path):

@@ -156,8 +156,8 @@ def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
 LENIENT = [
     "summary LOG", "stats LOG", "requests LOG", "tree LOG", "cat LOG --expand", "page LOG -o OUT",
     "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG", "ops LOG",
-    f"roofline LOG --probe {FIXTURES / 'probe.json'}", "schedule LOG", "to-perfetto LOG -o OUT",
-    "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
+    f"roofline LOG --probe {FIXTURES / 'probe.json'}", "schedule LOG --phase prefill",
+    "to-perfetto LOG -o OUT", "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
     "to-flashinfer LOG -o OUT", "to-torch LOG -o OUT",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from converters.analyses.memory import MANY_LAYERS, compression_reports, shortened
 from converters.analyses.stored_weights import StoredModel, StoredTensor
+from converters.report.arrange import condensed
 from tests.kit.reports import by_title
 
 
@@ -17,8 +18,8 @@ def model_of(sizes: list[int]) -> StoredModel:
 
 
 def layers_of(sizes: list[int]) -> tuple[list[object], str]:
-    """The first column of the table of layers, and its notes."""
-    report = by_title(shortened(compression_reports(model_of(sizes), [])))["Layers"]
+    """The first column of the table of layers as a terminal shows it, and its notes."""
+    report = condensed(by_title(shortened(compression_reports(model_of(sizes), [])))["Layers"])
     return [row[0] for row in report.rows], " ".join(report.notes)
 
 
@@ -31,5 +32,5 @@ def test_what_is_outside_of_layers_is_no_layer() -> None:
     names, notes = layers_of([32, 64, 64, 32] * many)
     assert names[1:] == [", ".join(f"{4 * i + 1}-{4 * i + 2}" for i in range(many)), "none"]
     names, notes = layers_of([32 * (i + 1) for i in range(many + 5)])
-    assert names == [*map(str, range(many)), "none"]
-    assert f"The first {many} of {many + 5} kinds of layers." in notes
+    assert names == list(range(4, many + 5)), "the largest"
+    assert "Not shown: 5 more rows." in notes

@@ -113,7 +113,7 @@ def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_me
     ops = ops.assign(title=ops.op.astype(str) + " " + role)
     seen = 0
     for report in reports:
-        phase, rows = report.title.rpartition(" ")[2], report.to_json()["rows"]
+        phase, rows = report.title.rpartition(" ")[2], rows_of(report)
         times = [row["time"] for row in rows]
         assert times == sorted(times, reverse=True)
         assert [row["share"] for row in rows] == pytest.approx([t / sum(times) for t in times])
@@ -142,7 +142,7 @@ def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_me
     slowest = [
         (f"{report.title.rpartition(' ')[2]}: {row['op']}", row["FLOP/byte"], row["FLOP/s"])
         for report in reports
-        for row in report.to_json()["rows"][:5]
+        for row in rows_of(report)[:5]
         if row["FLOP/s"]
     ]
     assert [(point.name, point.x, point.y) for point in points] == slowest
@@ -166,7 +166,7 @@ def test_every_row_is_that_of_the_ops() -> None:
     for report in reports:
         phase = report.title.rpartition(" ")[2]
         of_phase = ops[ops.phase == phase]
-        rows = report.to_json()["rows"]
+        rows = rows_of(report)
         assert sum(row["time"] for row in rows) == of_phase.dur.sum()
         times = [row["time"] for row in rows]
         assert all(a >= b for a, b in pairwise(times)), "the slowest first"
@@ -206,7 +206,7 @@ def test_a_role_without_a_type_or_with_an_unknown_mask(tmp_path: Path) -> None:
     session = session_of(tmp_path / "session.log", events)
     reports, _ = roofline(session, probe_of(session.start.host.cpu))
     ns = sum(sum(e.dur) for e in events if isinstance(e, s.Ops) and e.thread == 0)
-    rows = [row for report in reports for row in report.to_json()["rows"]]
+    rows = [row for report in reports for row in rows_of(report)]
     assert sum(row["time"] for row in rows) == ns, "thread 0 alone"
     attention = [row for row in rows if row["op"].startswith("FLASH_ATTN_EXT")]
     assert attention

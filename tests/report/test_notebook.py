@@ -87,7 +87,7 @@ def test_a_diff_is_that_of_the_command(tmp_path):
     for table, report in zip(found.tables.values(), reports, strict=True):
         assert table.to_numpy().tolist() == [list(row.values()) for row in report["rows"]]
     assert {"op", "ratio", "verdict"} <= set(found.tables["decode_by_op"])
-    with pytest.raises(InstrError, match="do not both have encode steps"):
+    with pytest.raises(InstrError, match="not all of the 2 logs have encode steps"):
         a.diff(b, phase="encode")
 
 

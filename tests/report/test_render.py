@@ -143,13 +143,13 @@ def test_forms_for_people_show_the_largest_rows_and_count_the_rest():
 
 def test_layers_that_look_the_same_are_one_row():
     columns = [Column("Layer", "layer"), Column("time", "ns")]
-    rows = [[layer, 5_000 + layer % 3] for layer in (*range(9), 20, 21, 22, -1)]
+    rows = [[layer, 5_000 + layer % 3] for layer in (*range(9), 20, 21, 22, 23, -1)]
     rows[4][1], rows[-1][1] = 7_000, 9_000
     text = render_text([Report("Layers", columns, rows)])
     assert text == (
         "Layers\n"
         "            Layer     time\n"
-        "  0-3, 5-8, 20-22  5.00 µs\n"
+        "  0-3, 5-8, 20-23  5.00 µs\n"
         "                4  7.00 µs\n"
         "             none  9.00 µs\n"
         "  A row is one layer of each kind; --json has all layers.\n"

@@ -64,6 +64,6 @@ def shortened(reports: Sequence[Report]) -> list[Report]:
         *(without(report, "tensors") for report in held),
         replace(without(types, "elements", "of F32"), most=MANY_TYPES),
         replace(without(roles, "tensors", "elements", "of F32"), most=MANY_ROLES),
-        replace(without(layers, "elements", "of F32"), most=MANY_LAYERS),
+        replace(without(layers, "elements", "of F32"), most=MANY_LAYERS + 1),
         tensors,
     ]
