@@ -15,16 +15,14 @@ from hypothesis import given, settings
 
 from converters.analyses import summary
 from converters.analyses.summary import ALL_LAYERS, compute_summary
-from converters.report.report import Column, Report, shown
+from converters.report.report import Report
 from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.terminal import counted
-from tests.conftest import Instr, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
-from tests.kit.native_kit import random_models
 from tests.kit.reports import by_title, column, rows, session_of
 from tests.kit.sketched_log import Sketch
 from tests.kit.steady_log import write
@@ -70,31 +68,6 @@ def test_the_time_adds_up_to_the_steps(events, tmp_path_factory):
             assert sum(column(found["Where the time went"], phase)) == total
             assert sum(column(found["Where the time went"], f"of {phase}")) == pytest.approx(1)
             assert all(ns >= 0 for ns in column(found["Where the time went"], phase))
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense", "falcon-h1-dense"])
-def test_what_a_context_uses_is_the_sum_over_its_caches(instr: Instr, tmp_path: Path, name: str):
-    """Against the caches' own tensors. With a sliding window, layers are in caches of two sizes;
-    with a recurrent state, there is one of it too."""
-    model = random_models() / f"{name}.gguf"
-    done = instr("run", model, "-p", "a" * 400, "-n", 90, "--ctx", 2048, "--log", "a.log")
-    assert done.returncode == 0, done.stderr
-    log = tmp_path / "a.log"
-    leafs = {f["name"]: f for graph in read_events(log, "graph") for f in graph["leafs"]}
-    wanted = 0.0
-    for kv in {kv.get("cache", 0): kv for kv in read_events(log, "kv")}.values():
-        recurrent = kv.get("kind") == "recurrent"
-        own = [
-            of["bytes"]
-            for leaf, of in leafs.items()
-            if re.match("cache_[rs]_l" if recurrent else "cache_[kv]_l", leaf)
-            and (recurrent or of["ne"][1] == kv["size"])
-        ]
-        wanted += sum(own) / kv["size"] * kv["used"]
-    memory = by_title(compute_summary(load_session(log)))["Memory"]
-    assert memory.figures["bytes used of context 0"] == (wanted, "bytes")
-    assert shown(wanted, "bytes") in notes({"Memory": memory})
 
 
 def test_speed_is_tokens_by_the_steps_own_time(tmp_path):
@@ -332,57 +305,6 @@ def test_the_command_prints_text_or_json(tmp_path):
     assert decode["time"] == sum(durations(EVENTS, "decode"))
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0, "ns", "0 ns"),
-        (999, "ns", "999 ns"),
-        (1000, "ns", "1.00 µs"),
-        (999_960, "ns", "1.00 ms"),
-        (12_345_678, "ns", "12.3 ms"),
-        (3.5e12, "ns", "3,500 s"),
-        (1023, "bytes", "1023 B"),
-        (1536, "bytes", "1.50 KiB"),
-        (5 << 40, "bytes", "5.00 TiB"),
-        (0.5, "share", " 50.0 % █████"),
-        (0.049, "share", "  4.9 % ▌"),
-        (2.5e9, "flop_per_second", "2.50 G"),
-        (1234.5, "per_second", "1,234"),
-        (1234567, "count", "1,234,567"),
-        (-1, "layer", "none"),
-        (3, "layer", "3"),
-        (None, "ns", ""),
-        ("word", "ns", "word"),
-    ],
-)
-def test_cells_are_shown_with_their_units(value, unit, text):
-    assert shown(value, unit) == text
-
-
-def test_a_report_as_text_and_as_json():
-    columns = [Column("Name"), Column("time", "ns", "kept")]
-    report = Report("A [title]", columns, [["a [b] row", 1500], ["b", 20]], ["Said once."])
-    report.figures["Often, B/s"] = (1, "share")
-    assert render_text([report]) == (
-        "A [title]\n"
-        "  Name          time\n"
-        "  a [b] row  1.50 µs\n"
-        "  b            20 ns\n"
-        "  Said once.\n"
-    )
-    assert report.to_json() == {
-        "id": "a_title",
-        "title": "A [title]",
-        "columns": [
-            {"id": "name", "title": "Name", "unit": "text"},
-            {"id": "kept", "title": "time", "unit": "ns"},
-        ],
-        "rows": [{"name": "a [b] row", "kept": 1500}, {"name": "b", "kept": 20}],
-        "figures": {"often_b_per_s": {"title": "Often, B/s", "value": 1, "unit": "fraction"}},
-        "notes": ["Said once."],
-    }
-
-
 def test_the_slowest_layers_are_of_layers(tmp_path):
     """What is outside of layers has a row, and is not counted as one."""
     n = ALL_LAYERS + 18
@@ -409,12 +331,6 @@ def test_a_section_has_the_largest_of_many_rows(tmp_path):
     text = render_text([found])
     assert re.findall(r"\bB\d+", text) == [f"B{i}" for i in range(800, 900)]
     assert "Not shown: 800 more rows." in text
-
-
-def test_columns_of_one_name_have_two_ids():
-    """As the sides of a comparison of a log with itself."""
-    report = Report("", [Column("A, types"), Column("A, types")], [["x", "y"]], key="twice")
-    assert report.to_json()["rows"] == [{"a_types": "x", "a_types_2": "y"}]
 
 
 def test_layers_take_time_by_their_number(tmp_path):
