@@ -8,7 +8,8 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 - they are several of which not all have an output; several that all have one are the draft of
   speculative decoding,
 - or no token was sampled since the prompt before them began. Without tokens, which the application
-  then samples by itself: if they are several, or those before had no output or filled a batch.
+  then samples by itself: if they are several, or those before had no output, or filled a batch
+  and had not all an output.
 
 Without positions it is what the recorder made of the number of tokens.
 """
@@ -78,6 +79,7 @@ class Batches:
         else:
             prompt = of.waits or (tokens > 1 and not self._samples)
         end = pos + tokens * prompt if prompt or of is None else of.prompt_end
-        waits = prompt and (self._samples or not outputs or step.n_tokens >= self._n_batch)
+        part = not outputs or (outputs < tokens and step.n_tokens >= self._n_batch)
+        waits = prompt and (self._samples or part)
         self._sequences[seq] = _Sequence(step.step, end, waits)
         return Part(seq, pos, tokens, outputs, prompt)

@@ -74,10 +74,10 @@ ALL = [
     ),
     Case("values values.log -o {}"),
     Case("roofline session.log --probe probe.json -o {}"),
-    Case("schedule session.log --engines engines.toml -o {}"),
+    Case("schedule session.log --phase prefill --engines engines.toml -o {}"),
     Case("schedule graph.toml -o {}"),
     Case("schedule model.gguf --machine machine.json -o {}"),
-    Case("schedule session.log --engines engines.toml --perfetto {}"),
+    Case("schedule session.log --phase prefill --engines engines.toml --perfetto {}"),
     *(
         Case(f"predict {name} --machine machine.json --batch 4 --ctx 4 -o {{}}")
         for name in ("model.gguf", SPLIT)

@@ -7,6 +7,7 @@ import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tests.kit.perfetto_queries import ROWS
@@ -273,11 +274,13 @@ def as_float(word: int) -> float:
 
 def product_work(graph: dict[str, Any], node: int) -> tuple[int, int]:
     """Floating-point operations and bytes of MUL_MAT: a dot product for each element of the
-    result; both sources are read, the result is written."""
+    result; the elements of both sources are read, the result is written."""
     nodes, leafs = graph["nodes"], graph["leafs"]
     flops, moved = 2, nodes["bytes"][node]
     for s in nodes["src"][node]:
-        moved += nodes["bytes"][s] if s >= 0 else leafs[-1 - s]["bytes"]
+        of = {key: nodes[key][s] for key in ("type", "ne", "bytes")} if s >= 0 else leafs[-1 - s]
+        whole = prod(of["ne"]) * {"f32": 4, "f16": 2}.get(of["type"], 0)
+        moved += min(whole or of["bytes"], of["bytes"])
     left = nodes["src"][node][0]
     flops *= (nodes["ne"][left] if left >= 0 else leafs[-1 - left]["ne"])[0]
     for n in nodes["ne"][node]:

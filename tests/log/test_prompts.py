@@ -106,7 +106,7 @@ def _fleet(log: Path) -> dict[int, str]:
     def write(table: str, of: list[dict[str, Any]]) -> None:
         found.update({row["step"]: row["phase"] for row in of} if table == "steps" else {})
 
-    LogRows(write).read(read_events(log), lenient=False)
+    LogRows(write, "log").read(read_events(log), lenient=False)
     return found
 
 

@@ -119,7 +119,7 @@ def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["validate", "demo", "-n", "1", "-o", str(out)])
     assert done.exit_code == 0, done.output
     ops, whole, cache = json.loads(out.read_text())
-    assert ops["figures"]["faults"] == {"value": 0, "unit": "count"}
+    assert ops["figures"]["faults"] == {"title": "faults", "value": 0, "unit": "count"}
     assert ops["figures"]["checked"]["value"] == 2 * 82
     assert [row["verdict"] for row in whole["rows"]] == ["ok"]
     assert 0 < whole["figures"]["error"]["value"] < 1e-5
