@@ -63,6 +63,7 @@ class ReportOutput:
         from converters.report.render import SUFFIXES
         from llamacpp_instr.output import check_not_input, check_output
 
+        check_output(self.path, self.force)
         check_not_input(self.path, *inputs)
         suffix = Path(self.path).suffix.lower()
         if self.flag is None and suffix not in ("", ".txt", *SUFFIXES, *exports):
@@ -72,7 +73,6 @@ class ReportOutput:
                 f"-o {self.path}: a report is .txt, {', '.join(SUFFIXES)}"
                 + (f"; {suffix} is written by {meant[0]}" if meant else "")
             )
-        check_output(self.path, self.force)
 
     def write(
         self,

@@ -48,7 +48,7 @@ WRONG = {
     "no machine file": (["demo", "--machine", "nothing.json"], "nothing.json: no such file"),
     "a machine file without costs": (
         ["demo", "--machine", str(ROOT / "tests" / "fixtures" / "probe.json")],
-        "measure the machine again",
+        "run `instr probe` again",
     ),
 }
 

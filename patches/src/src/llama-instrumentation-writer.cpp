@@ -122,7 +122,7 @@ void writer::take_turn(parts & open, bool due) {
     std::unique_lock<std::mutex> lock(mutex);
     const uint64_t number = asked;
     const char *   reason = close_reason;
-    const bool     wanted = std::exchange(wants_part, false);
+    const bool     wanted = wants_part;
     lock.unlock();
     for (const auto & s : open) {
         if (due) {
@@ -163,11 +163,12 @@ void writer::make_part(parts & open) {
     if (failure != 0) {
         full->all->rotate_bytes = 0;
         tell(path + ": " + reason_of(failure) + "; recording continues in " + full->log.path());
-        return;
+    } else {
+        open.push_back(next);
     }
-    open.push_back(next);
     std::lock_guard<std::mutex> lock(mutex);
-    part = next;
+    wants_part = false;  // only now, so that no second part is made meanwhile
+    part       = failure == 0 ? next : nullptr;
 }
 
 int writer::close_all(parts & open, const char * reason) {
