@@ -46,6 +46,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     sampled: Counter[int] = Counter()
     results = result_times(events)
     warm_ups: set[int] = set()
+    prompts: dict[int, int] = {}
     for e in events:
         kind = e["event"]
         add_facts(found, e, marked, events[0]["host"]["cores"])
@@ -62,7 +63,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             sampled[e["ctx"]] = 0
         elif kind == "step_end":
             b = begun[e["step"]]
-            name = "encode" if b["kind"] == "encode" else b["phase"]
+            name = phase_of(b, prompts)
             end = results[e["step"]]
             dur = end - b["t"]
             if e["status"] == 0 and e["step"] not in warm_ups:
@@ -270,6 +271,18 @@ def op_args(graph: dict[str, Any], inside: list[int]) -> list[tuple[str, Any]]:
 def as_float(word: int) -> float:
     """ggml keeps its parameters as int32 that may have the bits of a float."""
     return struct.unpack("<f", struct.pack("<i", word))[0]
+
+
+def phase_of(begin: dict[str, Any], prompts: dict[int, int]) -> str:
+    """A token that goes back behind the prompt is one of a prompt. `prompts` has the end of the
+    last one of each context."""
+    ctx, pos = begin["ctx"], begin.get("pos", -1)
+    if begin["kind"] == "encode":
+        return "encode"
+    if begin["phase"] == "prefill" or 0 <= pos < prompts.get(ctx, 0):
+        prompts[ctx] = pos + begin["n_tokens"]
+        return "prefill"
+    return "decode"
 
 
 def product_work(graph: dict[str, Any], node: int) -> tuple[int, int]:
