@@ -111,7 +111,10 @@ def exec_(
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:
         notice(
-            "no log was written: no process of the command loaded a model with the llama_cpp of "
-            "`instr build`, or it records itself, or no log could be created"
+            f"no log was written: the program loaded {done.other_library}, which is not the "
+            "instrumented library; run `instr build` in its environment"
+            if done.other_library
+            else "no log was written: no process of the command loaded a model with the llama_cpp "
+            "of `instr build`, or it records itself, or no log could be created"
         )
     ctx.exit(done.exit_code)

@@ -18,10 +18,13 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.patterns import check_pattern
 from llamacpp_instr.recording.files import check_replaceable, later_parts, logs_of, shortcoming
 from llamacpp_instr.recording.session import OnLogError, check_log_path
-from llamacpp_instr.run.program import check_library
+from llamacpp_instr.run.program import check_library, is_instrumented
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
+
+_LOOK_S = 0.1
+"""how often the program is looked at until it has loaded llama.cpp"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Executed:
     logs: dict[Path, str]
     """the logs written while it ran, ordered by name and part -> what is missing in each, or an
     empty string"""
+    other_library: Path | None
+    """a libllama without the recorder that a process of the command was seen to have loaded"""
 
 
 def execute(
@@ -81,7 +86,7 @@ def execute(
         "LLAMA_INSTR_OVERWRITE": _identity(target) if force else "",
     }
     before = logs_of(target)
-    status = _run(program, command, environment)
+    status, library = _run(program, command, environment)
     after = logs_of(target)
     written = [path for path, identity in after.items() if before.get(path) != identity]
     return Executed(
@@ -89,6 +94,7 @@ def execute(
         if os.WIFEXITED(status)
         else 128 + os.WTERMSIG(status),
         logs={path: shortcoming(path) for path in sorted(written, key=_order)},
+        other_library=None if library is None or is_instrumented(library) else library,
     )
 
 
@@ -131,10 +137,14 @@ def _check_pattern(stats: str | None) -> None:
         raise UsageError(f"--stats {stats!r} is not a regular expression: {error}") from None
 
 
-def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the program to its end; returns the status from `waitpid`."""
+def _run(
+    program: str, command: Sequence[str], environment: dict[str, str]
+) -> tuple[int, Path | None]:
+    """Run the program to its end; returns the status from `waitpid`, and the first libllama that
+    was seen in it."""
     awaited = {signal.SIGCHLD, *_FORWARDED}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    library = None
     try:
         child = os.posix_spawn(
             program, list(command), environment,
@@ -144,10 +154,11 @@ def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> i
         )  # fmt: skip
         while True:
             number, from_kernel = _wait_for_signal(awaited)
+            library = library or _find_library(child)
             if number == signal.SIGCHLD:
                 pid, status = os.waitpid(child, os.WNOHANG)
                 if pid == child:
-                    return status
+                    return status, library
             elif not from_kernel:
                 os.kill(child, number)
             # the terminal has already sent its signals (Ctrl-C) to the child as well
@@ -158,8 +169,23 @@ def _run(program: str, command: Sequence[str], environment: dict[str, str]) -> i
 
 
 def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
-    """The next signal's number, and whether the kernel sent it rather than a process."""
-    if hasattr(signal, "sigwaitinfo"):
-        info = signal.sigwaitinfo(awaited)
-        return info.si_signo, info.si_code > 0
+    """The next signal's number, 0 if none came in time, and whether the kernel sent it rather than
+    a process."""
+    if hasattr(signal, "sigtimedwait"):
+        info = signal.sigtimedwait(awaited, _LOOK_S)
+        return (info.si_signo, info.si_code > 0) if info else (0, True)
     return signal.sigwait(awaited), False
+
+
+def _find_library(pid: int) -> Path | None:
+    """The libllama that a process, or one that it started, has loaded; None without Linux's /proc,
+    and of another user's process."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        if match := re.search(r"/(.*/)?libllama\.so[\w.]*$", maps, re.MULTILINE):
+            return Path(match[0])
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+    except OSError:  # it has ended
+        return None
+    return next((found for child in children if (found := _find_library(int(child)))), None)

@@ -43,12 +43,17 @@ def check_library(program: str, arguments: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired):
         return
     for library in Path(probe.stdout.strip()).glob("libllama.*") if probe.stdout.strip() else ():
-        if b"llama_instr_abi" not in library.read_bytes():
+        if not is_instrumented(library):
             raise NativeError(
                 f"the llama-cpp-python that {interpreter} loads is not the patched one "
                 f"({library}); run `instr build` in its environment"
             )
         return
+
+
+def is_instrumented(library: Path) -> bool:
+    """Whether a libllama is the patched one, or has gone."""
+    return not library.is_file() or b"llama_instr_abi" in library.read_bytes()
 
 
 def _search_path(arguments: Sequence[str]) -> tuple[list[str], str]:

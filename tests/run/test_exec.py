@@ -13,6 +13,7 @@ import pytest
 
 from llamacpp_instr.log.check import check_log
 from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.native_kit import installed_library, unpatched_library
 
 pytestmark = pytest.mark.native
 
@@ -167,6 +168,48 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
         "no log was written: no process of the command loaded a model with the llama_cpp of "
         "`instr build`, or it records itself, or no log could be created"
     ]
+
+
+# loads a library, here or in a child, and says so; goes on after a signal
+LOADS = """
+import ctypes, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+library, where = sys.argv[1:]
+if where == "in a child":
+    child = [sys.executable, __file__, library, "waits for its input"]
+    with subprocess.Popen(child, stdin=subprocess.PIPE):
+        signal.sigwait([signal.SIGUSR1])
+else:
+    ctypes.CDLL(library)
+    print("ready", flush=True)
+    sys.stdin.read() if where == "waits for its input" else signal.sigwait([signal.SIGUSR1])
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "in a child"])
+@pytest.mark.parametrize("other", [True, False])
+def test_without_a_log_the_library_that_was_loaded_is_named(
+    tmp_path: Path, environment: dict[str, str], other: bool, where: str
+) -> None:
+    library = (unpatched_library() if other else installed_library()) / "libllama.so"
+    (tmp_path / "loads.py").write_text(LOADS)
+    command = [sys.executable, "-m", "llamacpp_instr", "exec", "--", sys.executable, "loads.py"]
+    with subprocess.Popen(
+        [*command, str(library), where],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)  # `instr exec` looks at its program before it passes on
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    if other:
+        assert errors == (
+            f"no log was written: the program loaded {library.resolve()}, which is not the "
+            "instrumented library; run `instr build` in its environment\n"
+        )
+    else:
+        assert errors.startswith("no log was written: no process of the command loaded a model ")
 
 
 def test_a_program_that_records_itself_is_told_who_records(
