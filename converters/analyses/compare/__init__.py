@@ -65,8 +65,8 @@ def compute_comparison(
         models.notes.append(f"The models took turns: their speeds are compared in {n} pairs.")
     if any(pair.by_kernels for pair in pairs):
         models.notes.append(
-            "On a disturbed machine, a step is compared by the sum of its kernels' medians, which"
-            " interruptions do not change."
+            "On a disturbed machine, a step is compared by the sum of its kernels' lower deciles,"
+            " which interruptions do not change."
         )
     models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
     models.notes += unlike_notes([(of.name, of.sessions) for of in candidates])

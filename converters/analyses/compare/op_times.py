@@ -138,15 +138,15 @@ class PhaseUses:
             return [disturb(median, self.taken) for median in found]
         parts = np.split(times, self.begins, axis=1)
         return [
-            median_of_group([Median(_median(part[i]), None, 1, 0) for part in parts])
+            median_of_group([Median(_quantile(part[i], 0.5), None, 1, 0) for part in parts])
             for i in range(len(times))
         ]
 
     def kernels(self) -> Median:
-        """The medians of all uses and of the other kernels, added up, over the sessions: what
-        interrupts single kernels does not change them."""
+        """The lower deciles of all uses and of the other kernels, added up, over the sessions:
+        what interrupts a kernel, also in most steps, does not change them."""
         parts = np.split(self.time, self.begins, axis=1)
-        sums = [float(np.nansum([_median(row) for row in part])) for part in parts]
+        sums = [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
         return median_of_group([Median(total, None, 1, 0) for total in sums])
 
     def group(self, uses: Sequence[Use]) -> _Sums | None:
@@ -160,10 +160,10 @@ class PhaseUses:
         return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
 
 
-def _median(row: Float64) -> float:
+def _quantile(row: Float64, share: float) -> float:
     """NaN if nothing of it ran."""
     ran = row[~np.isnan(row)]
-    return float(np.median(ran)) if len(ran) else np.nan
+    return float(np.quantile(ran, share)) if len(ran) else np.nan
 
 
 def _uses(times: StepTimes) -> list[Use]:
