@@ -54,7 +54,7 @@ class _Compare(GroupedCommand):
 @click.option(
     "-p",
     "--prompt",
-    help="Prompt for --types.  [default: a prefill of 512 tokens, and a text without a prompt]",
+    help="Prompt for --types.  [default: 512 tokens of the vocabulary]",
 )
 @click.option("-n", default=32, show_default=True, help="Tokens that a run of --types generates.")
 @click.option(

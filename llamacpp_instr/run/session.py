@@ -22,7 +22,7 @@ from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, LoadedModel
-from llamacpp_instr.llama.generate import check_prompt, embed, generate, prefill
+from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.prompts import tokenize
@@ -62,8 +62,8 @@ class RunOptions:
     embed: bool = False
     repeat: int = 1
     prefill: int | None = None
-    """tokens of a prefill that each run computes alone; then its text begins with the first token
-    of the prompt, so that the log has no other prefill"""
+    """tokens of the vocabulary that replace the prompt, fewer if `n` needs the room; the text does
+    not stop at the model's end token, so that all runs have the same steps"""
     on_log_error: OnLogError = "continue"
     force: bool = False
 
@@ -223,21 +223,20 @@ def _run_text(
             raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
         if model.has_encoder and model.start_token < 0:
             raise UsageError(f"{model.path} does not say which token its decoder starts with")
-        alone: list[int] = []
         if options.prefill:
-            prompt, n = prompt[:1], min(options.prefill, context.size)
-            alone = [model.n_vocab * i // n for i in range(n)]
+            n = max(min(options.prefill, context.size - options.n), 1)
+            prompt = [model.n_vocab * i // n for i in range(n)]
         check_prompt(context, prompt)
 
         def once() -> None:
-            if alone:
-                context.clear()
-                prefill(context, alone)
             context.clear()
             with Sampler(context, options.sampling) as sampler:
                 writer = _TextWriter(model, out)
                 try:
-                    finish = generate(context, prompt, sampler, options.n, writer.token)
+                    finish = generate(
+                        context, prompt, sampler, options.n, writer.token,
+                        stop_at_end=not options.prefill,
+                    )  # fmt: skip
                 finally:
                     writer.finish()
             if finish == "context":
