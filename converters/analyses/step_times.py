@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.analyses.machine import compute_machine
-from converters.analyses.noise import Blocks, cut_blocks
+from converters.analyses.noise import MIN_BLOCKS, Blocks, cut_blocks
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps, steps_inside
@@ -146,10 +146,10 @@ def verb(phase: str, sessions: Sequence[StepTimes]) -> str:
 
 
 def took_turns(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
-    """Whether the sessions of two sides, each in order of time, were recorded in turns: both i-th
-    ones ended before the next ones began."""
+    """Whether the sessions of two sides, each in order of time, were recorded in turns, often
+    enough for pairs: both i-th ones ended before the next ones began."""
     rounds = [[of.clock for of in pair] for pair in zip(a, b, strict=False)]
-    return len(a) == len(b) and all(
+    return len(a) == len(b) >= MIN_BLOCKS and all(
         max(end for _, end in before) < min(begin for begin, _ in after)
         for before, after in pairwise(rounds)
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
 from converters.analyses.compare.op_times import PhaseUses, Use, UseTimes, compute_use_times
-from converters.analyses.noise import MIN_BLOCKS, Ratio, compare
+from converters.analyses.noise import Ratio, compare
 from converters.analyses.step_times import took_turns
 from converters.analyses.stored_weights import StoredTensor
 from llamacpp_instr.errors import UsageError
@@ -57,7 +57,7 @@ class Pair:
             (of.name, [name for name in of.weights if name not in other.weights])
             for of, other in ((a, b), (b, a))
         ]
-        self.in_turns = len(a.times) >= MIN_BLOCKS and took_turns(a.times, b.times)
+        self.in_turns = took_turns(a.times, b.times)
         """whether the runs of both are pairs"""
         self.by_kernels = self.in_turns and any(of.taken for of in (*a.times, *b.times))
         """whether the times of whole steps say nothing, because other processes took them"""

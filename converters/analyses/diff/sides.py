@@ -57,7 +57,7 @@ class Sides:
     def in_turns(self) -> bool:
         """Whether the sessions of both sides were recorded in turns, often enough for pairs."""
         a, *others = self.sides
-        return len(others) == 1 and len(a) >= MIN_BLOCKS and took_turns(a, others[0])
+        return len(others) == 1 and took_turns(a, others[0])
 
     @property
     def notes(self) -> list[str]:
