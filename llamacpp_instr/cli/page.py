@@ -37,10 +37,10 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     from llamacpp_instr.terminal import print_line
 
     output = output or default_name(logs[0], "html", "page")
-    if Path(output).suffix.lower() not in ("", ".html", ".htm"):
-        raise UsageError(f"-o {output}: a page is FILE.html")
     to = ReportOutput("html", output, force)
     to.check(*logs)
+    if Path(output).suffix.lower() not in ("", ".html", ".htm"):
+        raise UsageError(f"-o {output}: a page is FILE.html")
     sessions = load_sessions(logs, lenient)
     to.write_text(render_page(*compute_page(sessions, known_probe())))
     if output != "-":
