@@ -56,7 +56,7 @@ class StepTimes:
     def clock(self) -> tuple[int, int]:
         """When the session began, and when its last step ended, by the clock on the wall; ns."""
         start = self.session.start
-        return start.wall, start.wall + int(self.steps["end"].max()) - start.t
+        return start.wall, start.wall + int(self.steps["end"].max(initial=start.t)) - start.t
 
     def runs(self, phase: str) -> NDArray[np.int64]:
         """The run of every step of a phase."""
