@@ -277,7 +277,7 @@ def test_the_notebook(
     mine = (log.requests.end - log.requests.begin).tolist()
     assert dict(zip(log.requests.request, mine, strict=True)) == totals
     causes = [(row["Costs"], row["share"]) for row in summarized["Findings"]["rows"]]
-    assert [(of.of, of.share) for of in log.findings] == causes
+    assert list(zip(log.findings.of, log.findings.share, strict=True)) == causes
 
     axes = Figure().subplots()
     medians = {row["Phase"]: row["tokens/s median"] for row in summarized["Speed"]["rows"]}
