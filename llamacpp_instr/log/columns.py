@@ -40,7 +40,10 @@ class Columns:
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._kinds = kinds
-        self.clear()
+        self._columns: dict[str, Any] = {
+            name: [] if kind == "O" else array(kind) for name, kind in kinds.items()
+        }
+        self._append = [column.append for column in self._columns.values()]
 
     @classmethod
     def of(cls, event: type[Event]) -> Columns:
@@ -53,12 +56,6 @@ class Columns:
 
     def add_event(self, event: Event) -> None:
         self.add([getattr(event, name) for name in self._kinds])
-
-    def clear(self) -> None:
-        self._columns: dict[str, Any] = {
-            name: [] if kind == "O" else array(kind) for name, kind in self._kinds.items()
-        }
-        self._append = [column.append for column in self._columns.values()]
 
     def table(self) -> Table:
         """The rows so far."""

@@ -20,22 +20,7 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from llamacpp_instr.schema import (
-    LATEST,
-    MOST,
-    SCHEMA_VERSION,
-    Context,
-    Event,
-    Host,
-    Mark,
-    Model,
-    Note,
-    Process,
-    Producer,
-    SessionStart,
-    StepBegin,
-    StepEnd,
-)
+from llamacpp_instr import schema
 
 Name = Literal["flat-event", "flat-type"]
 MAX_LINE = 1 << 20
@@ -80,7 +65,7 @@ class Dialect:
         """Whether every step has ended. No line marks the end of a session."""
         return not self._open
 
-    def convert(self, line: bytes) -> list[Event]:
+    def convert(self, line: bytes) -> list[schema.Event]:
         """The events of `line`. Raises ValueError if it belongs to no dialect."""
         if len(line) > MAX_LINE:
             raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
@@ -105,10 +90,10 @@ class Dialect:
             return self._step_begin(data)
         if what == "step_end":
             return self._step_end(data, stamp)
-        return [Note(t=self._now, name=what, data=data)]
+        return [schema.Note(t=self._now, name=what, data=data)]
 
     def _advance(self, t: int) -> None:
-        if t > LATEST:
+        if t > schema.LATEST:
             raise ValueError("146 years after the log's begin")
         self._now = max(self._now, t)
 
@@ -125,25 +110,25 @@ class Dialect:
             raise ValueError(f"no key `{self.key}`")
         return what, data
 
-    def _session_start(self, data: dict[str, Any], stamp: int) -> list[Event]:
+    def _session_start(self, data: dict[str, Any], stamp: int) -> list[schema.Event]:
         time = datetime.fromtimestamp(stamp / 1e9, timezone.utc)
-        start = SessionStart(
+        start = schema.SessionStart(
             t=0,
-            schema=SCHEMA_VERSION,
+            schema=schema.SCHEMA_VERSION,
             id=str(data.pop("session_id", "")),
             time=time.isoformat().replace("+00:00", "Z"),
             wall=stamp,
             level="minimal",
             clock="monotonic",
-            producer=Producer(llama_cpp="", commit="", patches="", abi=0),
-            host=Host(cpu="", features=[], cores=0, memory=0, os=""),
-            process=Process(pid=0, argv=[]),
+            producer=schema.Producer(llama_cpp="", commit="", patches="", abi=0),
+            host=schema.Host(cpu="", features=[], cores=0, memory=0, os=""),
+            process=schema.Process(pid=0, argv=[]),
             args={"dialect": self.name, **data},
         )
         arch = data.get("model_arch")
         return [
             start,
-            Model(
+            schema.Model(
                 t=0,
                 model=0,
                 path="",
@@ -158,18 +143,18 @@ class Dialect:
             _UNKNOWN_CONTEXT,
         ]
 
-    def _step_begin(self, data: dict[str, Any]) -> list[Event]:
+    def _step_begin(self, data: dict[str, Any]) -> list[schema.Event]:
         name = str(data.pop("step_name", "step"))
-        events: list[Event] = []
+        events: list[schema.Event] = []
         if self._open:
             step = _Step(name, self._now, self._marks)
             self._marks += 1
-            events.append(Mark(t=self._now, mark=step.mark, name=name, phase="begin"))
+            events.append(schema.Mark(t=self._now, mark=step.mark, name=name, phase="begin"))
         else:
             step = _Step(name, self._now, -1)
             data["step_name"] = name  # a step of the schema has no name
             events.append(
-                StepBegin(
+                schema.StepBegin(
                     t=self._now,
                     step=self._steps,
                     ctx=0,
@@ -182,16 +167,16 @@ class Dialect:
             )
         self._open.append(step)
         if data:
-            events.append(Note(t=self._now, name="step_begin", data=data))
+            events.append(schema.Note(t=self._now, name="step_begin", data=data))
         return events
 
-    def _step_end(self, data: dict[str, Any], stamp: int) -> list[Event]:
+    def _step_end(self, data: dict[str, Any], stamp: int) -> list[schema.Event]:
         metrics = data.get("metrics")
         rest = {**data, **metrics} if isinstance(metrics, dict) else data
         if rest is not data:
             del rest["metrics"]
         name = str(rest.pop("step_name", self._open[-1].name if self._open else "step"))
-        events: list[Event] = []
+        events: list[schema.Event] = []
         if all(step.name != name for step in self._open):
             events += self._step_begin({"step_name": name})
         while self._open:
@@ -205,14 +190,15 @@ class Dialect:
             if step.name == name:
                 break
         if rest:
-            events.append(Note(t=self._now, name="step_end", data={"step_name": name, **rest}))
+            data = {"step_name": name, **rest}
+            events.append(schema.Note(t=self._now, name="step_end", data=data))
         return events
 
-    def _end(self, step: _Step) -> Event:
+    def _end(self, step: _Step) -> schema.Event:
         if step.mark >= 0:
-            return Mark(t=self._now, mark=step.mark, name=step.name, phase="end")
+            return schema.Mark(t=self._now, mark=step.mark, name=step.name, phase="end")
         self._steps += 1
-        return StepEnd(
+        return schema.StepEnd(
             t=self._now,
             step=self._steps - 1,
             status=0,
@@ -223,7 +209,7 @@ class Dialect:
         )
 
 
-_UNKNOWN_CONTEXT = Context(
+_UNKNOWN_CONTEXT = schema.Context(
     t=0,
     ctx=0,
     model=0,
@@ -249,7 +235,7 @@ def _duration(data: dict[str, Any]) -> int | None:
     """Removes a duration from `data`; in nanoseconds."""
     for key, unit in (("execution_time_us", 1_000), ("duration_ms", 1_000_000)):
         number = data.get(key)
-        if _is_number(number) and number * unit <= MOST:
+        if _is_number(number) and number * unit <= schema.MOST:
             del data[key]
             return max(0, round(number * unit))
     return None
@@ -264,7 +250,7 @@ def _nanoseconds(timestamp: object) -> int:
         moment = moment.replace(tzinfo=timezone.utc)
     since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
     ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
-    if not 0 <= ns <= LATEST:
+    if not 0 <= ns <= schema.LATEST:
         raise ValueError("a timestamp before 1970 or after 2116")
     return ns
 

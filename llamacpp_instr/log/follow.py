@@ -17,6 +17,7 @@ from pathlib import Path
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.parts import Joiner
 from llamacpp_instr.log.reader import LogEnd, LogReader
+from llamacpp_instr.log.source import is_pipe
 from llamacpp_instr.schema import Event, Mark, SessionEnd, SessionStart
 
 LOOK_S = 0.05
@@ -46,7 +47,7 @@ class FollowedLog:
         self.end: LogEnd | None = None
         self.is_late = True
         self._stop = stop
-        if str(path) == "-" or _is_pipe(Path(path)):
+        if is_pipe(path):
             raise LogError("only a file can be followed; name the log that is written", str(path))
         self._start = _start_of(Path(path))
         self._first = _first_part(Path(path), self._start.part)
@@ -143,10 +144,6 @@ def _number_of_newest(first: Path, number: int) -> int:
 
 def _newest(first: Path, number: int) -> Path:
     return part_path(first, _number_of_newest(first, number))
-
-
-def _is_pipe(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _start_of(path: Path) -> SessionStart:

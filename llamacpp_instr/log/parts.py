@@ -11,21 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import replace
 
+from llamacpp_instr import schema
 from llamacpp_instr.log.ids import Numbers
 from llamacpp_instr.log.reader import EventReader, LogEnd, LogReader, read_events
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.source import file_size, open_log
 from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import (
-    Context,
-    Event,
-    Mark,
-    Model,
-    SessionEnd,
-    SessionStart,
-    Tensor,
-    Token,
-)
 
 
 def read_run(run: Run, lenient: bool = False, on_progress: OnProgress | None = None) -> EventReader:
@@ -48,7 +39,7 @@ class _Parts:
         self._on_progress = on_progress
         self._ends: list[LogEnd] = []
 
-    def __iter__(self) -> Iterator[tuple[int, Event]]:
+    def __iter__(self) -> Iterator[tuple[int, schema.Event]]:
         paths = self._run.paths
         sizes = [_size(path) for path in paths]
         joiner = Joiner()
@@ -95,7 +86,7 @@ class Joiner:
         self._tokens: Counter[int] = Counter()
         """sampled in each context, so far and in earlier parts"""
         self._earlier: Counter[int] = Counter()
-        self._sum: SessionEnd | None = None
+        self._sum: schema.SessionEnd | None = None
 
     def begin_part(self, go_on: Container[int]) -> None:
         """The next events are those of the next part; the marks `go_on` are open in the one after
@@ -105,23 +96,23 @@ class Joiner:
         self._repeated.clear()
         self._earlier = self._tokens.copy()
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: schema.Event) -> bool:
         """Whether the whole has the event; counts the index of a token through the parts."""
-        if isinstance(event, SessionStart):
+        if isinstance(event, schema.SessionStart):
             return self._part == 1
-        if isinstance(event, SessionEnd):
+        if isinstance(event, schema.SessionEnd):
             return self._session_end(event)
-        if isinstance(event, Mark):
+        if isinstance(event, schema.Mark):
             return self._mark(event)
-        if isinstance(event, Model):
+        if isinstance(event, schema.Model):
             if not self._is_new("model", event.model):
                 self._repeated.add(event.model)
                 return False
-        elif isinstance(event, Tensor):
+        elif isinstance(event, schema.Tensor):
             return event.model not in self._repeated
-        elif isinstance(event, Context):
+        elif isinstance(event, schema.Context):
             return self._is_new("ctx", event.ctx)
-        elif isinstance(event, Token):
+        elif isinstance(event, schema.Token):
             event.index += self._earlier[event.ctx]
             self._tokens[event.ctx] = event.index + 1
         return True
@@ -132,13 +123,13 @@ class Joiner:
         self._given[what].add(number)
         return not given
 
-    def _mark(self, event: Mark) -> bool:
+    def _mark(self, event: schema.Mark) -> bool:
         """A rotation ends the open marks, and begins them again in the next part."""
         if event.phase == "end":
             return not (event.mark in self._go_on and event.mark in self._given["mark"])
         return self._is_new("mark", event.mark)
 
-    def _session_end(self, event: SessionEnd) -> bool:
+    def _session_end(self, event: schema.SessionEnd) -> bool:
         """The last one has the totals of all parts."""
         if before := self._sum:
             event.events = dict(Counter(before.events) + Counter(event.events))

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
 
+from llamacpp_instr import schema
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.kernels import graph_problems, plan_problems
 from llamacpp_instr.log.columns import interval_problems, sequence_problems
@@ -30,33 +31,9 @@ from llamacpp_instr.log.ids import (
     Numbers,
 )
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.schema import (
-    CONTEXTS_KEPT,
-    GRAPHS_KEPT,
-    MOST,
-    Compute,
-    Context,
-    Event,
-    Graph,
-    Kv,
-    Layers,
-    Mark,
-    Memory,
-    Model,
-    Ops,
-    Plan,
-    SessionStart,
-    Splits,
-    StepBegin,
-    StepEnd,
-    Sync,
-    Tensor,
-    TensorStats,
-    Token,
-    event_name,
-)
 
-Takers: TypeAlias = Mapping[type[Event], Callable[[Any], None]]
+Rule: TypeAlias = Callable[[int, Any], Iterator[str]]
+Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
 class Resolver:
@@ -71,11 +48,11 @@ class Resolver:
     """that `layers`, `ops`, `splits` and `tensor_stats` measure"""
     step: KnownStep | None
     """that a `step_end` ends or a `compute` belongs to"""
-    mark: Mark
+    mark: schema.Mark
     """the begin of a mark that ends"""
 
     def __init__(self) -> None:
-        self.start: SessionStart
+        self.start: schema.SessionStart
         self._begin = 0
         self.left_out = 0
         """events that `follow` left out"""
@@ -89,31 +66,33 @@ class Resolver:
         self.computes: dict[int, KnownCompute] = {}
         self.open_steps: dict[int, KnownStep] = {}
         """begun and not ended"""
-        self.open_marks: dict[int, tuple[int, Mark]] = {}
+        self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
-        self._rules: dict[type[Event], Callable[[int, Any], Iterator[str]]] = {
-            SessionStart: self._session_start,
-            Mark: self._mark,
-            Model: self._model,
-            Tensor: self._tensor,
-            Context: self._context,
-            Memory: self._of_context,
-            Graph: self._graph,
-            Plan: self._plan,
-            StepBegin: self._step_begin,
-            StepEnd: self._step_end,
-            Compute: self._compute,
-            Layers: self._layers,
-            Ops: self._ops,
-            Splits: self._splits,
-            Sync: self._of_context,
-            Kv: self._of_step,
-            Token: self._of_step,
-            TensorStats: self._tensor_stats,
+        self._rules: dict[type[schema.Event], Rule] = {
+            schema.SessionStart: self._session_start,
+            schema.Mark: self._mark,
+            schema.Model: self._model,
+            schema.Tensor: self._tensor,
+            schema.Context: self._context,
+            schema.Memory: self._of_context,
+            schema.Graph: self._graph,
+            schema.Plan: self._plan,
+            schema.StepBegin: self._step_begin,
+            schema.StepEnd: self._step_end,
+            schema.Compute: self._compute,
+            schema.Layers: self._layers,
+            schema.Ops: self._ops,
+            schema.Splits: self._splits,
+            schema.Sync: self._of_context,
+            schema.Kv: self._of_step,
+            schema.Token: self._of_step,
+            schema.TensorStats: self._tensor_stats,
         }
 
-    def follow(self, reader: EventReader, lenient: bool = False) -> Iterator[tuple[int, Event]]:
+    def follow(
+        self, reader: EventReader, lenient: bool = False
+    ) -> Iterator[tuple[int, schema.Event]]:
         """The line number and the event of every whole event; `start` is the first.
 
         Raises LogError with the line for an event that is not whole; `lenient` leaves such events
@@ -121,7 +100,7 @@ class Resolver:
         """
         events = iter(reader)
         line, event = next(events, (1, None))
-        if not isinstance(event, SessionStart):
+        if not isinstance(event, schema.SessionStart):
             raise LogError("its session_start is damaged", reader.path, 1)
         self.start = event
         self._begin = self.latest = event.t
@@ -135,7 +114,7 @@ class Resolver:
             elif lenient:
                 self.left_out += 1
             else:
-                raise LogError(f"{event_name(event)}: {problem}", reader.path, line)
+                raise LogError(f"{schema.event_name(event)}: {problem}", reader.path, line)
         if self.left_out and reader.end is not None:
             reader.end = replace(reader.end, left_out=self.left_out)
 
@@ -151,12 +130,12 @@ class Resolver:
                     take(event)
             except OverflowError:
                 if not lenient:
-                    reason = f"{event_name(event)}: impossible tensor sizes"
+                    reason = f"{schema.event_name(event)}: impossible tensor sizes"
                     raise LogError(reason, reader.path, line) from None
                 self.left_out += 1
         return self.left_out
 
-    def problems(self, line: int, event: Event) -> Iterator[str]:
+    def problems(self, line: int, event: schema.Event) -> Iterator[str]:
         """Why the event is not whole, one message each.
 
         The event is taken once the iterator is exhausted. If there were problems, it is taken as
@@ -165,11 +144,11 @@ class Resolver:
         rule = self._rules.get(type(event))
         found = rule(line, event) if rule else iter(())
         # loading a model begins before the library can open a session by itself
-        if event.t < self._begin and not isinstance(event, Model):
+        if event.t < self._begin and not isinstance(event, schema.Model):
             return chain([f"`t` is {self._begin - event.t} ns before session_start"], found)
         return found
 
-    def step_of(self, event: Event) -> int:
+    def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
         step: int | None = getattr(event, "step", None)
         if step is None:
@@ -179,21 +158,21 @@ class Resolver:
 
     # --- facts ---
 
-    def _session_start(self, line: int, event: SessionStart) -> Iterator[str]:
+    def _session_start(self, line: int, event: schema.SessionStart) -> Iterator[str]:
         if line == 1:
             self._begin = event.t
         else:
             yield "occurs a second time"
 
-    def _model(self, _line: int, event: Model) -> Iterator[str]:
+    def _model(self, _line: int, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:
             yield f"model {event.model} was given before"
             return
         self.models[event.model] = KnownModel(event)
 
-    def _tensor(self, _line: int, event: Tensor) -> Iterator[str]:
+    def _tensor(self, _line: int, event: schema.Tensor) -> Iterator[str]:
         model = self.models.get(event.model)
-        if math.prod(event.ne) > MOST:
+        if math.prod(event.ne) > schema.MOST:
             yield "an impossible tensor shape"
         if model is None:
             yield self._missing("model", event.model)
@@ -204,7 +183,7 @@ class Resolver:
             return
         model.tensors.add(event.tensor)
 
-    def _context(self, _line: int, event: Context) -> Iterator[str]:
+    def _context(self, _line: int, event: schema.Context) -> Iterator[str]:
         model = self.models.get(event.model)
         if event.ctx in self._given["context"]:
             yield f"context {event.ctx} was given before"
@@ -215,7 +194,7 @@ class Resolver:
         self._given["context"].add(event.ctx)
         self.model = model
         self.context = self.contexts[event.ctx] = KnownContext(event, model)
-        if len(self.contexts) > CONTEXTS_KEPT:
+        if len(self.contexts) > schema.CONTEXTS_KEPT:
             forgotten = self.contexts.pop(next(iter(self.contexts)))
             for graph in forgotten.graphs.values():
                 self._forget(graph)
@@ -225,7 +204,7 @@ class Resolver:
             forgotten.graphs.clear()
             forgotten.compute = None
 
-    def _graph(self, _line: int, event: Graph) -> Iterator[str]:
+    def _graph(self, _line: int, event: schema.Graph) -> Iterator[str]:
         context = self._named(event.ctx)
         if event.graph in self._given["graph"]:
             yield f"graph {event.graph} was given before"
@@ -237,10 +216,10 @@ class Resolver:
             return
         self._given["graph"].add(event.graph)
         self.graphs[event.graph] = context.graphs[event.graph] = KnownGraph(event, context)
-        if len(context.graphs) > GRAPHS_KEPT:
+        if len(context.graphs) > schema.GRAPHS_KEPT:
             self._forget(context.graphs.pop(next(iter(context.graphs))))
 
-    def _plan(self, _line: int, event: Plan) -> Iterator[str]:
+    def _plan(self, _line: int, event: schema.Plan) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         if event.plan in self._given["plan"]:
             yield f"plan {event.plan} was given before"
@@ -259,7 +238,7 @@ class Resolver:
         for plan in graph.plans:
             del self.plans[plan]
 
-    def _mark(self, line: int, event: Mark) -> Iterator[str]:
+    def _mark(self, line: int, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
             begun = self.open_marks.pop(event.mark, None)
             if begun is None:
@@ -275,7 +254,7 @@ class Resolver:
 
     # --- steps and computes ---
 
-    def _step_begin(self, line: int, event: StepBegin) -> Iterator[str]:
+    def _step_begin(self, line: int, event: schema.StepBegin) -> Iterator[str]:
         context = self._named(event.ctx)
         if context is None:
             yield self._missing("context", event.ctx)
@@ -287,13 +266,13 @@ class Resolver:
         parts = context.batches.parts(event) if context and not problems else []
         self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
 
-    def _step_end(self, _line: int, event: StepEnd) -> Iterator[str]:
+    def _step_end(self, _line: int, event: schema.StepEnd) -> Iterator[str]:
         self.step = self.open_steps.pop(event.step, None)
         if self.step is None:
             over = event.step in self._given["step"]
             yield f"step {event.step} was {'ended before' if over else 'never begun'}"
 
-    def _compute(self, _line: int, event: Compute) -> Iterator[str]:
+    def _compute(self, _line: int, event: schema.Compute) -> Iterator[str]:
         context, graph = self._named(event.ctx), self.graphs.get(event.graph)
         self.step = self.open_steps.get(event.step)
         if event.compute in self._given["compute"]:
@@ -324,11 +303,11 @@ class Resolver:
 
     # --- measurements ---
 
-    def _layers(self, _line: int, event: Layers) -> Iterator[str]:
+    def _layers(self, _line: int, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
         yield from self._measured(event.compute)
 
-    def _ops(self, _line: int, event: Ops) -> Iterator[str]:
+    def _ops(self, _line: int, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
         yield from self._measured(event.compute)
         compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
@@ -342,7 +321,7 @@ class Resolver:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
 
-    def _splits(self, _line: int, event: Splits) -> Iterator[str]:
+    def _splits(self, _line: int, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
         yield from self._measured(event.compute)
@@ -350,7 +329,7 @@ class Resolver:
         if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
 
-    def _tensor_stats(self, _line: int, event: TensorStats) -> Iterator[str]:
+    def _tensor_stats(self, _line: int, event: schema.TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         yield from self._measured(event.compute)
         if graph is None:
@@ -360,14 +339,14 @@ class Resolver:
         if event.node >= graph.event.n_nodes:
             yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
 
-    def _of_context(self, _line: int, event: Memory | Sync) -> Iterator[str]:
+    def _of_context(self, _line: int, event: schema.Memory | schema.Sync) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
 
-    def _of_step(self, _line: int, event: Kv | Token) -> Iterator[str]:
+    def _of_step(self, _line: int, event: schema.Kv | schema.Token) -> Iterator[str]:
         if self._named(event.ctx) is None:
             yield self._missing("context", event.ctx)
-        elif isinstance(event, Kv):
+        elif isinstance(event, schema.Kv):
             self.context.caches.take(event)
         else:
             self.context.batches.sampled(event)
@@ -392,9 +371,10 @@ class Resolver:
         return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
 
 
+_GRAPHS = schema.GRAPHS_KEPT
 _FORGOTTEN = {
-    "context": f"was given, but {CONTEXTS_KEPT} others were named since",
-    "graph": f"was given, but {GRAPHS_KEPT} others of its context were given or computed since",
-    "plan": f"was given, but {GRAPHS_KEPT} other graphs were given or computed since",
+    "context": f"was given, but {schema.CONTEXTS_KEPT} others were named since",
+    "graph": f"was given, but {_GRAPHS} others of its context were given or computed since",
+    "plan": f"was given, but {_GRAPHS} other graphs were given or computed since",
     "compute": "is over",
 }

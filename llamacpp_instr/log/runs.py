@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.source import is_pipe
 from llamacpp_instr.schema import Mark, SessionStart
 
 
@@ -49,7 +50,7 @@ def find_runs(paths: Sequence[str | Path], repeated: bool = False) -> list[Run]:
         raise UsageError("only one of the logs can be standard input")
     groups: dict[str, list[tuple[int, str, frozenset[int]]]] = {}
     for path in map(str, paths):
-        start, marks = _head(path) if path != "-" and not _is_pipe(path) else (None, frozenset())
+        start, marks = (None, frozenset()) if is_pipe(path) else _head(path)
         key = start.id if start and start.id and _counts_on(start) else f"\0{path}"
         number = start.part if start else 1
         same = [other for n, other, _ in groups.get(key, ()) if n == number]
@@ -70,10 +71,6 @@ def find_runs(paths: Sequence[str | Path], repeated: bool = False) -> list[Run]:
 def _counts_on(start: SessionStart) -> bool:
     """Whether ids count through all parts, as they do since ABI 2 of the recorder."""
     return start.producer.abi >= 2 and not start.args.get("dialect")
-
-
-def _is_pipe(path: str) -> bool:
-    return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
 
 
 def _head(path: str) -> tuple[SessionStart | None, frozenset[int]]:

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr import schema
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.graph.kernels import Kernels, KernelWork, plan_kernels
@@ -28,31 +30,6 @@ from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.waits import with_result_times
 from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import (
-    Compute,
-    Context,
-    Event,
-    Graph,
-    Kv,
-    Layers,
-    Machine,
-    Mark,
-    Memory,
-    Message,
-    Model,
-    Note,
-    Ops,
-    Plan,
-    SessionEnd,
-    SessionStart,
-    Splits,
-    StepBegin,
-    StepEnd,
-    Sync,
-    Tensor,
-    TensorStats,
-    Token,
-)
 
 Int64 = NDArray[np.int64]
 
@@ -90,16 +67,16 @@ class Session:
     """One recorded run."""
 
     path: str
-    start: SessionStart
-    end: SessionEnd | None
+    start: schema.SessionStart
+    end: schema.SessionEnd | None
     """None when the log was not closed"""
     log_end: LogEnd
-    models: dict[int, Model]
-    tensors: list[Tensor]
-    contexts: dict[int, Context]
-    memory: list[Memory]
-    graphs: dict[int, Graph]
-    plans: dict[int, Plan]
+    models: dict[int, schema.Model]
+    tensors: list[schema.Tensor]
+    contexts: dict[int, schema.Context]
+    memory: list[schema.Memory]
+    graphs: dict[int, schema.Graph]
+    plans: dict[int, schema.Plan]
     machine: Table
     """the keys of `machine`"""
     steps: Table
@@ -116,11 +93,11 @@ class Session:
     syncs: Table
     kv: Table
     tokens: Table
-    stats: list[TensorStats]
+    stats: list[schema.TensorStats]
     marks: Table
     """mark, name, begin, end, thread, seq; an instant ends when it begins, an open span with -1"""
-    notes: list[Note]
-    messages: list[Message]
+    notes: list[schema.Note]
+    messages: list[schema.Message]
     open_steps: list[KnownStep]
     """begun and not ended"""
     ubatches: dict[int, Ubatch]
@@ -128,9 +105,9 @@ class Session:
     _kernels: dict[int, Kernels] = field(default_factory=dict)
 
     @cached_property
-    def tensors_of(self) -> dict[int, list[Tensor]]:
+    def tensors_of(self) -> dict[int, list[schema.Tensor]]:
         """The tensors of each model that has any."""
-        found: dict[int, list[Tensor]] = {}
+        found: dict[int, list[schema.Tensor]] = {}
         for tensor in self.tensors:
             found.setdefault(tensor.model, []).append(tensor)
         return found
@@ -186,10 +163,10 @@ def load_parts(
     refs = Resolver()
     loader = _Loader(refs, lenient)
     for line, event in refs.follow(reader, lenient):
-        # a step that begins is open already
-        if loader.n_rows >= part_rows and type(event) is StepBegin and len(refs.open_steps) == 1:
+        begins = type(event) is schema.StepBegin and len(refs.open_steps) == 1  # it is open already
+        if begins and loader.n_rows >= part_rows:
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
-            loader.forget()
+            loader.begin_part()
         loader.take(event)
     assert reader.end is not None
     loader.end_marks()
@@ -197,16 +174,46 @@ def load_parts(
 
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
-_STEP_END = tuple(name for name in StepEnd.__struct_fields__ if name not in ("t", "step"))
+_STEP_END = tuple(n for n in schema.StepEnd.__struct_fields__ if n not in ("t", "step"))
+_TABLES: dict[str, type[schema.Event]] = {
+    "machine": schema.Machine,
+    "computes": schema.Compute,
+    "syncs": schema.Sync,
+    "kv": schema.Kv,
+    "tokens": schema.Token,
+}
+"""tables of a session that have the keys of an event"""
+_LISTS: dict[str, type[schema.Event]] = {
+    "tensors": schema.Tensor,
+    "memory": schema.Memory,
+    "stats": schema.TensorStats,
+    "notes": schema.Note,
+    "messages": schema.Message,
+}
+"""lists of a session that keep an event as it is"""
 
 
 class _Loader:
+    """Collects what events say. Its attributes become those of a `Session`."""
+
     def __init__(self, refs: Resolver, lenient: bool) -> None:
         self.refs = refs
         self.lenient = lenient
         self.impossible: set[int] = set()
         """plans whose kernels cannot be computed (lenient)"""
-        begin = kinds_of(StepBegin)
+        self.end: schema.SessionEnd | None = None
+        self.begin_part()
+
+    def begin_part(self) -> None:
+        """Begin with new columns and lists, and with what can still be named; the part before keeps
+        its own."""
+        refs = self.refs
+        self.models = {number: known.event for number, known in refs.models.items()}
+        self.contexts = {number: known.event for number, known in refs.contexts.items()}
+        self.graphs = {number: known.event for number, known in refs.graphs.items()}
+        plans = refs.plans.items()
+        self.plans = {n: known.event for n, known in plans if n not in self.impossible}
+        begin = kinds_of(schema.StepBegin)
         self.steps = Columns(
             {name: begin[name] for name in _STEP_BEGIN}
             | {"phase": "O", "begin": "q", "end": "q"}
@@ -214,124 +221,67 @@ class _Loader:
         )
         of_part = dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q")
         self.sequences = Columns(of_part | {"prompt": "b"})
-        self.machine = Columns.of(Machine)
-        self.marks = Columns(
-            {"mark": "q", "name": "O", "begin": "q", "end": "q", "thread": "q", "seq": "q"}
-        )
-        self.computes = Columns.of(Compute)
-        self.syncs = Columns.of(Sync)
-        self.kv = Columns.of(Kv)
-        self.tokens = Columns.of(Token)
-        self.end: SessionEnd | None = None
-        self.models: dict[int, Model] = {}
-        self.tensors: list[Tensor] = []
-        self.contexts: dict[int, Context] = {}
-        self.memory: list[Memory] = []
-        self.graphs: dict[int, Graph] = {}
-        self.plans: dict[int, Plan] = {}
+        of_mark = dict.fromkeys(("mark", "name", "begin", "end", "thread", "seq"), "q")
+        self.marks = Columns(of_mark | {"name": "O"})
+        self.tables = {name: Columns.of(event) for name, event in _TABLES.items()}
+        self.lists: dict[str, Any] = {name: [] for name in _LISTS}
         self.ops: list[Timed] = []
         self.layers: list[Timed] = []
         self.splits: list[Timed] = []
-        self.stats: list[TensorStats] = []
-        self.notes: list[Note] = []
-        self.messages: list[Message] = []
         self.ubatches: dict[int, Ubatch] = {}
         self.n_rows = 0
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SessionEnd: self._session_end,
-            Model: self._model,
-            Tensor: lambda event: self.tensors.append(event),
-            Context: self._context,
-            Memory: lambda event: self.memory.append(event),
-            Graph: self._graph,
-            Plan: self._plan,
-            StepEnd: self._step_end,
-            Compute: self._compute,
-            Ops: self._ops,
-            Layers: self._layers,
-            Splits: self._splits,
-            Sync: self.syncs.add_event,
-            Kv: self.kv.add_event,
-            Token: self.tokens.add_event,
-            TensorStats: lambda event: self.stats.append(event),
-            Machine: self.machine.add_event,
-            Mark: self._mark,
-            Note: lambda event: self.notes.append(event),
-            Message: lambda event: self.messages.append(event),
+        self._takers: dict[type[schema.Event], Callable[[Any], None]] = {
+            **{event: self.tables[name].add_event for name, event in _TABLES.items()},
+            **{event: self.lists[name].append for name, event in _LISTS.items()},
+            schema.SessionEnd: self._session_end,
+            schema.Model: lambda event: setitem(self.models, event.model, event),
+            schema.Context: lambda event: setitem(self.contexts, event.ctx, event),
+            schema.Graph: lambda event: setitem(self.graphs, event.graph, event),
+            schema.Plan: self._plan,
+            schema.StepEnd: self._step_end,
+            schema.Compute: self._compute,
+            schema.Ops: self._ops,
+            schema.Layers: self._layers,
+            schema.Splits: self._splits,
+            schema.Mark: self._mark,
         }
 
-    def take(self, event: Event) -> None:
+    def take(self, event: schema.Event) -> None:
         taker = self._takers.get(type(event))
         if taker is not None:
             taker(event)
-
-    def forget(self) -> None:
-        """Begin a new part with new lists and what can still be named; the previous part keeps its
-        own."""
-        self.contexts = {number: known.event for number, known in self.refs.contexts.items()}
-        self.graphs = {number: known.event for number, known in self.refs.graphs.items()}
-        self.plans = {
-            number: known.event
-            for number, known in self.refs.plans.items()
-            if number not in self.impossible
-        }
-        for columns in (
-            self.machine, self.steps, self.sequences, self.marks, self.computes, self.syncs,
-            self.kv, self.tokens,
-        ):  # fmt: skip
-            columns.clear()
-        for name in ("tensors", "memory", "ops", "layers", "splits", "stats", "notes", "messages"):
-            setattr(self, name, [])
-        self.ubatches = {}
-        self.n_rows = 0
 
     def end_marks(self) -> None:
         for _, mark in self.refs.open_marks.values():
             self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
 
     def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
+        others: dict[str, Any] = {name: of.table() for name, of in self.tables.items()}
         return Session(
             path=path,
             start=self.refs.start,
             end=self.end,
             log_end=log_end,
             models=self.models,
-            tensors=self.tensors,
             contexts=self.contexts,
-            memory=self.memory,
             graphs=self.graphs,
             plans=self.plans,
-            machine=self.machine.table(),
-            steps=with_result_times(self.steps.table(), self.syncs.table()),
+            steps=with_result_times(self.steps.table(), others["syncs"]),
             sequences=self.sequences.table(),
-            computes=self.computes.table(),
             ops=self.ops,
             layers=self.layers,
             splits=self.splits,
-            syncs=self.syncs.table(),
-            kv=self.kv.table(),
-            tokens=self.tokens.table(),
-            stats=self.stats,
             marks=self.marks.table(),
-            notes=self.notes,
-            messages=self.messages,
             open_steps=open_steps,
             ubatches=self.ubatches,
+            **others,
+            **self.lists,
         )
 
-    def _session_end(self, event: SessionEnd) -> None:
+    def _session_end(self, event: schema.SessionEnd) -> None:
         self.end = event
 
-    def _model(self, event: Model) -> None:
-        self.models[event.model] = event
-
-    def _context(self, event: Context) -> None:
-        self.contexts[event.ctx] = event
-
-    def _graph(self, event: Graph) -> None:
-        self.graphs[event.graph] = event
-
-    def _plan(self, event: Plan) -> None:
+    def _plan(self, event: schema.Plan) -> None:
         try:
             if self.lenient:
                 plan_kernels(self.refs.graph.event, event)
@@ -340,7 +290,7 @@ class _Loader:
             self.impossible.add(event.plan)
             self.refs.left_out += 1
 
-    def _step_end(self, event: StepEnd) -> None:
+    def _step_end(self, event: schema.StepEnd) -> None:
         assert self.refs.step is not None
         begin = self.refs.step.event
         row = [getattr(begin, name) for name in _STEP_BEGIN]
@@ -349,38 +299,33 @@ class _Loader:
         for part in self.refs.step.parts:
             self.sequences.add((begin.step, *astuple(part)))
 
-    def _compute(self, event: Compute) -> None:
-        self.computes.add_event(event)
+    def _compute(self, event: schema.Compute) -> None:
+        self.tables["computes"].add_event(event)
         self.ubatches[event.compute] = self.refs.compute.ubatch
 
-    def _ops(self, event: Ops) -> None:
+    def _ops(self, event: schema.Ops) -> None:
         if event.plan in self.impossible:
             self.refs.left_out += 1
             return
         wait = None if event.wait is None else np.array(event.wait, np.int64)
+        columns = interval_columns(event)
         self.n_rows += len(event.dur)
-        self.ops.append(_timed(event, thread=event.thread, plan=event.plan, wait=wait))
+        self.ops.append(Timed(event.compute, event.thread, event.plan, event.t, *columns, wait))
 
-    def _layers(self, event: Layers) -> None:
+    def _layers(self, event: schema.Layers) -> None:
         self.n_rows += len(event.dur)
-        self.layers.append(_timed(event, label=np.array(event.layer, np.int64)))
+        self.layers.append(_labelled(event, event.layer))
 
-    def _splits(self, event: Splits) -> None:
-        self.splits.append(_timed(event, label=np.array(event.split, np.int64)))
+    def _splits(self, event: schema.Splits) -> None:
+        self.splits.append(_labelled(event, event.split))
 
-    def _mark(self, event: Mark) -> None:
+    def _mark(self, event: schema.Mark) -> None:
         if event.phase != "begin":
             begin = event if event.phase == "instant" else self.refs.mark
             seq = event.seq if event.seq >= 0 else begin.seq
             self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread, seq))
 
 
-def _timed(
-    event: Ops | Layers | Splits,
-    thread: int = 0,
-    plan: int = -1,
-    wait: Int64 | None = None,
-    label: Int64 | None = None,
-) -> Timed:
-    gap, dur = interval_columns(event)
-    return Timed(event.compute, thread, plan, event.t, gap, dur, wait, label)
+def _labelled(event: schema.Layers | schema.Splits, labels: list[int]) -> Timed:
+    label = np.array(labels, np.int64)
+    return Timed(event.compute, 0, -1, event.t, *interval_columns(event), label=label)

@@ -43,6 +43,12 @@ def _standard_input() -> BinaryIO | None:
     return getattr(sys.stdin, "buffer", None)
 
 
+def is_pipe(path: str | Path) -> bool:
+    """Whether the path is a pipe or a device, which can be read only once; so is `-`."""
+    path = Path(path)
+    return str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
 def file_size(file: BinaryIO) -> int:
     """The size of a regular file in bytes, 0 for other files."""
     try:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from llamacpp_instr.log.check.event import event_findings
+from llamacpp_instr.log.check.event import OF_ONE
 from llamacpp_instr.log.check.facts import Facts
 from llamacpp_instr.log.check.measures import Measures
 from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
@@ -84,8 +84,8 @@ class _Checker:
 
     def __init__(self) -> None:
         self._refs = Resolver()
-        self._facts = Facts(self._refs)
-        self._measures = Measures(self._refs, self._facts)
+        facts = Facts(self._refs)
+        self._rules = OF_ONE, facts.rules, Measures(self._refs, facts).rules
         self._counts: Counter[str] = Counter()
         self._latest = 0
         self._end: tuple[int, SessionEnd] | None = None
@@ -99,9 +99,9 @@ class _Checker:
             whole = False
             yield problem
         if whole:
-            yield from event_findings(event)
-            yield from self._facts.findings(event)
-            yield from self._measures.findings(event)
+            for rules in self._rules:
+                if rule := rules.get(type(event)):
+                    yield from rule(event)
         if isinstance(event, SessionEnd):
             self._end = (line, event)
             yield from self._totals(event)

@@ -10,26 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llamacpp_instr.schema import (
-    Compute,
-    Event,
-    Graph,
-    Kv,
-    Layers,
-    Ops,
-    SessionEnd,
-    Splits,
-    StepEnd,
-    TensorStats,
-    Token,
-)
+from llamacpp_instr import schema
 from llamacpp_instr.terminal import counted
-
-
-def event_findings(event: Event) -> Iterator[str]:
-    """The errors of `event` itself, one message each."""
-    rule = _RULES.get(type(event))
-    return rule(event) if rule else iter(())
 
 
 def _gap(gap: list[int] | None) -> Iterator[str]:
@@ -37,14 +19,14 @@ def _gap(gap: list[int] | None) -> Iterator[str]:
         yield f"`gap[0]` is {gap[0]}: the first interval begins at `t`"
 
 
-def _session_end(event: SessionEnd) -> Iterator[str]:
+def _session_end(event: schema.SessionEnd) -> Iterator[str]:
     if event.dropped:
         yield f"the log is not complete: {counted(event.dropped, 'event')} dropped"
     if event.dropped_ops:
         yield f"a thread's buffer was full: {counted(event.dropped_ops, 'op')} dropped"
 
 
-def _graph(event: Graph) -> Iterator[str]:
+def _graph(event: schema.Graph) -> Iterator[str]:
     if event.n_exec > event.n_nodes:
         yield f"`n_exec` is {event.n_exec}, more than `n_nodes` ({event.n_nodes})"
     nodes = event.nodes
@@ -59,32 +41,32 @@ def _graph(event: Graph) -> Iterator[str]:
         yield f"`n_exec` is {event.n_exec}, column `exec` has {sum(nodes.exec)}"
 
 
-def _step_end(event: StepEnd) -> Iterator[str]:
+def _step_end(event: schema.StepEnd) -> Iterator[str]:
     if event.n_reused > event.n_ubatch:
         yield f"`n_reused` is {event.n_reused}, more than `n_ubatch` ({event.n_ubatch})"
 
 
-def _compute(event: Compute) -> Iterator[str]:
+def _compute(event: schema.Compute) -> Iterator[str]:
     stages = event.apply + event.build + event.alloc + event.inputs
     if stages > event.start:
         yield f"its stages take {stages} ns, the compute starts at {event.start}"
 
 
-def _layers(event: Layers) -> Iterator[str]:
+def _layers(event: schema.Layers) -> Iterator[str]:
     yield from _gap(event.gap)
     for i, (one, next_one) in enumerate(zip(event.layer, event.layer[1:], strict=False)):
         if one == next_one:
             yield f"runs {i} and {i + 1} are of one layer ({one})"
 
 
-def _ops(event: Ops) -> Iterator[str]:
+def _ops(event: schema.Ops) -> Iterator[str]:
     yield from _gap(event.gap)
     for i, (wait, dur) in enumerate(zip(event.wait or (), event.dur, strict=False)):
         if wait > dur:
             yield f"`wait[{i}]` is {wait}, more than its `dur` ({dur})"
 
 
-def _kv(event: Kv) -> Iterator[str]:
+def _kv(event: schema.Kv) -> Iterator[str]:
     if event.used > event.size:
         yield f"{event.used} cells are used of {event.size}"
     for cell in event.cells or ():
@@ -92,7 +74,7 @@ def _kv(event: Kv) -> Iterator[str]:
             yield f"cell {cell} of {event.size}"
 
 
-def _token(event: Token) -> Iterator[str]:
+def _token(event: schema.Token) -> Iterator[str]:
     if event.p is not None and not 0 <= event.p <= 1:
         yield f"probability {event.p}"
     if event.hex is not None:
@@ -106,7 +88,7 @@ def _token(event: Token) -> Iterator[str]:
                 yield "`hex` and `text` are not the same bytes"
 
 
-def _tensor_stats(event: TensorStats) -> Iterator[str]:
+def _tensor_stats(event: schema.TensorStats) -> Iterator[str]:
     n = event.nan + event.inf + sum(event.hist)
     if n != event.n:
         yield f"`nan`, `inf` and `hist` count {n} elements, `n` is {event.n}"
@@ -121,15 +103,17 @@ def _tensor_stats(event: TensorStats) -> Iterator[str]:
         yield f"the deviation is {event.std}"
 
 
-_RULES: dict[type[Event], Callable[[Any], Iterator[str]]] = {
-    SessionEnd: _session_end,
-    Graph: _graph,
-    StepEnd: _step_end,
-    Compute: _compute,
-    Layers: _layers,
-    Ops: _ops,
-    Splits: lambda event: _gap(event.gap),
-    Kv: _kv,
-    Token: _token,
-    TensorStats: _tensor_stats,
+Rules = dict[type[schema.Event], Callable[[Any], Iterator[str]]]
+"""by event: what gives its errors, one message each"""
+OF_ONE: Rules = {
+    schema.SessionEnd: _session_end,
+    schema.Graph: _graph,
+    schema.StepEnd: _step_end,
+    schema.Compute: _compute,
+    schema.Layers: _layers,
+    schema.Ops: _ops,
+    schema.Splits: lambda event: _gap(event.gap),
+    schema.Kv: _kv,
+    schema.Token: _token,
+    schema.TensorStats: _tensor_stats,
 }

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from llamacpp_instr import schema
+from llamacpp_instr.log.check.event import Rules
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import (
-    Context,
-    Event,
-    Graph,
-    Mark,
-    Plan,
-    SessionStart,
-    Tensor,
-)
 from llamacpp_instr.terminal import counted
 
 
@@ -36,22 +29,20 @@ class Facts:
         self.clock = ""
         self.perturbed = False
         self._refs = refs
-        self._rules: dict[type[Event], Callable[[Any], Iterator[str]]] = {
-            Mark: self._mark,
-            Tensor: self._tensor,
-            Context: self._context,
-            Graph: self._graph,
-            Plan: self._plan,
+        self.rules: Rules = {
+            schema.SessionStart: self._session_start,
+            schema.Mark: self._mark,
+            schema.Tensor: self._tensor,
+            schema.Context: self._context,
+            schema.Graph: self._graph,
+            schema.Plan: self._plan,
         }
 
-    def findings(self, event: Event) -> Iterator[str]:
-        """The errors of a static event, given the events before it."""
-        if isinstance(event, SessionStart):
-            self.level, self.clock, self.perturbed = event.level, event.clock, event.perturbed
-        rule = self._rules.get(type(event))
-        return rule(event) if rule else iter(())
+    def _session_start(self, event: schema.SessionStart) -> Iterator[str]:
+        self.level, self.clock, self.perturbed = event.level, event.clock, event.perturbed
+        return iter(())
 
-    def _mark(self, event: Mark) -> Iterator[str]:
+    def _mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
             begun = self._refs.mark
             if begun.name != event.name:
@@ -59,18 +50,18 @@ class Facts:
             elif event.t < begun.t:
                 yield f"mark {event.mark} ends {begun.t - event.t} ns before it begins"
 
-    def _tensor(self, event: Tensor) -> Iterator[str]:
+    def _tensor(self, event: schema.Tensor) -> Iterator[str]:
         n_tensors = self._refs.model.event.n_tensors
         if event.tensor >= n_tensors:
             yield f"tensor {event.tensor} of a model of {counted(n_tensors, 'tensor')}"
 
-    def _context(self, event: Context) -> Iterator[str]:
+    def _context(self, event: schema.Context) -> Iterator[str]:
         model = self._refs.model
         if 0 < len(model.tensors) < model.event.n_tensors:
             n, given = model.event.n_tensors, len(model.tensors)
             yield f"model {event.model} has {counted(n, 'tensor')}, the log {given}"
 
-    def _graph(self, event: Graph) -> Iterator[str]:
+    def _graph(self, event: schema.Graph) -> Iterator[str]:
         nodes = event.nodes
         if (nodes is None) != (self.level == "minimal"):
             yield f"{'without' if nodes is None else 'with'} nodes at level {self.level}"
@@ -81,7 +72,7 @@ class Facts:
             if leaf.tensor != -1 and leaf.tensor not in tensors:
                 yield f"leaf `{leaf.name}` is tensor {leaf.tensor}, which was never given"
 
-    def _plan(self, event: Plan) -> Iterator[str]:
+    def _plan(self, event: schema.Plan) -> Iterator[str]:
         graph = self._refs.graph.event
         nodes = graph.nodes
         assert nodes is not None

@@ -6,26 +6,15 @@ it is about, and forgotten with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
+from llamacpp_instr import schema
+from llamacpp_instr.log.check.event import Rules
 from llamacpp_instr.log.check.facts import Facts, PlanFacts
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import (
-    Compute,
-    Event,
-    Kv,
-    Layers,
-    Ops,
-    Splits,
-    StepBegin,
-    StepEnd,
-    TensorStats,
-    Token,
-)
 
 COUNTER_SLACK = 1_000
 """ns by which a span of the cycle counter may exceed a span of the clock"""
@@ -56,7 +45,7 @@ class _Step:
 
 @dataclass
 class _Compute:
-    layers: Layers | None = None
+    layers: schema.Layers | None = None
     threads: set[int] = field(default_factory=set)
     splits: bool = False
 
@@ -67,22 +56,17 @@ class Measures:
     def __init__(self, refs: Resolver, facts: Facts) -> None:
         self._refs = refs
         self._facts = facts
-        self._rules: dict[type[Event], Callable[[Any], Iterator[str]]] = {
-            StepBegin: self._step_begin,
-            StepEnd: self._step_ended,
-            Compute: self._compute,
-            Layers: self._layers,
-            Ops: self._ops,
-            Splits: self._splits,
-            Kv: self._kv,
-            Token: self._token,
-            TensorStats: self._tensor_stats,
+        self.rules: Rules = {
+            schema.StepBegin: self._step_begin,
+            schema.StepEnd: self._step_ended,
+            schema.Compute: self._compute,
+            schema.Layers: self._layers,
+            schema.Ops: self._ops,
+            schema.Splits: self._splits,
+            schema.Kv: self._kv,
+            schema.Token: self._token,
+            schema.TensorStats: self._tensor_stats,
         }
-
-    def findings(self, event: Event) -> Iterator[str]:
-        """The errors of a measurement, given the events before it."""
-        rule = self._rules.get(type(event))
-        return rule(event) if rule else iter(())
 
     def _of_context(self) -> _Context:
         """What is kept with the context that the event names."""
@@ -94,7 +78,7 @@ class Measures:
 
     # --- steps ---
 
-    def _step_begin(self, event: StepBegin) -> Iterator[str]:
+    def _step_begin(self, event: schema.StepBegin) -> Iterator[str]:
         context = self._of_context()
         if context.step in self._refs.open_steps:
             yield f"begins while step {context.step} of context {event.ctx} is open"
@@ -103,7 +87,7 @@ class Measures:
             late = context.step_end - event.t
             yield f"begins {late} ns before the context's previous step ended"
 
-    def _step_ended(self, event: StepEnd) -> Iterator[str]:
+    def _step_ended(self, event: schema.StepEnd) -> Iterator[str]:
         known = self._refs.step
         assert known is not None
         step, begin = _of_step(known), known.event.t
@@ -125,7 +109,7 @@ class Measures:
 
     # --- computes ---
 
-    def _compute(self, event: Compute) -> Iterator[str]:
+    def _compute(self, event: schema.Compute) -> Iterator[str]:
         context, graph = self._of_context(), self._refs.graph
         computed = graph.kept is not None
         if computed != event.reused:
@@ -140,7 +124,7 @@ class Measures:
         if self._refs.step is not None:
             yield from _compute_in_step(event, self._refs.step)
 
-    def _measured(self, event: Layers | Ops | Splits) -> Iterator[str]:
+    def _measured(self, event: schema.Layers | schema.Ops | schema.Splits) -> Iterator[str]:
         """Whether intervals are inside their compute."""
         compute = self._refs.compute.event
         slack = 0 if self._facts.clock == "monotonic" else COUNTER_SLACK
@@ -152,7 +136,7 @@ class Measures:
         elif end > _end(compute) + slack:
             yield f"ends {end - _end(compute)} ns after its compute"
 
-    def _layers(self, event: Layers) -> Iterator[str]:
+    def _layers(self, event: schema.Layers) -> Iterator[str]:
         yield from self._measured(event)
         compute = self._of_compute()
         if compute.layers:
@@ -161,7 +145,7 @@ class Measures:
             yield f"comes after the ops of compute {event.compute}"
         compute.layers = event
 
-    def _ops(self, event: Ops) -> Iterator[str]:
+    def _ops(self, event: schema.Ops) -> Iterator[str]:
         if self._facts.level == "minimal":
             yield "ops at level minimal"
         elif self._facts.level == "detailed" and (event.thread or event.wait is not None):
@@ -181,7 +165,7 @@ class Measures:
         if event.thread == 0 and compute.layers and plan:
             yield from _layers_against_ops(compute.layers, event, plan.runs)
 
-    def _splits(self, event: Splits) -> Iterator[str]:
+    def _splits(self, event: schema.Splits) -> Iterator[str]:
         yield from self._measured(event)
         compute = self._of_compute()
         if compute.splits:
@@ -197,11 +181,11 @@ class Measures:
 
     # --- the rest ---
 
-    def _kv(self, event: Kv) -> Iterator[str]:
+    def _kv(self, event: schema.Kv) -> Iterator[str]:
         if event.cells is not None and self._facts.level != "verbose":
             yield f"with cells at level {self._facts.level}"
 
-    def _token(self, event: Token) -> Iterator[str]:
+    def _token(self, event: schema.Token) -> Iterator[str]:
         context = self._of_context()
         if event.index != context.n_tokens:
             yield f"`index` is {event.index}, the context's next token is {context.n_tokens}"
@@ -210,7 +194,7 @@ class Measures:
             yield f"`t` is {context.token_t - event.t} ns before the context's previous token"
         context.token_t = event.t
 
-    def _tensor_stats(self, event: TensorStats) -> Iterator[str]:
+    def _tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
         nodes = self._refs.graph.event.nodes
         if nodes and nodes.layer[event.node] != event.layer:
             layer = nodes.layer[event.node]
@@ -224,7 +208,7 @@ def _of_step(known: KnownStep) -> _Step:
     return kept
 
 
-def _compute_in_step(event: Compute, known: KnownStep) -> Iterator[str]:
+def _compute_in_step(event: schema.Compute, known: KnownStep) -> Iterator[str]:
     if event.t < known.event.t:
         yield f"begins {known.event.t - event.t} ns before its step"
     step = _of_step(known)
@@ -234,12 +218,12 @@ def _compute_in_step(event: Compute, known: KnownStep) -> Iterator[str]:
         step.n_reused += event.reused
 
 
-def _end(compute: Compute) -> int:
+def _end(compute: schema.Compute) -> int:
     return compute.t + compute.start + compute.dur
 
 
 def _layers_against_ops(
-    layers: Layers, ops: Ops, runs: list[tuple[int, int, int]]
+    layers: schema.Layers, ops: schema.Ops, runs: list[tuple[int, int, int]]
 ) -> Iterator[str]:
     """The layers' runs must be those of the plan, and span the same nanoseconds as its ops."""
     if layers.layer != [layer for layer, _, _ in runs]:
