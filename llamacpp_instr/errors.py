@@ -45,3 +45,14 @@ class NativeError(InstrError):
     """The patched library is missing, or its ABI version differs from the one of this package."""
 
     exit_code = 2
+
+
+def error_named(name: str) -> type[InstrError]:
+    """The class of an error that another process raised; `InstrError` if this one does not know
+    it."""
+    todo = [InstrError]
+    for error in todo:
+        if error.__name__ == name:
+            return error
+        todo += error.__subclasses__()
+    return InstrError

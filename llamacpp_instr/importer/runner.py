@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.build.cache import own_cache
+from llamacpp_instr.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.extras import need
-from llamacpp_instr.importer.child import ChildDied, ChildFailed, run_child
 from llamacpp_instr.importer.converter import find_converter
 from llamacpp_instr.importer.source import Kind, Source
 from llamacpp_instr.model.file import ModelFile, load_model_file
@@ -65,7 +65,8 @@ def import_model(
 def _run(request: dict[str, Any], source: Source, on_progress: OnProgress) -> None:
     log = own_cache() / "logs" / f"import-{source.path.resolve().name}.log"
     try:
-        run_child(f"{__package__}.worker", request, log, on_progress)
+        with Child(f"{__package__}.worker", log) as child:
+            child.ask(request, on_progress)
     except ChildFailed as failed:
         raise _failure(source, log, failed) from None
     except ChildDied as died:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import runpy
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from llamacpp_instr.child import Answer, Request, remove_output, serve
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.importer.converter import LORA_SCRIPT
-from llamacpp_instr.importer.serving import (
-    Answer,
-    Request,
-    check_pickles,
-    run_no_code_of_the_folder,
-    serve,
-)
+from llamacpp_instr.importer.safety import check_pickles, run_no_code_of_the_folder
 
 
 def main() -> None:
-    serve(_convert, _remove_output)
-
-
-def _remove_output(request: Request) -> None:
-    with contextlib.suppress(OSError):  # the name is temporary: a complete file is renamed
-        Path(request["output"]).unlink()
+    serve(_convert, remove_output)
 
 
 def _convert(request: Request, answer: Answer) -> None:

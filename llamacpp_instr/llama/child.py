@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.child import no_core_dump
+from llamacpp_instr.errors import InstrError, error_named
 from llamacpp_instr.isolated import python
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_line
@@ -65,20 +66,12 @@ def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: o
         raise ChildEnded(f"it takes more than {max_bytes / 1e9:,.1f} GB of memory")
     if status != _RETURNED:
         name, _, text = os.fsdecode(content).partition("\n")
-        raise _errors().get(name, InstrError)(text)
+        raise error_named(name)(text)
     try:
         result: Result = msgspec.msgpack.decode(content, type=get_type_hints(function)["return"])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ChildEnded(f"its answer is damaged: {error}") from None
     return result
-
-
-def _errors(base: type[InstrError] = InstrError) -> dict[str, type[InstrError]]:
-    """The errors with a message for the user, by name."""
-    found = {base.__name__: base}
-    for error in base.__subclasses__():
-        found |= _errors(error)
-    return found
 
 
 def answer() -> None:
@@ -107,14 +100,6 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it has ended already
             os._exit(1)
-
-
-def no_core_dump() -> None:
-    """Write no core file when a signal ends this process."""
-    with suppress(ImportError):  # not on this operating system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 @contextmanager

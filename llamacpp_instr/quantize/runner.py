@@ -6,19 +6,12 @@ file gets its name once it is complete. A crash of the quantizer does not end th
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import signal
-import subprocess
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from llamacpp_instr.errors import InstrError, NativeError, UsageError
-from llamacpp_instr.isolated import python
+from llamacpp_instr.child import Child, ChildDied, ChildFailed
+from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.imatrix import load_imatrix
@@ -47,43 +40,15 @@ _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _DEFAULT = QuantizeOptions()
 
 
-class Quantizer:
+class Quantizer(Child):
     """llama.cpp's quantizer in a child process, for one source; a context manager."""
 
     def __init__(self, source: ModelFile, options: QuantizeOptions = _DEFAULT) -> None:
+        super().__init__(f"{__package__}.worker")
         self.source = source
         self.options = options
         self.imatrix = load_imatrix(options.imatrix) if options.imatrix else None
         check_source(source, options)
-
-    def __enter__(self) -> Quantizer:
-        self._process = subprocess.Popen(
-            python(f"from {__package__}.worker import main; main()"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            # Ctrl-C is for this process, which then ends the child
-            start_new_session=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )
-        self._said = ""
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._listener.join()
-        # closing the pipe would write a request that the child did not take
-        with contextlib.suppress(BrokenPipeError), self._process:
-            pass
-
-    def _listen(self) -> None:
-        assert self._process.stderr
-        for line in self._process.stderr:
-            self._said = (self._said + line)[-4000:]
 
     def plan(self, file_type: str) -> QuantizationPlan:
         """The file that `write` would write. Raises `UsageError` if it cannot be written."""
@@ -128,7 +93,7 @@ class Quantizer:
 
             def on_tensor(index: int, _count: int, done: list[int] = done) -> None:
                 if on_progress:
-                    on_progress(done[index - 1], total)
+                    on_progress(done[max(index - 1, 0)], total)
 
             with new_model(output, force) as temporary:
                 self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
@@ -137,7 +102,12 @@ class Quantizer:
         return results
 
     def _run(
-        self, file_type: str, output: Path, *, dry_run: bool, on_tensor: OnProgress | None = None
+        self,
+        file_type: str,
+        output: Path,
+        *,
+        dry_run: bool,
+        on_tensor: OnProgress = lambda _index, _count: None,
     ) -> list[tuple[int, str]]:
         """The log of a quantization, as (level, text); raises an error if it failed."""
         options = self.options
@@ -155,33 +125,16 @@ class Quantizer:
             "allow_requantize": options.allow_requantize,
         }
         log: list[tuple[int, str]] = []
+        what = f"{self.source.path}: llama.cpp's quantizer to {file_type}"
         try:
-            for kind, *values in self._ask(request):
-                if kind == "progress" and on_tensor:
-                    on_tensor(*values)
-                elif kind == "log":
-                    log.append((values[0], values[1]))
-                elif kind == "error":
-                    raise (NativeError if values[1] == 2 else InstrError)(values[0])
-                elif kind == "done":
-                    if values[0]:
-                        raise self._failure(log, file_type)
-                    return log
-            raise self._death(log, file_type)
-        except BaseException:
-            # in every case the child must stop writing
-            self._process.kill()
-            self._process.wait()
-            raise
-
-    def _ask(self, request: dict[str, Any]) -> Iterator[list[Any]]:
-        assert self._process.stdin
-        assert self._process.stdout
-        with contextlib.suppress(BrokenPipeError):  # the child died: reading its answers tells why
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        for line in self._process.stdout:
-            yield json.loads(line)
+            status = self.ask(request, on_tensor, lambda *line: log.append(line))
+        except ChildDied as died:
+            raise InstrError(f"{what} died {died}") from None
+        except ChildFailed as failed:
+            raise InstrError(f"{what} failed: {failed}") from None
+        if status:
+            raise self._failure(log, file_type)
+        return log
 
     def _failure(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
         """The error if llama.cpp refused: its own reason."""
@@ -196,18 +149,6 @@ class Quantizer:
             if _is_bad(pattern):
                 return UsageError(f"--tensor-type: {pattern!r} is not a valid pattern: {reason}")
         return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
-
-    def _death(self, log: list[tuple[int, str]], file_type: str) -> InstrError:
-        """The error if the child died: its exit and the last line of its log."""
-        code = self._process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        self._listener.join()
-        lines = [*(line for _, line in log), *self._said.split("\n")]
-        heard = [line.strip() for line in lines if line.strip()]
-        last = printable(heard[-1]) if heard else "without a message"
-        return InstrError(
-            f"{self.source.path}: llama.cpp's quantizer to {file_type} died ({how}): {last}"
-        )
 
 
 def _is_bad(pattern: str) -> bool:

@@ -1,28 +1,20 @@
 """The child process in which llama.cpp quantizes; `quantize.runner` starts it.
 
 A quantization cannot be stopped from Python, and ggml ends the process on misuse, so it runs in a
-child. Requests are lines of JSON on standard input, answers are lines of JSON on standard output.
-Invariant: when standard input ends, for whatever reason, this process ends immediately and removes
-its unfinished file.
+child.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import json
 import os
-import queue
-import signal
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import InstrError, NativeError
+from llamacpp_instr.child import Answer, Request, remove_output, serve
+from llamacpp_instr.errors import NativeError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.child import no_core_dump
 from llamacpp_instr.model.imatrix import load_imatrix
 from llamacpp_instr.quantize.log import PROGRESS
 
@@ -33,44 +25,13 @@ _VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
 
 
 def main() -> None:
-    # libraries print to standard error; this descriptor is for answers only
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    no_core_dump()
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
-
-    def answer(kind: str, *values: Any) -> None:
-        answers.write(json.dumps([kind, *values]) + "\n")
-        answers.flush()
-
-    try:
-        quantizer = _Quantizer(answer)
-        while True:
-            answer("done", quantizer.run(requests.get()))
-    except InstrError as error:
-        answer("error", str(error), error.exit_code)
-
-
-def _receive(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    outputs = []
-    for line in sys.stdin.buffer:  # UTF-8, whatever the locale says
-        request = json.loads(line)
-        if not request["dry_run"]:
-            outputs.append(request["output"])
-        requests.put(request)
-    # the names are temporary: a complete file has already been renamed
-    for path in outputs:
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-    os._exit(0)
+    serve(lambda request, answer: _quantizer(answer).run(request), remove_output)
 
 
 class _Quantizer:
     """llama.cpp's quantizer, with its log as answers."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Answer) -> None:
         self.lib = native.import_llama_cpp().llama_cpp
         _check_layout(self.lib)
         self.answer = answer
@@ -94,7 +55,7 @@ class _Quantizer:
             if line.strip():
                 self.answer("log", self.level, line)
 
-    def run(self, request: dict[str, Any]) -> int:
+    def run(self, request: Request) -> int:
         """The return value of `llama_model_quantize`: 0 on success."""
         lib = self.lib
         params = lib.llama_model_quantize_default_params()
@@ -147,6 +108,7 @@ class _Quantizer:
 
 # the same for all requests, because they are for one model
 _load_imatrix = functools.cache(load_imatrix)
+_quantizer = functools.cache(_Quantizer)
 
 
 def _check_layout(lib: Any) -> None:

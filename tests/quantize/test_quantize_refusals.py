@@ -267,8 +267,8 @@ def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
 def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:
     with Quantizer(load_model_file(wide)) as quantizer:
         quantizer.plan("Q8_0")
-        quantizer._process.kill()
-        quantizer._process.wait()
+        quantizer.process.kill()
+        quantizer.process.wait()
         with pytest.raises(InstrError, match=r"died \(SIGKILL\)"):
             quantizer.plan("Q4_0")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from llamacpp_instr.build.cache import own_cache
+from llamacpp_instr.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.importer.child import ChildDied, ChildFailed, run_child
 from llamacpp_instr.importer.source import Kind, Source, open_source
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.temporary import temporary_directory
@@ -61,7 +61,8 @@ def transformers_states(
             "staging": str(staging),
         }
         try:
-            names: list[str] = run_child(f"{__package__}.worker", request, log, on_progress)
+            with Child(f"{__package__}.worker", log) as child:
+                names: list[str] = child.ask(request, on_progress)
         except ChildFailed as failed:
             if "trust_remote_code" in failed.text:
                 raise UsageError(
