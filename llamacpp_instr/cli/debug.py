@@ -182,7 +182,7 @@ def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | 
             return ComparedRun(launched, debugger, is_changed, say[1], show)
 
         def is_changed() -> bool:
-            return bool(made.console.commands.changes)
+            return bool(made.commands.changes)
 
         made = Adapter(send, make, in_keys)
         return made

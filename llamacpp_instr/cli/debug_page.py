@@ -36,7 +36,7 @@ def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser:
         launched = launch(arguments, None, None, debugger, *say)
         return ComparedRun(
             launched, debugger,
-            lambda: bool(hub.adapter.console.commands.changes),
+            lambda: bool(hub.adapter.commands.changes),
             say[1],
             lambda compared: hub.tell("instr/comparison", _comparison(*compared)),
         )  # fmt: skip
@@ -118,7 +118,7 @@ def _serving(
         Breakpoint.parse(text)
     tensors = _tensors(model) if model is not None else None
     hub = Hub(lambda send: Adapter(send, make), tensors is not None)
-    looks = Looks(hub.adapter.debugger, hub.adapter.console.commands.lens)
+    looks = Looks(hub.adapter.debugger, hub.adapter.commands.lens)
     hub.adapter.more = looks.requests
     return hub, DebugServer(hub, port, tensors)
 

@@ -1,6 +1,6 @@
-"""What can be asked and changed at a stop, as one line of words: for a terminal, an editor, a page.
+"""What a debugger is asked to do, as one line of words: for a terminal, an editor, a page.
 
-Nothing is evaluated as code.
+Nothing is evaluated as code: the first word of a line is the name of a command.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,29 @@ from llamacpp_instr.debugger.changes import (
 )
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.figures import Slice
+from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.lens import Lens, most_probable
+from llamacpp_instr.debugger.listing import Listing, make_listing
 from llamacpp_instr.debugger.show import (
     attention_table,
+    describe_stop,
     describe_tensor,
     describe_tokens,
     lens_table,
     probability_table,
 )
-from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.stop import STEPS, Go, Stop
 from llamacpp_instr.debugger.vocabulary import Vocabulary
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 
+AROUND = 5
+"""lines that `list` shows before and after the stop"""
+
 
 class Commands:
-    """Commands by name: each takes a stop and the words after its name, and returns a text. The
-    first line of its docstring is its help. They raise `UsageError` for what cannot be done."""
+    """Commands by name; the docstring of each is its help. They raise `UsageError` for what cannot
+    be done."""
 
     def __init__(self, debugger: Debugger) -> None:
         self.debugger = debugger
@@ -51,7 +58,23 @@ class Commands:
         self.lens = Lens()
         self._texts: dict[int, str] = {}
         debugger.followers.append(self.lens)
-        self._all: dict[str, Callable[[Stop, list[str]], str]] = {
+        self.also = ""
+        """a line that ends the list of the commands"""
+        self._listing: tuple[LiveGraph, Listing] | None = None
+        self._at_any_time: dict[str, Callable[[str], str]] = {
+            "break": self._break,
+            "delete": self._delete,
+            "help": self._help,
+        }
+        self._on_the_way: dict[str, Callable[[str], Go]] = {
+            "continue": self._continue,
+            "quit": self._quit,
+            "step": self._step,
+            "until": self._until,
+        }
+        self._at_a_stop: dict[str, Callable[[Stop, list[str]], str]] = {
+            "list": self._list,
+            "where": self._where,
             "print": self._print,
             "tensors": self._tensors,
             "tokens": self._tokens,
@@ -66,26 +89,98 @@ class Commands:
             "ablate": self._ablate,
         }
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._all)
+    def named(self, text: str) -> list[str]:
+        """The commands whose names begin so."""
+        names = (*self._at_any_time, *self._on_the_way, *self._at_a_stop)
+        return sorted(name for name in names if name.startswith(text))
 
-    def help(self, name: str) -> str:
-        """What a command does."""
-        lines = (self._all[name].__doc__ or "").splitlines()
-        return "\n".join(line.strip() for line in lines).strip()
-
-    def run(self, stop: Stop, line: str) -> str:
-        """The text that a command gives. Raises `UsageError`."""
+    def run(self, line: str, stopped: Callable[[], Stop]) -> str | Go | None:
+        """What a command says, or how to go on; None if the line is not a command. Raises
+        `UsageError`; so does `stopped` if the model is not."""
+        command, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        if command in self._at_any_time:
+            return self._at_any_time[command](rest)
+        if command not in self.named(command):
+            return None
+        stop = stopped()
+        if command in self._on_the_way:
+            return self._on_the_way[command](rest)
         try:
-            words = shlex.split(line)
+            words = shlex.split(rest)
         except ValueError as error:
             raise UsageError(f"{line!r}: {error}") from None
-        if not words or words[0] not in self._all:
-            raise UsageError(f"no command is called {line!r}; `help` lists them")
-        return self._all[words[0]](stop, words[1:])
+        return self._at_a_stop[command](stop, words)
+
+    def _help(self, text: str) -> str:
+        """help [COMMAND]: the commands, or what one does."""
+        every: dict[str, object] = {**self._at_any_time, **self._on_the_way, **self._at_a_stop}
+        told = [cleandoc(every[name].__doc__ or "") for name in self.named(text)]
+        if not told:
+            raise UsageError(f"no command is called {text!r}; `help` lists them")
+        if len(told) == 1:
+            return told[0]
+        return "\n".join([*(f"  {of.splitlines()[0]}" for of in told), self.also]).rstrip()
+
+    # --- how to go on ---
+
+    def _step(self, rest: str) -> Go:
+        """step [op|block|layer|decode]: run to the end of the next op, block, layer or decode."""
+        if (rest or "op") not in STEPS:
+            raise UsageError(f"step {rest[:60]}: give one of {', '.join(STEPS)}")
+        return STEPS[rest or "op"]
+
+    def _continue(self, _rest: str) -> Go:
+        """continue: run to the next breakpoint."""
+        return Go.ON
+
+    def _until(self, rest: str) -> Go:
+        """until BREAKPOINT: run to a place once, as `until l_out-3`."""
+        self.debugger.add(rest, once=True)
+        return Go.ON
+
+    def _quit(self, _rest: str) -> Go:
+        """quit: end the run. The log is whole."""
+        return Go.QUIT
+
+    # --- breakpoints ---
+
+    def _break(self, rest: str) -> str:
+        """break PATTERN [op=OP] [layer=3-5] [block=NAME] [step=N] [token=N] [hits=N] [if CONDITION]
+
+        Stop after ops whose names match. A condition compares absmax, min, max, mean, std, nan,
+        inf or zero: `break ffn_out-* if absmax > 60 or nan`. Without arguments: the breakpoints.
+        """
+        if rest:
+            point = self.debugger.add(rest)
+            return f"breakpoint {point.number}: {point.text}"
+        lines = [f"{p.number}: {p.text}  ({p.hits} hits)" for p in self.debugger.breakpoints]
+        return "\n".join(lines) or "there are no breakpoints"
+
+    def _delete(self, rest: str) -> str:
+        """delete NUMBER: remove a breakpoint."""
+        if not rest.isdecimal() or len(rest) > 9:
+            raise UsageError("delete NUMBER; `break` lists the numbers")
+        self.debugger.remove(int(rest))
+        return f"breakpoint {int(rest)} is removed"
 
     # --- look ---
+
+    def _where(self, stop: Stop, _words: list[str]) -> str:
+        """where: the op that has just run."""
+        return describe_stop(stop)
+
+    def _list(self, stop: Stop, words: list[str]) -> str:
+        """list [all]: the ops around this one, in the order in which they run."""
+        if self._listing is None or self._listing[0] is not stop.graph:
+            self._listing = stop.graph, make_listing(stop.graph)
+        listing = self._listing[1]
+        here = listing.line_of[stop.node.index]
+        return "\n".join(
+            f"{'->' if at == here else '  '} {at:4} {line}"
+            for at, line in enumerate(listing.lines, 1)
+            if words == ["all"] or abs(at - here) <= AROUND
+        )
 
     def _print(self, stop: Stop, words: list[str]) -> str:
         """print [TENSOR] [SLICE]: figures and values of the op's result, or of a tensor at hand.

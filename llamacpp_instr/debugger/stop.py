@@ -26,6 +26,10 @@ class Go(enum.Enum):
     """end the compute; llama.cpp reports that it was aborted"""
 
 
+STEPS = {go.value: go for go in (Go.OP, Go.BLOCK, Go.LAYER, Go.DECODE)}
+"""the ends of a single step, by name"""
+
+
 @dataclass
 class Stop:
     """A compute that waits after `node`; its values are those of this moment."""

@@ -12,19 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from inspect import cleandoc
 
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.listing import Listing, make_listing
 from llamacpp_instr.debugger.show import describe_stop
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.terminal import printable_text
-
-AROUND = 5
-"""lines that `list` shows before and after the stop"""
 
 
 class Terminal(cmd.Cmd):
@@ -47,8 +42,7 @@ class Terminal(cmd.Cmd):
             self.debugger.add(text)
         self._stop: Stop | None = None
         self._go = Go.ON
-        self._listing: tuple[LiveGraph, Listing] | None = None
-        self._checked: set[int] = set()
+        self._unchecked = {point.number for point in self.debugger.breakpoints}
         self._stopped = False
 
     def on_stop(self, stop: Stop) -> Go:
@@ -85,9 +79,9 @@ class Terminal(cmd.Cmd):
     def _check(self, graph: LiveGraph) -> None:
         """Raises `UsageError` if a breakpoint matches nothing of the first graph."""
         for point in self.debugger.breakpoints:
-            if point.number not in self._checked:
+            if point.number in self._unchecked:
                 point.check(graph)
-                self._checked.add(point.number)
+        self._unchecked.clear()
 
     @property
     def _now(self) -> Stop:
@@ -97,123 +91,36 @@ class Terminal(cmd.Cmd):
     def _write(self, text: str) -> None:
         print(printable_text(text), file=sys.stderr, flush=True)
 
-    def _listing_of(self, graph: LiveGraph) -> Listing:
-        if self._listing is None or self._listing[0] is not graph:
-            self._listing = graph, make_listing(graph)
-        return self._listing[1]
-
     # --- cmd.Cmd ---
 
     def onecmd(self, line: str) -> bool:
-        try:
-            return bool(super().onecmd(line))
-        except InstrError as error:
-            self._write(str(error))
+        """Run a command, whose name may be shortened as long as only it begins so."""
+        if not line.strip():
             return False
-
-    def emptyline(self) -> bool:
+        _, _, line = self.parseline(line)
+        word = line.split()[0]
+        known = ["quit"] if word == "EOF" else self.completenames(word)
+        try:
+            if word not in known and len(known) != 1:
+                hint = f": {', '.join(known)}" if known else "; `help` lists them"
+                kind = "more than one" if known else "not a"
+                raise UsageError(f"{word!r} is {kind} command{hint}")
+            name = word if word in known else known[0]
+            said = self.commands.run(name + line[len(word) :], lambda: self._now)
+        except InstrError as error:
+            said = str(error)
+        if isinstance(said, Go):
+            self._go = said
+            return True
+        self._write(said or "")
         return False
 
-    def default(self, line: str) -> bool:  # type: ignore[override]
-        """A command of `Commands`, or one that is shortened as long as only it begins so."""
-        word = line.split()[0]
-        if word in self.commands.names:
-            self._write(self.commands.run(self._now, line))
-            return False
-        known = self.completenames(word)
-        if len(known) != 1:
-            hint = f": {', '.join(known)}" if known else "; `help` lists them"
-            raise UsageError(f"{word!r} is {'more than one' if known else 'not a'} command{hint}")
-        return self.onecmd(known[0] + line[len(word) :])
-
-    def do_help(self, arg: str) -> None:
-        """help [COMMAND]: the commands, or what one does."""
-        names = self.completenames(arg.strip())
-        if not names:
-            raise UsageError(f"no command is called {arg.strip()!r}; `help` lists them")
-        for name in names:
-            text = (
-                self.commands.help(name)
-                if name in self.commands.names
-                else cleandoc(getattr(self, f"do_{name}").__doc__ or "")
-            )
-            self._write(text if len(names) == 1 else f"  {text.splitlines()[0]}")
-
     def completenames(self, text: str, *_: object) -> list[str]:
-        names = [*super().completenames(text), *self.commands.names]
-        return sorted(name for name in names if name.startswith(text) and name != "EOF")
+        return self.commands.named(text)
 
     def completedefault(self, text: str, *_: object) -> list[str]:
         """Names of tensors."""
         return [name for name in self._now.graph.by_name if name.startswith(text)]
-
-    def _leave(self, go: Go) -> bool:
-        self._go = go
-        return True
-
-    # --- how to go on ---
-
-    def do_step(self, rest: str) -> bool:
-        """step [op|block|layer|decode]: run to the end of the next op, block, layer or decode."""
-        choices = {go.value: go for go in (Go.OP, Go.BLOCK, Go.LAYER, Go.DECODE)}
-        word = rest.strip() or "op"
-        if word not in choices:
-            raise UsageError(f"step {word}: give one of {', '.join(choices)}")
-        return self._leave(choices[word])
-
-    def do_continue(self, _rest: str) -> bool:
-        """continue: run to the next breakpoint."""
-        return self._leave(Go.ON)
-
-    def do_until(self, rest: str) -> bool:
-        """until BREAKPOINT: run to a place once, as `until l_out-3`."""
-        self.debugger.add(rest, once=True)
-        return self._leave(Go.ON)
-
-    def do_quit(self, _rest: str) -> bool:
-        """quit: end the run. The log is whole."""
-        return self._leave(Go.QUIT)
-
-    def do_EOF(self, rest: str) -> bool:
-        """The end of the commands: as quit."""
-        return self.do_quit(rest)
-
-    # --- breakpoints ---
-
-    def do_break(self, rest: str) -> None:
-        """break PATTERN [op=OP] [layer=3-5] [block=NAME] [step=N] [token=N] [hits=N] [if CONDITION]
-
-        Stop after ops whose names match. A condition compares absmax, min, max, mean, std, nan,
-        inf or zero: `break ffn_out-* if absmax > 60 or nan`. Without arguments: the breakpoints.
-        """
-        if not rest.strip():
-            for point in self.debugger.breakpoints:
-                self._write(f"{point.number}: {point.text}  ({point.hits} hits)")
-            return
-        point = self.debugger.add(rest)
-        self._checked.add(point.number)
-        self._write(f"breakpoint {point.number}: {point.text}")
-
-    def do_delete(self, rest: str) -> None:
-        """delete NUMBER: remove a breakpoint."""
-        if not rest.strip().isdecimal():
-            raise UsageError("delete NUMBER; `break` lists the numbers")
-        self.debugger.remove(int(rest))
-
-    # --- look ---
-
-    def do_where(self, _rest: str) -> None:
-        """where: the op that has just run."""
-        self._write(describe_stop(self._now))
-
-    def do_list(self, rest: str) -> None:
-        """list [all]: the ops around this one, in the order in which they run."""
-        listing = self._listing_of(self._now.graph)
-        here = listing.line_of[self._now.node.index]
-        whole = rest.strip() == "all"
-        for at, line in enumerate(listing.lines, 1):
-            if whole or abs(at - here) <= AROUND:
-                self._write(f"{'->' if at == here else '  '} {at:4} {line}")
 
 
 @contextmanager

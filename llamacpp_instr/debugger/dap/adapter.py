@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.breakpoints import (
     FILTERS,
@@ -25,7 +26,6 @@ from llamacpp_instr.debugger.dap.breakpoints import (
     SetFunctionBreakpoints,
     Wanted,
 )
-from llamacpp_instr.debugger.dap.console import STEPS, Console
 from llamacpp_instr.debugger.dap.frames import Frame, frames_of
 from llamacpp_instr.debugger.dap.framing import ProtocolError
 from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
@@ -49,7 +49,7 @@ from llamacpp_instr.debugger.dap.variables import (
     VariablesArguments,
 )
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.stop import Go, Stop
+from llamacpp_instr.debugger.stop import STEPS, Go, Stop
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.terminal import printable, printable_text, shortened
 
@@ -77,10 +77,11 @@ class Adapter:
         self.debugger.on_step = self._compute_begins
         self._sources = Sources()
         self._breakpoints = Breakpoints(self.debugger, self._sources, self._breakpoint_changed)
-        self.console = Console(self.debugger)
+        self.commands = Commands(self.debugger)
+        self.commands.also = "Other lines are names of tensors."
         self.more: dict[str, Callable[[Stop, Any], Json]] = {}
         """requests beside ours that are answered at a stop, from their arguments"""
-        self._variables = Variables(self.console.commands.apply, self.console.commands.text)
+        self._variables = Variables(self.commands.apply, self.commands.text)
         self._program: Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
@@ -354,9 +355,9 @@ class Adapter:
     def _evaluate(self, arguments: Any) -> Json:
         wanted = parse("evaluate", arguments, EvaluateArguments)
         if wanted.context == "repl":
-            changes = self.console.commands.changes
-            said = self.console.run(wanted.expression, self._stopped)
-            if changes != self.console.commands.changes:
+            changes = self.commands.changes
+            said = self.commands.run(wanted.expression, self._stopped)
+            if changes != self.commands.changes:
                 self._values_changed()
             if isinstance(said, Go):
                 self._then += [lambda: self._event("continued", threadId=THREAD), self._go_on(said)]
