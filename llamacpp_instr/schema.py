@@ -370,6 +370,16 @@ class Graph(Event, kw_only=True):
     nodes: Nodes | None = None
     """absent at `minimal`"""
 
+    @property
+    def whole(self) -> Nodes:
+        """`nodes` of a graph that must have them."""
+        assert self.nodes is not None
+        return self.nodes
+
+    def leaf(self, source: int) -> Leaf:
+        """The leaf that a node reads as `source`, a negative number."""
+        return self.leafs[-1 - source]
+
 
 class Plan(Event, kw_only=True):
     """The order in which the kernels of a graph run. `ops` events refer to it."""
@@ -380,6 +390,17 @@ class Plan(Event, kw_only=True):
     """first node that the kernel computes"""
     n: list[Fused] | None = None
     """number of nodes that it computes, more than 1 if fused. Absent: all 1"""
+
+    @property
+    def counts(self) -> list[int]:
+        """`n`, also if it is absent."""
+        return self.n or [1] * len(self.node)
+
+    @property
+    def kernels(self) -> list[range]:
+        """The nodes that each kernel computes."""
+        columns = zip(self.node, self.counts, strict=True)
+        return [range(first, first + n) for first, n in columns]
 
 
 # --- measurements -----------------------------------------------------------------------------

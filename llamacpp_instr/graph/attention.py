@@ -105,16 +105,14 @@ class Work(NamedTuple):
 def attentions(graph: Graph, backends: Sequence[str | None]) -> dict[int, Attention]:
     """The attention of every node of `graph` that is one; `backends` has an entry for each node.
     The graph must have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     found = [i for i, op in enumerate(nodes.op) if op == "FLASH_ATTN_EXT" and len(nodes.src[i]) > 2]
     masks = {_mask(graph, i) for i in found}
     return {i: _attention(graph, i, backends[i], len(masks)) for i in found}
 
 
 def _attention(graph: Graph, node: int, backend: str | None, n_masks: int) -> Attention:
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     read = [tensor(graph, source) for source in nodes.src[node][:3]]
     types = [of.type for of in read]
     q, k, v = ((*of.ne, 1, 1, 1, 1)[:4] for of in read)
@@ -143,21 +141,19 @@ def _attention(graph: Graph, node: int, backend: str | None, n_masks: int) -> At
 
 def _leaf(graph: Graph, source: int) -> tuple[str, int] | None:
     """Name and cells (of all streams) of the leaf that a source is a view or a cast of, or None."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     while source >= 0:
         looks_through = not nodes.exec[source] or nodes.op[source] in ("CPY", "CONT")
         if not looks_through or not nodes.src[source] or nodes.src[source][0] >= source:
             return None
         source = nodes.src[source][0]
-    leaf = graph.leafs[-1 - source]
+    leaf = graph.leaf(source)
     return leaf.name, prod(leaf.ne[1:])
 
 
 def _mask(graph: Graph, node: int) -> int | None:
     """The number of the leaf that is a node's mask, or None for another one."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     sources = nodes.src[node]
     return -1 - sources[3] if len(sources) > 3 and sources[3] < 0 else None
 

@@ -25,8 +25,7 @@ def is_copy(name: str) -> bool:
 def without_copies(graph: Graph) -> Graph:
     """The graph, which must have its nodes, whose nodes read the sources of copies. A copy whose
     source the graph does not have remains, as those of inputs do."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     copies = {
         -1 - i: (found[1], leaf)
         for i, leaf in enumerate(graph.leafs)

@@ -14,8 +14,7 @@ from llamacpp_instr.schema import Graph, Nodes, Plan
 
 def cpu_plan(graph: Graph) -> Plan:
     """The plan of `graph`, which must have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     uses = Counter(source for sources in nodes.src for source in sources)
     first: list[int] = []
     count: list[int] = []

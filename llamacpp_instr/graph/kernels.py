@@ -84,13 +84,12 @@ def graph_problems(graph: Graph) -> Iterator[str]:
 
 def plan_problems(plan: Plan, graph: Graph) -> Iterator[str]:
     """Why a plan is invalid, one message each; `graph` is the one that it names."""
-    counts = plan.n or [1] * len(plan.node)
-    if len(counts) != len(plan.node):
-        yield f"column `n` has {len(counts)} entries, `node` has {len(plan.node)}"
+    if len(plan.counts) != len(plan.node):
+        yield f"column `n` has {len(plan.counts)} entries, `node` has {len(plan.node)}"
     if graph.nodes is None:
         yield f"graph {plan.graph} was given without its nodes"
     free = 0
-    for first, n in zip(plan.node, counts, strict=False):
+    for first, n in zip(plan.node, plan.counts, strict=False):
         # otherwise every kernel could contain every node
         if first < free:
             yield f"node {first} is repeated or out of order"
@@ -102,36 +101,29 @@ def plan_problems(plan: Plan, graph: Graph) -> Iterator[str]:
 
 def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     """The kernels of `plan`, in its order; `graph` is its graph and must have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     n = len(plan.node)
-    counts = plan.n or [1] * n
     blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
     work = [node_work(graph, i) for i in range(graph.n_nodes)]
     label: list[str] = []
     n_flops, n_bytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
-        inside = range(first, first + count)
+    for i, inside in enumerate(plan.kernels):
         label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
         n_flops[i] = sum(work[node][0] for node in inside)
         passed = sum(tensor(graph, node).bytes for node in inside[:-1])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
     layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
     shapes = attentions(graph, node_backends(graph))
-    alone = zip(plan.node, counts, strict=True)
-    attention = {i: shapes[at] for i, (at, n) in enumerate(alone) if n == 1 and at in shapes}
+    alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
+    attention = {i: shapes[node] for i, node in alone.items() if node in shapes}
     block = [blocks[node] for node in plan.node]
     return Kernels(label, block, layer, n_flops, n_bytes, attention)
 
 
 def kernel_nodes(graph: Graph, plan: Plan) -> list[list[int]]:
     """The nodes of each kernel of `plan` that compute something; the graph must have its nodes."""
-    assert graph.nodes is not None
-    runs = graph.nodes.exec
-    return [
-        [node for node in range(first, first + n) if runs[node]] or [first]
-        for first, n in zip(plan.node, plan.n or [1] * len(plan.node), strict=True)
-    ]
+    runs = graph.whole.exec
+    return [[node for node in of if runs[node]] or [of.start] for of in plan.kernels]
 
 
 def untimed_backends(graph: Graph) -> list[str]:
@@ -157,8 +149,7 @@ def _label(graph: Graph, nodes: Nodes, node: int) -> str:
 def node_work(graph: Graph, node: int) -> tuple[int, int]:
     """Floating point operations and bytes moved of one node, as `ops` counts them; the graph must
     have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     sources = [tensor(graph, source) for source in nodes.src[node]]
     shapes, sizes = [of.ne for of in sources], [of.bytes for of in sources]
     op, made = nodes.op[node], tensor(graph, node)
@@ -168,9 +159,8 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
     """Name and type of the first weight that the nodes read directly, or None, None. The graph must
     have its nodes."""
-    assert graph.nodes is not None
     for node in nodes:
-        for leaf in (graph.leafs[-1 - source] for source in graph.nodes.src[node] if source < 0):
+        for leaf in (graph.leaf(source) for source in graph.whole.src[node] if source < 0):
             if leaf.tensor >= 0:
                 return leaf.name, leaf.type
     return None, None

@@ -22,10 +22,9 @@ class Tensor(NamedTuple):
 def tensor(graph: Graph, number: int) -> Tensor:
     """A node, or leaf -1 - `number`; the graph must have its nodes."""
     if number < 0:
-        leaf = graph.leafs[-1 - number]
+        leaf = graph.leaf(number)
         return Tensor(leaf.name, leaf.type, leaf.ne, _bytes(leaf.type, leaf.ne, leaf.bytes))
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     type_, ne = nodes.type[number], nodes.ne[number]
     return Tensor(nodes.name[number], type_, ne, _bytes(type_, ne, nodes.bytes[number]))
 

@@ -157,18 +157,16 @@ def layer_name(layer: int) -> str:
 
 def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     """The slices of `plan`; `graph` is its graph and must have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     kernels = plan_kernels(graph, plan)
-    counts = plan.n or [1] * len(plan.node)
     ops: list[OpSlice] = []
     kernel_of: dict[int, int] = {}
     layers = kernels.layer.tolist()
     facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
     n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
     inside_of = kernel_nodes(graph, plan)
-    for i, (first, count, inside) in enumerate(zip(plan.node, counts, inside_of, strict=True)):
-        kernel_of.update(dict.fromkeys(range(first, first + count), i))
+    for i, (computed, inside) in enumerate(zip(plan.kernels, inside_of, strict=True)):
+        kernel_of.update(dict.fromkeys(computed, i))
         name = "+".join(nodes.op[node] for node in inside)
         varies = i in kernels.attention
         work = (0, 0) if varies else (n_flops[i], n_bytes[i])
@@ -179,7 +177,7 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
         ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies, role))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
-    edges = _edges(facts, plan, counts, kernel_of)
+    edges = _edges(facts, plan, kernel_of)
     return PlanTimeline(ops, layer_runs, block_runs, edges, kernels)
 
 
@@ -266,7 +264,7 @@ def _leafs(facts: _Facts, node: int) -> list[str]:
     for source in facts.nodes.src[node]:
         real = facts.real[source] if source >= 0 else source
         if real < 0:
-            names.append(facts.graph.leafs[-1 - real].name)
+            names.append(facts.graph.leaf(real).name)
     return names
 
 
@@ -280,12 +278,10 @@ def _look_through(nodes: Nodes) -> list[int]:
     return real
 
 
-def _edges(
-    facts: _Facts, plan: Plan, counts: list[int], kernel_of: dict[int, int]
-) -> list[tuple[int, int]]:
+def _edges(facts: _Facts, plan: Plan, kernel_of: dict[int, int]) -> list[tuple[int, int]]:
     edges: dict[tuple[int, int], None] = {}
-    for i, (first, count) in enumerate(zip(plan.node, counts, strict=True)):
-        for node in range(first, first + count):
+    for i, computed in enumerate(plan.kernels):
+        for node in computed:
             for source in facts.nodes.src[node]:
                 real = facts.real[source] if source >= 0 else source
                 producer = kernel_of.get(real, i)

@@ -69,8 +69,7 @@ class Features:
 
 def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> Features:
     """What the times of the kernels of `plan` depend on; `graph` must have its nodes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     kernels = plan_kernels(graph, plan)
     work = kernels.work(ubatch)
     found: list[Product | Other] = []
@@ -100,10 +99,9 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
 
 
 def _product(graph: Graph, node: int, moved: int) -> Product:
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     sources = nodes.src[node]
-    weight = graph.leafs[-1 - sources[0]]
+    weight = graph.leaf(sources[0])
     n_bytes = float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node)))
     length, results = weight.ne[0], prod(nodes.ne[node])
     experts = nodes.op[node] == "MUL_MAT_ID"

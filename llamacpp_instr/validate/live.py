@@ -80,15 +80,14 @@ def _in(leaf: int, wanted: Collection[int] | None) -> bool:
 
 def _copies_by_reader(graph: Graph) -> dict[int, list[int]]:
     """By node: the copies whose first reader it is."""
-    assert graph.nodes is not None
     found: dict[int, list[int]] = {}
     seen: set[int] = set()
-    for i, sources in enumerate(graph.nodes.src):
+    for i, sources in enumerate(graph.whole.src):
         for leaf in sources:
-            if leaf < 0 and leaf not in seen and is_copy(graph.leafs[-1 - leaf].name):
+            if leaf < 0 and leaf not in seen and is_copy(graph.leaf(leaf).name):
                 reader = i
                 # a view only names the copy; what reads the view runs
-                while not graph.nodes.exec[reader] and reader + 1 < graph.n_nodes:
+                while not graph.whole.exec[reader] and reader + 1 < graph.n_nodes:
                     reader += 1
                 found.setdefault(reader, []).append(leaf)
             seen.add(leaf)

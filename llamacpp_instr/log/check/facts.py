@@ -74,17 +74,14 @@ class Facts:
 
     def _plan(self, event: schema.Plan) -> Iterator[str]:
         graph = self._refs.graph.event
-        nodes = graph.nodes
-        assert nodes is not None
+        nodes = graph.whole
         for first in event.node:
             if not nodes.exec[first]:
                 yield f"node {first} has a kernel, by its graph none runs for it"
         missing = ""
         # one split, on the CPU: the plan has the kernels of all nodes
         if [split.backend for split in graph.splits] == ["CPU"]:
-            counts = event.n or [1] * len(event.node)
-            planned = zip(event.node, counts, strict=True)
-            n_planned = sum(sum(nodes.exec[first : first + n]) for first, n in planned)
+            n_planned = sum(nodes.exec[node] for computed in event.kernels for node in computed)
             n_exec = sum(nodes.exec)
             missing = "" if n_planned == n_exec else f"{n_planned} nodes of {n_exec} to compute"
         self._refs.plan.kept = PlanFacts(_runs([nodes.layer[i] for i in event.node]), missing)
