@@ -14,10 +14,9 @@ from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
 from converters.flashinfer.workloads import Found, Workload
 from llamacpp_instr.capturing.arrays import Array, arrays_of_use
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import read
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.validate.live import Inputs, as_event
 
@@ -70,8 +69,7 @@ class Capturer:
         self._values.update(self._inputs.read(stop))
         base = tensors.place(stop.node.index).base
         if base in self._bases:
-            addresses = stop.graph.addresses if base >= 0 else stop.graph.leaf_addresses
-            self._values[base] = read(addresses[base if base >= 0 else -1 - base])
+            self._values[base] = read(stop.graph.address_of(base))
         for use in self._uses.get(stop.node.index, ()):
             case, arrays = arrays_of_use(self._graph, tensors, use, self._value)
             workload = self._found.workload(case)

@@ -15,11 +15,10 @@ from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.requests import parse
 from llamacpp_instr.debugger.figures import heat_map
 from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.lens import Lens, most_probable
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, read
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.debugger.vocabulary import Vocabulary
 from llamacpp_instr.errors import UsageError
 

@@ -8,13 +8,11 @@ import numpy as np
 
 from llamacpp_instr.debugger.attention import attention_node
 from llamacpp_instr.debugger.changes import Edit, Note, Repeated, change, replace, zero
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.residual import Part, block_outputs, find_residual
 from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 
 
@@ -52,13 +50,13 @@ def ablate_head(layer: int, head: int, note: Note) -> Repeated:
                 found for found in graph.nodes[node.index + 1 :]
                 if found.op == "MUL_MAT" and node.index in [source.node for source in found.sources]
             )  # fmt: skip
-        heads = tensor_at(node.address).ne[axis]
+        heads = node.ne[axis]
         if not 0 <= head < heads:
             raise UsageError(f"layer {layer} has no head {head}; its heads are 0 to {heads - 1}")
         return [node]
 
     def edit(stop: Stop) -> Edit:
-        shape = tuple(int(n) for n in reversed(tensor_at(stop.node.address).ne))
+        shape = stop.node.ne[::-1]
 
         def without(values: Array) -> Array:
             new = values.reshape(shape).copy()
@@ -95,7 +93,7 @@ class AblatedLayer:
         if rows is None:
             raise UsageError(f"{node.name}: its rows are not tokens")
         if node.index == self._nodes[0]:
-            self._before = by_token(stop.values(), list(tensor_at(node.address).ne), rows)
+            self._before = by_token(stop, rows)
             return
         assert self._before is not None
         values = self._before[token_numbers(rows, stop.ubatch)].reshape(node.shape)

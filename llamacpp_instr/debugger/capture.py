@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from llamacpp_instr.debugger.captured import ByToken
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.rows import token_numbers
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.extras import need
 from llamacpp_instr.output import check_output_directory, file_mode, open_output

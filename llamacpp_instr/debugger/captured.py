@@ -8,12 +8,10 @@ from collections.abc import Collection, Container
 import numpy as np
 
 from llamacpp_instr.debugger.changes import Note, change, replace
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.rows import Rows, by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.ops import VIEW_OPS
 
@@ -49,7 +47,7 @@ class ByToken:
             self._rows = {}
             for node in matching(graph, self.pattern):
                 rows = known[node.index]
-                if rows is None or np.prod(tensor_at(node.address).ne[rows.axis + 1 :]) != 1:
+                if rows is None or np.prod(node.ne[rows.axis + 1 :]) != 1:
                     raise UsageError(f"{node}: it has no row for each token")
                 self._rows[node.index] = rows
             self._graph = graph
@@ -58,7 +56,7 @@ class ByToken:
     def rows(self, stop: Stop) -> tuple[Array, Rows]:
         """(rows, values of a row) of the node, and what its rows are."""
         rows = self._rows[stop.node.index]
-        return by_token(stop.values(), list(tensor_at(stop.node.address).ne), rows), rows
+        return by_token(stop, rows), rows
 
     def by_position(self, stop: Stop) -> tuple[Array, list[int]]:
         """(rows, values of a row) of the node, and the position of each row's token."""

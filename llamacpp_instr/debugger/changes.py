@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from llamacpp_instr.debugger.figures import Slice, parse_slice
 from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, write
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 

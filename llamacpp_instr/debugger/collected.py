@@ -7,9 +7,8 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.ubatch import Ubatch
 
 
 class CollectedLogits:

@@ -60,27 +60,14 @@ def compare(before: Continuation, after: Continuation) -> Comparison:
     steps: list[Step] = []
     same = True
     for i, (old, new) in enumerate(zip_longest(before.tokens, after.tokens)):
-        p = before.logits[i] if old is not None else None
-        q = after.logits[i] if new is not None else None
-        steps.append(_step(i, old, new, same, p, q))
+        kl = largest = None
+        if old is not None and new is not None:
+            p, q = before.logits[i], after.logits[i]
+            kl, largest = divergence(p, q), float(np.abs(p.astype(np.float64) - q).max())
+        steps.append(Step(i, old, new, same, kl, largest))
         same = same and old == new
     first = next((step.number for step in steps if step.before != step.after), None)
     return Comparison(steps, first)
-
-
-def _step(
-    number: int,
-    before: int | None,
-    after: int | None,
-    same_past: bool,
-    p: Array | None,
-    q: Array | None,
-) -> Step:
-    return Step(
-        number, before, after, same_past,
-        divergence(p, q) if p is not None and q is not None else None,
-        float(np.abs(p.astype(np.float64) - q).max()) if p is not None and q is not None else None,
-    )  # fmt: skip
 
 
 def divergence(before: Array, after: Array) -> float:

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from llamacpp_instr.debugger.ggml import ON_COMPUTE, ON_NODE, Info, ggml
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.debugger.tensors import read
-from llamacpp_instr.debugger.ubatch import Ubatch, read_ubatch
 from llamacpp_instr.errors import InstrError, UsageError
 
 GRAPHS_KEPT = 8
@@ -158,7 +157,7 @@ class Debugger:
         while len(self._graphs) > GRAPHS_KEPT:
             del self._graphs[next(iter(self._graphs))]
         self.graph, self.step, self.context = graph, int(info.step), int(info.ctx)
-        self.ubatch = read_ubatch(graph, int(info.n_tokens))
+        self.ubatch = graph.ubatch(int(info.n_tokens))
         self.on_step(self.step)
         if is_new:
             self.on_graph(graph)

@@ -1,4 +1,5 @@
-"""The graph of a compute under way: its nodes, where their values lie, which are still there."""
+"""The graph of a compute under way: its nodes, where their values lie, which are still there; and
+the tokens of the compute, read before it runs: later ops may use the memory of its inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llamacpp_instr.debugger.ggml import Info, Tensor, ggml, tensor_at
-from llamacpp_instr.debugger.tensors import is_weight, shape_of
+from llamacpp_instr.debugger.tensors import Array, is_weight, read, shape_of
 from llamacpp_instr.graph.ops import VIEW_OPS, Block, blocks_of, op_params
 from llamacpp_instr.graph.words import describe
 from llamacpp_instr.model.types import TYPES
@@ -51,10 +52,28 @@ class Node:
     """whether a kernel runs for it; views only name memory"""
     address: int
 
+    @property
+    def ne(self) -> list[int]:
+        """ggml's dimensions, all four."""
+        return list(tensor_at(self.address).ne)
+
     def __str__(self) -> str:
-        read = ", ".join(source.name for source in self.sources)
+        sources = ", ".join(source.name for source in self.sources)
         dims = "×".join(str(n) for n in self.shape)
-        return f"{self.name} = {self.op}({read})  {self.type} {dims}"
+        return f"{self.name} = {self.op}({sources})  {self.type} {dims}"
+
+
+@dataclass(frozen=True)
+class Ubatch:
+    """Of the tokens that one compute gets. An array is None if the graph does not have it."""
+
+    n_tokens: int
+    tokens: Array | None
+    """(n_tokens,) int32; None if the program gave embeddings"""
+    positions: Array | None
+    """(n_tokens,) int32; None if nothing in the graph depends on them"""
+    outputs: Array | None
+    """(n_outputs,) int32 those of the tokens whose logits or embeddings are wanted"""
 
 
 class LiveGraph:
@@ -86,25 +105,25 @@ class LiveGraph:
         sources = [Source(_name(tensor_at(a)), _kind(a), -1, a) for a in self.leaf_addresses]
         self.nodes: list[Node] = []
         for i, tensor in enumerate(self._tensors):
-            read = tuple(
+            of_node = tuple(
                 sources[-1 - s] if s < 0 else Source(names[s], "node", s, self.addresses[s])
                 for s in src[i]
             )
             self.nodes.append(
                 Node(
                     i, names[i], ops[i], layers[i], blocks[i], TYPES[tensor.type].name,
-                    shape_of(tensor), read,
-                    describe(ops[i], names[i], self._named_leafs(read), layers[i]),
+                    shape_of(tensor), of_node,
+                    describe(ops[i], names[i], self._named_leafs(of_node), layers[i]),
                     op_params(ops[i], list(tensor.op_params)),
                     ops[i] not in VIEW_OPS and 0 not in list(tensor.ne),
                     self.addresses[i],
                 )
             )  # fmt: skip
 
-    def _named_leafs(self, read: Sequence[Source]) -> list[str]:
+    def _named_leafs(self, sources: Sequence[Source]) -> list[str]:
         """The names of the leafs that a node reads, through views too."""
         found = []
-        for source in read:
+        for source in sources:
             while source.node >= 0 and self.nodes[source.node].op in VIEW_OPS:
                 source = self.nodes[source.node].sources[0]
             if source.node < 0:
@@ -127,6 +146,20 @@ class LiveGraph:
     def leafs(self) -> dict[str, int]:
         """The addresses of weights, caches and inputs by name."""
         return {_name(tensor_at(address)): address for address in self.leaf_addresses}
+
+    def address_of(self, number: int) -> int:
+        """Of a node, or of leaf -1 - `number`."""
+        return self.addresses[number] if number >= 0 else self.leaf_addresses[-1 - number]
+
+    def ubatch(self, n_tokens: int) -> Ubatch:
+        """The inputs of a compute that is about to begin."""
+
+        def of(name: str, count: int | None = None) -> Array | None:
+            address = self.leafs.get(name)
+            # models with several kinds of positions (M-RoPE) have the first kind first
+            return read(address).reshape(-1)[:count] if address else None
+
+        return Ubatch(n_tokens, of("inp_tokens", n_tokens), of("inp_pos", n_tokens), of("out_ids"))
 
     def is_at(self, info: Info) -> bool:
         """Whether this is the graph of `info`: it has as many nodes, at the same addresses."""

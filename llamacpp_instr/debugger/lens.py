@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.comparison import log_soft_max
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import Residual, find_residual
 from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tail import Tail
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 
 TOKENS_KEPT = 64
@@ -74,7 +73,7 @@ class Lens:
         node = stop.node
         rows = self._rows[node.index]
         assert rows is not None
-        values = by_token(stop.values(), list(tensor_at(node.address).ne), rows)
+        values = by_token(stop, rows)
         numbers = token_numbers(rows, stop.ubatch)
         first = stop.ubatch.n_tokens - TOKENS_KEPT
         outputs = stop.ubatch.outputs
@@ -117,22 +116,16 @@ class Lens:
 
     def _readable(self, residual: Residual) -> dict[int, int]:
         """The layers by the nodes that end them, those of the last layer's width."""
-        width = tensor_at(residual.end.address).ne[0]
+        width = residual.end.ne[0]
         return {
             node.index: layer
             for layer, node in residual.after.items()
-            if self._rows[node.index] is not None and tensor_at(node.address).ne[0] == width
+            if self._rows[node.index] is not None and node.ne[0] == width
         }
 
 
 def most_probable(logits: Array, n: int) -> list[tuple[int, float]]:
     """The `n` most probable tokens with their probabilities."""
-    probabilities = soft_max(logits)
+    probabilities = np.exp(log_soft_max(logits))
     best = np.argsort(-probabilities, kind="stable")[:n]
     return [(int(token), float(probabilities[token])) for token in best]
-
-
-def soft_max(logits: Array) -> npt.NDArray[np.float64]:
-    """Probabilities, in float64."""
-    powers = np.exp(logits.astype(np.float64) - logits.max())
-    return np.asarray(powers / powers.sum())

@@ -11,9 +11,9 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from llamacpp_instr.debugger.ggml import Tensor, tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
+from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 
 
@@ -30,19 +30,19 @@ def rows_of_nodes(graph: LiveGraph) -> list[Rows | None]:
     found: list[Rows | None] = []
     for node in graph.nodes:
         rows = _rows(node, found)
-        ne = list(tensor_at(node.address).ne)
+        ne = node.ne
         same = rows is not None and _count(rows, graph, found) in (None, ne[rows.axis])
         found.append(rows if same else None)
     return found
 
 
-def by_token(values: Array, ne: Sequence[int], rows: Rows) -> Array:
-    """(rows, values of a row), whatever the dimensions of the node were. Raises `UsageError` if the
+def by_token(stop: Stop, rows: Rows) -> Array:
+    """(rows, values of a row) of the node, whatever its dimensions are. Raises `UsageError` if the
     rows are not its outermost dimension."""
-    n = ne[rows.axis]
+    ne = stop.node.ne
     if prod(ne[rows.axis + 1 :]) != 1:
         raise UsageError("its rows are not tokens")
-    return values.reshape(n, prod(ne[: rows.axis]))
+    return stop.values().reshape(ne[rows.axis], prod(ne[: rows.axis]))
 
 
 def token_numbers(rows: Rows, ubatch: Ubatch) -> list[int]:
@@ -56,7 +56,7 @@ def _count(rows: Rows, graph: LiveGraph, found: Sequence[Rows | None]) -> int | 
     """How many rows the first node has that has such rows; None if this is the first."""
     for node, known in zip(graph.nodes, found, strict=False):
         if known is not None and known.of == rows.of:
-            return int(tensor_at(node.address).ne[known.axis])
+            return node.ne[known.axis]
     return None
 
 
@@ -74,7 +74,7 @@ _SAME = frozenset(
 
 def _rows(node: Node, found: Sequence[Rows | None]) -> Rows | None:
     known = [found[source.node] if source.node >= 0 else None for source in node.sources]
-    ne = list(tensor_at(node.address).ne)
+    ne = node.ne
     leafs = [source.name for source in node.sources if source.node < 0]
     if node.op == "GET_ROWS" and len(known) > 1:
         if "out_ids" in leafs:

@@ -6,10 +6,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.tensors import Array, read
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.diverge.error import Array, Key, TensorError
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.quality.divergence import kl_divergences

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from converters.exports.onnx.tensors import Tensors
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import device_of, read
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.schema import Graph
 from llamacpp_instr.validate.live import Inputs, as_event
@@ -104,10 +103,7 @@ class Checker:
             checked = replace(checked, rounded=self._error(stop, real, self._rounded(sources)))
         self._on_checked(checked)
         base = tensors.place(i).base
-        address = (stop.graph.addresses if base >= 0 else stop.graph.leaf_addresses)[
-            base if base >= 0 else -1 - base
-        ]
-        self._values[base] = real if base == i else read(address)
+        self._values[base] = real if base == i else read(stop.graph.address_of(base))
         for source in {tensors.place(source).base for source in sources}:
             if self._last[source] == i and source >= 0:
                 self._values.pop(source, None)

@@ -71,7 +71,7 @@ class Inputs:
         """The values that are there since the stop before."""
         there = [*([] if self._begun else self._first), *self._copies.get(stop.node.index, ())]
         self._begun = True
-        return {leaf: read(stop.graph.leaf_addresses[-1 - leaf]) for leaf in there}
+        return {leaf: read(stop.graph.address_of(leaf)) for leaf in there}
 
 
 def _in(leaf: int, wanted: Collection[int] | None) -> bool:

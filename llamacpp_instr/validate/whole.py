@@ -14,9 +14,8 @@ import onnxruntime
 
 from converters.exports.onnx.export import export_graph
 from converters.exports.onnx.weights import weight_bytes, with_external_weights
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.schema import Graph

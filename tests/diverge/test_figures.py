@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llamacpp_instr import cli
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.diverge.error import Key, TensorError
 from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models, opened_pair
 from llamacpp_instr.diverge.shares import measure_shares

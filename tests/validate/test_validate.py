@@ -16,10 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr.cli import main
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import write
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.validate.follow import Checked, Checker
 from llamacpp_instr.validate.report import judge

@@ -21,10 +21,9 @@ from llamacpp_instr.debugger.changes import Edit, set_to
 from llamacpp_instr.debugger.dap.frames import OP, Frame
 from llamacpp_instr.debugger.figures import Figures, Slice, figures_of
 from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import Node, Source
+from llamacpp_instr.debugger.graph import Node, Source, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, read, shape_of
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.types import TYPES
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import find_residual
 from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.ubatch import Ubatch
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.temporary import temporary_directory
@@ -50,7 +48,7 @@ class States:
     def passed(self, stop: Stop) -> None:
         rows = self._rows[stop.node.index]
         assert rows is not None
-        values = by_token(stop.values(), list(tensor_at(stop.node.address).ne), rows)
+        values = by_token(stop, rows)
         assert token_numbers(rows, stop.ubatch) == list(range(stop.ubatch.n_tokens))
         for state in self._states[stop.node.index]:
             self.values[state] = values.copy()
