@@ -11,15 +11,14 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
 from llamacpp_instr.output import file_mode
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 _F32 = 0
 _TEXT_BYTES = 127  # llama-quantize truncates texts to this
@@ -49,8 +48,6 @@ class ImportanceMatrix:
 def load_imatrix(path: Path) -> ImportanceMatrix:
     """The importance matrix in the file at `path`. Raises `UsageError` if the file is another one
     or incomplete."""
-    import numpy as np
-
     mode = file_mode(path)
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"{path} is not a file; give an importance matrix")
@@ -71,8 +68,6 @@ def load_imatrix(path: Path) -> ImportanceMatrix:
 
 def _load_gguf(path: Path) -> ImportanceMatrix:
     """Sums of squared activations, and counts by which they are divided, by expert."""
-    import numpy as np
-
     header = read_header(path)
     keys = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
     missing = [key for key in keys if key not in header.metadata and key not in header.arrays]
@@ -114,8 +109,6 @@ _ENDS = (".in_sum2", ".counts")
 def _values(
     path: Path, header: Header, name: str, info: TensorInfo | None
 ) -> npt.NDArray[np.float32]:
-    import numpy as np
-
     if info is None:
         raise UsageError(f"{path}: {name!r} has sums or counts, but not both; compute it again")
     if info.type != _F32:
@@ -130,8 +123,6 @@ def _values(
 def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
     """Each entry has the length of the name, the name, a number of calls, a number of values, and
     the values."""
-    import numpy as np
-
     size = path.stat().st_size
 
     def left() -> int:

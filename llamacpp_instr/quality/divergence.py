@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.errors import InstrError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats: TypeAlias = NDArray[np.float32]
-    Doubles: TypeAlias = NDArray[np.float64]
-    Integers: TypeAlias = NDArray[np.intp]
-
-T = TypeVar("T", bound="np.generic")
+Floats: TypeAlias = NDArray[np.float32]
+Doubles: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.intp]
 
 SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 """quantiles of the tokens in `Divergence`: 0 is the smallest value, 1 the largest"""
@@ -127,14 +124,16 @@ class Scores:
 
     def perplexity(self) -> Estimate:
         """The perplexity of the reference."""
-        return compute_perplexity(_joined(self._nll[0]))
+        return compute_perplexity(np.concatenate(self._nll[0]))
 
     def divergences(self) -> list[Divergence]:
         """The divergence of each candidate, in order."""
-        reference = _joined(self._nll[0])
+        reference = np.concatenate(self._nll[0])
+        kept = zip(self._nll[1:], self._kl, self._same_top, strict=True)
+        joined = np.concatenate
         return [
-            compute_divergence(reference, _joined(nll), _joined(kl), _joined(same))
-            for nll, kl, same in zip(self._nll[1:], self._kl, self._same_top, strict=True)
+            compute_divergence(reference, joined(nll), joined(kl), joined(same))
+            for nll, kl, same in kept
         ]
 
 
@@ -150,8 +149,6 @@ def compute_divergence(
 
     Formulas of errors: https://github.com/ggml-org/llama.cpp/blob/master/tools/perplexity/README.md
     """
-    import numpy as np
-
     ours, base = _mean(nll), _mean(reference_nll)
     covariance = _covariance(nll, reference_nll)
     log_ratio = Estimate(ours.value - base.value, _error_of_difference(ours, base, covariance))
@@ -184,8 +181,6 @@ def kl_divergences(names: Sequence[str], reference: Floats, candidate: Floats) -
     """(positions,) the KL divergence in nats of each position, from two arrays (positions,
     vocabulary) of logits. `names` are those of both models, for the `InstrError` that is raised for
     logits that are NaN or infinite."""
-    import numpy as np
-
     step = max(1, _BLOCK // reference.shape[1])
     parts = []
     for start in range(0, len(reference), step):
@@ -199,8 +194,6 @@ class _Block:
     """Rows of one model's logits, as the intermediate arrays of their softmax."""
 
     def __init__(self, name: str, logits: Floats) -> None:
-        import numpy as np
-
         self.top: Integers = logits.argmax(axis=1)
         largest = np.take_along_axis(logits, self.top[:, None], axis=1)
         # max() returns NaN if there is one
@@ -217,15 +210,11 @@ class _Block:
 
     def nll(self, tokens: Integers) -> Floats:
         """The negative log likelihood of `tokens`, one for each row."""
-        import numpy as np
-
         own = np.take_along_axis(self.shifted, tokens[:, None], axis=1)[:, 0]
         return (self.log_total - own).astype(np.float32)
 
     def kl_divergence(self, other: _Block) -> Floats:
         """For each row: sum of p ln(p / q), where p is of this model and q of the other."""
-        import numpy as np
-
         with np.errstate(invalid="ignore"):
             distance = self.shifted - other.shifted
         kl = self._expected(distance)
@@ -235,21 +224,11 @@ class _Block:
         return (kl - self.log_total + other.log_total).astype(np.float32)
 
     def _expected(self, values: Floats) -> Floats:
-        import numpy as np
-
         # ij,ij->i without an array of the products
         return np.asarray(np.einsum("ij,ij->i", self.weights, values) / self.total)
 
 
-def _joined(parts: Sequence[NDArray[T]]) -> NDArray[T]:
-    import numpy as np
-
-    return np.concatenate(parts)
-
-
 def _mean(values: Floats | Doubles) -> Estimate:
-    import numpy as np
-
     n = len(values)
     mean = float(values.mean(dtype=np.float64))
     variance = float(np.square(values, dtype=np.float64).mean()) - mean * mean
@@ -259,8 +238,6 @@ def _mean(values: Floats | Doubles) -> Estimate:
 
 def _covariance(a: Floats, b: Floats) -> float:
     """Covariance of the means of two values of the same tokens."""
-    import numpy as np
-
     if len(a) < _FEW_FOR_ERRORS:
         return 0.0
     mean = float(np.multiply(a, b, dtype=np.float64).mean())
@@ -279,7 +256,5 @@ def _error_of_difference(a: Estimate, b: Estimate, covariance: float) -> float:
 
 
 def _percentiles(values: Floats) -> tuple[float, ...]:
-    import numpy as np
-
     with np.errstate(invalid="ignore"):  # both values may be infinite
         return tuple(float(value) for value in np.quantile(values, SHARES))

@@ -10,7 +10,9 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama.crashes import last_words
@@ -24,10 +26,6 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.header import read_array
 from llamacpp_instr.quality.chunks import WritingContext, cut_chunks, write_chunks
 from llamacpp_instr.quality.divergence import Outputs, Scores
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 DEFAULT_CTX = 512
 """tokens of a chunk, as in llama-perplexity"""
@@ -154,8 +152,6 @@ def _score(
 ) -> None:
     """Compute a chunk in all contexts, and score the token after each position of its second half.
     The first half only provides the context."""
-    import numpy as np
-
     middle = len(chunk) // 2
     for context in contexts:
         context.clear()
@@ -183,8 +179,6 @@ def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
 
 def logits_of(context: Context, n: int) -> NDArray[np.float32]:
     """(n, vocabulary): logits of the first `n` tokens computed last, valid until the next call."""
-    import numpy as np
-
     pointer = context.api.llama_get_logits(context.handle)
     if not pointer:
         raise InstrError(f"{context.model.path}: the model returns no logits")
