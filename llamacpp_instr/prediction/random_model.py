@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.probe.ggml import Ggml
 
 ROWS = 32
@@ -105,9 +105,8 @@ class _Rows:
         if name == "F32":
             plain: NDArray[np.uint8] = values.view(np.uint8)
             return plain
-        (number,) = (number for number, type_ in TYPES.items() if type_.name == name)
-        data = np.zeros((ROWS, TYPES[number].row_bytes(n)), np.uint8)
-        self._lib.ggml_quantize_chunk(
-            number, values.ctypes.data, data.ctypes.data, 0, ROWS, n, None
-        )
+        type_ = BY_NAME[name]
+        data = np.zeros((ROWS, type_.row_bytes(n)), np.uint8)
+        at = values.ctypes.data, data.ctypes.data
+        self._lib.ggml_quantize_chunk(type_.number, *at, 0, ROWS, n, None)
         return data

@@ -7,6 +7,7 @@ come here. No session records these graphs: they belong to no context of llama.c
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 
@@ -43,7 +44,6 @@ class Ggml:
         signatures: Signatures = {
             "ggml_init": (POINTER, [InitParams]),
             "ggml_free": (None, [POINTER]),
-            "ggml_new_tensor_2d": (POINTER, [POINTER, ctypes.c_int, I64, I64]),
             "ggml_new_tensor_4d": (POINTER, [POINTER, ctypes.c_int, I64, I64, I64, I64]),
             "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
             "ggml_add": (POINTER, [POINTER, POINTER, POINTER]),
@@ -84,27 +84,6 @@ class Graph:
     def __exit__(self, *_: object) -> None:
         self._lib.ggml_free(self._ctx)
 
-    def numbers(self, n: int, rows: int) -> int:
-        """A tensor of random numbers, `rows` rows of `n`, in F32."""
-        tensor: int = self._lib.ggml_new_tensor_2d(self._ctx, F32, n, rows)
-        values = np.random.default_rng(0).standard_normal((min(rows, 64), n), np.float32)
-        at = self._lib.ggml_get_data(tensor)
-        room = np.ctypeslib.as_array((ctypes.c_float * (n * rows)).from_address(at))
-        room.reshape(rows, n)[:] = np.resize(values, (rows, n))
-        return tensor
-
-    def weight(self, type_: int, n: int, rows: int) -> int:
-        """A weight of `rows` rows of `n` elements, quantized by ggml from random numbers."""
-        if type_ == F32:
-            return self.numbers(n, rows)
-        tensor: int = self._lib.ggml_new_tensor_2d(self._ctx, type_, n, rows)
-        values = np.random.default_rng(0).standard_normal((rows, n), np.float32)
-        source = values.ctypes.data
-        self._lib.ggml_quantize_chunk(
-            type_, source, self._lib.ggml_get_data(tensor), 0, rows, n, None
-        )
-        return tensor
-
     def product(self, weight: int, activations: int) -> int:
         """MUL_MAT, computed by the graph."""
         return self._computed(self._lib.ggml_mul_mat(self._ctx, weight, activations))
@@ -119,14 +98,14 @@ class Graph:
 
     def filled(self, type_: int, *ne: int) -> int:
         """A tensor of two to four axes with random values, quantized by ggml unless F32."""
-        shape = [*ne, 1, 1][:4]
-        tensor: int = self._lib.ggml_new_tensor_4d(self._ctx, type_, *shape)
-        values = np.random.default_rng(0).standard_normal(int(np.prod(shape)), np.float32)
-        at, n = self._lib.ggml_get_data(tensor), len(values)
+        n, rows = ne[0], math.prod(ne[1:])
+        tensor: int = self._lib.ggml_new_tensor_4d(self._ctx, type_, *[*ne, 1, 1][:4])
+        some = np.random.default_rng(0).standard_normal((min(rows, 64), n), np.float32)
+        values, at = np.resize(some, (rows, n)), self._lib.ggml_get_data(tensor)
         if type_ == F32:
-            ctypes.memmove(at, values.ctypes.data, 4 * n)
+            ctypes.memmove(at, values.ctypes.data, values.nbytes)
         else:
-            self._lib.ggml_quantize_chunk(type_, values.ctypes.data, at, 0, n // ne[0], ne[0], None)
+            self._lib.ggml_quantize_chunk(type_, values.ctypes.data, at, 0, rows, n, None)
         return tensor
 
     def node(self, function: str, *arguments: float) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.llama.threads import default_threads
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel, Probe
-from llamacpp_instr.probe.ggml import Ggml, Graph, fastest_ns
+from llamacpp_instr.probe.ggml import F32, Ggml, Graph, fastest_ns
 from llamacpp_instr.progress import OnProgress
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def bandwidth(ggml: Ggml, sizes: Sequence[int], counts: Sequence[int]) -> Iterat
         times = max(1, MOVED_AT_ONCE // size)
         with Graph(ggml, (size + 1) * MIB) as graph:
             rows = size * MIB // 2 // (4 * ROW)
-            one, other = graph.numbers(ROW, rows), graph.numbers(ROW, rows)
+            one, other = graph.filled(F32, ROW, rows), graph.filled(F32, ROW, rows)
             for _ in range(times):
                 graph.copy(one, other)
             for n, ns in _times(graph, counts):
@@ -105,15 +105,14 @@ def bandwidth(ggml: Ggml, sizes: Sequence[int], counts: Sequence[int]) -> Iterat
 
 
 def _kernels(ggml: Ggml, counts: list[int]) -> Iterator[Kernel]:
-    number = {type_.name: number for number, type_ in TYPES.items()}
     for name in TYPES_OF_WEIGHTS:
         for tokens in TOKENS:
             n_flops = 2 * WIDTH * ROWS * tokens
             times = max(1, int(FLOPS_AT_ONCE / n_flops))
             room = 4 * (WIDTH * ROWS + WIDTH * tokens + times * ROWS * tokens)
             with Graph(ggml, room) as graph:
-                weight = graph.weight(number[name], WIDTH, ROWS)
-                activations = graph.numbers(WIDTH, tokens)
+                weight = graph.filled(BY_NAME[name].number, WIDTH, ROWS)
+                activations = graph.filled(F32, WIDTH, tokens)
                 for _ in range(times):
                     graph.product(weight, activations)
                 for n, ns in _times(graph, counts):
@@ -122,7 +121,7 @@ def _kernels(ggml: Ggml, counts: list[int]) -> Iterator[Kernel]:
 
 def barriers(ggml: Ggml, counts: list[int]) -> Iterator[Barrier]:
     with Graph(ggml, MIB) as graph:
-        tensor = graph.numbers(1, 1)
+        tensor = graph.filled(F32, 1, 1)
         for _ in range(EMPTY_OPS):
             tensor = graph.double(tensor)
         for n in counts:

@@ -20,7 +20,7 @@ from llamacpp_instr.graph.ops import (
     role_of,
 )
 from llamacpp_instr.llama.ggml import POINTER, declare
-from llamacpp_instr.probe.ggml import Ggml, Graph
+from llamacpp_instr.probe.ggml import F32, Ggml, Graph
 from llamacpp_instr.schema import Leaf, Plan
 from tests.graph.test_copies import graph_of
 
@@ -173,7 +173,7 @@ def test_parameters_are_those_that_ggml_stores(call: tuple[Any, ...]) -> None:
     types = [POINTER, POINTER, *(kinds[type(argument)] for argument in arguments)]
     with Graph(Ggml(), 1 << 16) as graph:
         declare({function: (POINTER, types)})
-        node = tensor_at(graph.node(function, graph.numbers(256, 4), *arguments))
+        node = tensor_at(graph.node(function, graph.filled(F32, 256, 4), *arguments))
         assert ggml().ggml_op_name(node.op).decode() == op
         assert op_params(op, list(node.op_params)) == pytest.approx(wanted)
 

@@ -25,7 +25,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.probe import measure
 from llamacpp_instr.probe.file import Bandwidth, Kernel, probe_json, read_probe
-from llamacpp_instr.probe.ggml import Ggml, Graph
+from llamacpp_instr.probe.ggml import F32, Ggml, Graph
 from tests.conftest import Instr
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import MIB, probe_of
@@ -227,7 +227,7 @@ def test_the_kernels_that_are_timed_multiply(name: str) -> None:
     number = {type_.name: number for number, type_ in TYPES.items()}[name]
     ggml = Ggml()
     with Graph(ggml, 4 * MIB) as graph:
-        product = graph.product(graph.weight(number, 512, 16), graph.numbers(512, 3))
+        product = graph.product(graph.filled(number, 512, 16), graph.filled(F32, 512, 3))
         graph.compute(2)
         found = np.ctypeslib.as_array(
             (ctypes.c_float * 48).from_address(ggml.lib.ggml_get_data(product))
