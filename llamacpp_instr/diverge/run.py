@@ -86,7 +86,30 @@ class Pair:
     def compare(self, on_progress: OnProgress) -> int:
         """Compares all tokens; returns the most bytes of values that were in memory. `on_progress`
         gets tokens computed and in total."""
-        return _compare(self.models, self.chunks, self.choice, self.comparison, on_progress)
+        comparison = self.comparison
+        total, done, most = 2 * sum(map(len, self.chunks)), 0, 0
+        with _following(comparison), ExitStack() as stack:
+            contexts = [stack.enter_context(Context(of, self.choice)) for of in self.models]
+            check_contexts(contexts)
+            per_token = 0
+            for chunk in self.chunks:
+                for context in contexts:
+                    context.clear()
+                at = 0
+                while at < len(chunk):
+                    # the first part, a single token, shows how much memory a token takes
+                    n = min(_fitting(comparison.max_bytes, per_token, at), contexts[0].n_batch)
+                    part = chunk[at : at + (n if per_token else 1)]
+                    for side, context in enumerate(contexts):
+                        comparison.of_b = bool(side)
+                        context.decode(part, all_logits=True)
+                        done += len(part)
+                        on_progress(done, total)
+                    comparison.end()
+                    per_token = -(-comparison.n_bytes // len(part))
+                    most = max(most, comparison.n_bytes)
+                    at += len(part)
+        return most
 
     def mixer(self) -> Mixer:
         """Measures mixtures, after `compare`, which finds the weights. Use it in a `with` block."""
@@ -176,39 +199,6 @@ def _chunks(
         written = list(write_chunks(writer, -(-n // ctx), DEFAULT_SEED, lambda _n: None))
     left = n - ctx * (len(written) - 1)
     return [*written[:-1], written[-1][:left]]
-
-
-def _compare(
-    models: Sequence[LoadedModel],
-    chunks: Sequence[Sequence[int]],
-    choice: ContextOptions,
-    comparison: Comparison,
-    on_progress: OnProgress,
-) -> int:
-    """Computes all parts; returns the most bytes of values that were in memory."""
-    total, done, most = 2 * sum(map(len, chunks)), 0, 0
-    with _following(comparison), ExitStack() as stack:
-        contexts = [stack.enter_context(Context(model, choice)) for model in models]
-        check_contexts(contexts)
-        per_token = 0
-        for chunk in chunks:
-            for context in contexts:
-                context.clear()
-            at = 0
-            while at < len(chunk):
-                # the first part, a single token, shows how much memory a token takes
-                n = min(_fitting(comparison.max_bytes, per_token, at), contexts[0].n_batch)
-                part = chunk[at : at + (n if per_token else 1)]
-                for side, context in enumerate(contexts):
-                    comparison.of_b = bool(side)
-                    context.decode(part, all_logits=True)
-                    done += len(part)
-                    on_progress(done, total)
-                comparison.end()
-                per_token = -(-comparison.n_bytes // len(part))
-                most = max(most, comparison.n_bytes)
-                at += len(part)
-    return most
 
 
 def _fitting(max_bytes: int, per_token: int, at: int) -> int:

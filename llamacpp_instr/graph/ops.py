@@ -11,18 +11,10 @@ import re
 import struct
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 Block = Literal["embedding", "attention", "feed-forward", "norm", "kv", "output", "other"]
-BLOCKS: tuple[Block, ...] = (
-    "embedding",
-    "attention",
-    "feed-forward",
-    "norm",
-    "kv",
-    "output",
-    "other",
-)
+BLOCKS: tuple[Block, ...] = get_args(Block)
 
 
 def blocks_of(
