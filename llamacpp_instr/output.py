@@ -15,12 +15,12 @@ import shutil
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.signals import handled
 from llamacpp_instr.terminal import abandon_standard_output
 
 
@@ -257,38 +257,20 @@ def _create_directory(path: Path, temporary: Path) -> None:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
-@contextlib.contextmanager
-def _tidy_end() -> Iterator[None]:
+def _tidy_end() -> contextlib.AbstractContextManager[None]:
     """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, so that no temporary file remains.
-    Does nothing outside the main thread, and keeps handlers that others installed."""
-    caught = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                caught[number] = signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        for number, before in caught.items():
-            signal.signal(number, before)
+    Keeps handlers that others installed."""
+    return handled(_leave, "SIGTERM", "SIGHUP", only=lambda before: before is signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Does nothing outside the main thread."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end."""
     came: list[int] = []
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not None:
-                before[number] = signal.signal(number, lambda number, _frame: came.append(number))
     try:
-        yield
+        with handled(lambda number, _frame: came.append(number), "SIGINT", "SIGTERM", "SIGHUP"):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for number in came:
             signal.raise_signal(number)
 

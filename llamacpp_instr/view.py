@@ -23,6 +23,7 @@ import urllib.parse
 import webbrowser
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any, TypeAlias
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import how_to_install
+from llamacpp_instr.signals import handled
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
@@ -99,18 +101,12 @@ def show(
     with Server(trace, find_ui(), port) as server:
         address = server.address(FIRST_SIGHT, visible)
         # SIGTERM cleans up like Ctrl-C
-        numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
-        handlers = {n: signal.signal(n, signal.default_int_handler) for n in numbers if n}
-        try:
+        interrupt = signal.default_int_handler
+        with suppress(KeyboardInterrupt), handled(interrupt, "SIGTERM", "SIGHUP"):
             tell(address)
             if browser:
                 webbrowser.open(address)
             server.serve_forever()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            for number, before in handlers.items():
-                signal.signal(number, before)
 
 
 class Server(ThreadingHTTPServer):

@@ -70,7 +70,11 @@ TOP: dict[str, set[str]] = {
         "converters.notebook",
     },
     "llamacpp_instr.__main__": {"llamacpp_instr", "llamacpp_instr.cli"},
-    "llamacpp_instr.view": {"llamacpp_instr.errors", "llamacpp_instr.extras"},
+    "llamacpp_instr.view": {
+        "llamacpp_instr.errors",
+        "llamacpp_instr.extras",
+        "llamacpp_instr.signals",
+    },
     "converters": set(),
 }
 CLI_SHARED = {

@@ -9,9 +9,7 @@ import cmd
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
@@ -19,6 +17,7 @@ from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.show import describe_stop
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.signals import handled
 from llamacpp_instr.terminal import printable_text
 
 
@@ -51,7 +50,7 @@ class Terminal(cmd.Cmd):
         self._stopped = True
         self._write(f"\n{describe_stop(stop)}")
         try:
-            with _interruptible():
+            with handled(signal.default_int_handler, "SIGINT"):  # also in a callback from C
                 self.cmdloop()
         except KeyboardInterrupt:
             self._go = Go.QUIT
@@ -121,17 +120,3 @@ class Terminal(cmd.Cmd):
     def completedefault(self, text: str, *_: object) -> list[str]:
         """Names of tensors."""
         return [name for name in self._now.graph.by_name if name.startswith(text)]
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C raises `KeyboardInterrupt`, also in a callback from C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            signal.signal(signal.SIGINT, before)

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import ProtocolError, read_message, write_message
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.signals import handled
 from llamacpp_instr.terminal import notice
 
 LOOPBACK = "127.0.0.1"
@@ -145,17 +146,6 @@ def _as_in_table(address: tuple[str, int]) -> str:
 @contextlib.contextmanager
 def ends_by_signals() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP end what is inside: editors stop an adapter like this."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            before[number] = signal.signal(number, interrupt)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    interrupt = signal.default_int_handler
+    with contextlib.suppress(KeyboardInterrupt), handled(interrupt, "SIGTERM", "SIGHUP"):
+        yield
