@@ -24,7 +24,6 @@ from typing import TextIO
 from urllib.parse import unquote
 
 from llamacpp_instr.build.cache import keep_wheel, kept_wheel, own_cache, workplace
-from llamacpp_instr.build.ccache import ccache_environment
 from llamacpp_instr.build.log import BuildLog
 from llamacpp_instr.build.progress import BuildProgress
 from llamacpp_instr.build.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
@@ -250,6 +249,21 @@ def _compile(
     if status != 0 or len(wheels) != 1:
         raise log.failure("the build failed", output)
     return wheels[0]
+
+
+# ggml compiles with ccache if it is installed
+def ccache_environment(work: Path, cpu: Sequence[str] | None) -> dict[str, str]:
+    """Variables for a build below `work`: paths of a new tree cause no misses. With `cpu`, the
+    identity of the CPU that objects are compiled for, only those for the same one are found: ccache
+    takes `-march=native` for an option like any other, so a cache that has moved to another CPU
+    would return objects for the first one. Writes the identity to a file in `work`."""
+    found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    if cpu is not None:
+        file = work / "cpu.json"
+        file.write_text(json.dumps(cpu), encoding="utf-8")
+        named = os.environ.get("CCACHE_EXTRAFILES")
+        found["CCACHE_EXTRAFILES"] = os.pathsep.join(filter(None, (named, str(file))))
+    return found
 
 
 def _compiler_version(path: str | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build.ccache import ccache_environment
+from llamacpp_instr.build.wheel import ccache_environment
 
 pytestmark = pytest.mark.native
 
