@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Other, Product
 from llamacpp_instr.prediction.model import between, costs_of, other_ns
 from llamacpp_instr.prediction.samples import Sample
-from llamacpp_instr.probe.kernel_model import (
+from llamacpp_instr.probe.file import (
     KernelModel,
     OtherCost,
     Overhead,

@@ -9,7 +9,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.prediction.fit import fit
 from llamacpp_instr.prediction.recorded import SUBJECTS, Subject, record_subjects
 from llamacpp_instr.prediction.samples import Sample, samples
-from llamacpp_instr.probe.kernel_model import KernelModel
+from llamacpp_instr.probe.file import KernelModel
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.temporary import temporary_directory
 

@@ -21,8 +21,7 @@ from llamacpp_instr.extras import how_to_install
 from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
 from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.probe.kernel_model import KernelModel, OtherCost, Overhead, ProductCost
+from llamacpp_instr.probe.file import KernelModel, OtherCost, Overhead, Probe, ProductCost
 from llamacpp_instr.schema import Graph, Plan
 from llamacpp_instr.terminal import counted
 

@@ -6,11 +6,11 @@ import platform
 
 from msgspec.structs import replace
 
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.probe.kernel_model import (
+from llamacpp_instr.probe.file import (
     KernelModel,
     OtherCost,
     Overhead,
+    Probe,
     ProductCost,
     Stream,
 )

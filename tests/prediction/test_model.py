@@ -24,8 +24,7 @@ from llamacpp_instr.prediction.fit import (
 )
 from llamacpp_instr.prediction.model import _Costs, costs_of, kernel_model, predict_kernels
 from llamacpp_instr.prediction.samples import Sample
-from llamacpp_instr.probe.file import Probe, probe_json, read_probe
-from llamacpp_instr.probe.kernel_model import KernelModel, Stream
+from llamacpp_instr.probe.file import KernelModel, Probe, Stream, probe_json, read_probe
 from llamacpp_instr.schema import Graph, Leaf, Nodes, Split
 from tests.kit.made_machine import MB, TYPES, made_machine
 
