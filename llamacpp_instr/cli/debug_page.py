@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llamacpp_instr.debug_page.server import DebugServer
     from llamacpp_instr.debugger.comparison import Comparison
     from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.debugger.dap.program import Program
+    from llamacpp_instr.debugger.dap.requests import Program
 
 Json = dict[str, Any]
 PATIENCE_S = 3.0
@@ -118,7 +118,7 @@ def _serving(
         Breakpoint.parse(text)
     tensors = _tensors(model) if model is not None else None
     hub = Hub(lambda send: Adapter(send, make), tensors is not None)
-    looks = Looks(hub.adapter.debugger, hub.adapter.commands.lens)
+    looks = Looks(hub.adapter.commands)
     hub.adapter.more = looks.requests
     return hub, DebugServer(hub, port, tensors)
 

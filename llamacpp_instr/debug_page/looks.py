@@ -11,15 +11,14 @@ import msgspec
 import numpy as np
 
 from llamacpp_instr.debugger.attention import AttentionWeights, attention
-from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.dap.requests import parse
 from llamacpp_instr.debugger.figures import heat_map
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
-from llamacpp_instr.debugger.lens import Lens, most_probable
+from llamacpp_instr.debugger.lens import most_probable
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, read
-from llamacpp_instr.debugger.vocabulary import Vocabulary
 from llamacpp_instr.errors import UsageError
 
 Json = dict[str, Any]
@@ -47,12 +46,12 @@ class Looks:
     """Answers requests at a stop; a follower of a `Debugger`, which sees the tokens of every
     compute and stops nothing."""
 
-    def __init__(self, debugger: Debugger, lens: Lens) -> None:
-        self._debugger, self._lens = debugger, lens
+    def __init__(self, commands: Commands) -> None:
+        self._lens, self._text = commands.lens, commands.text
         self._caches: dict[int, Cells] = {}
         self._graph: LiveGraph | None = None
         self._writes: dict[int, tuple[int, int]] = {}
-        debugger.followers.append(self)
+        commands.debugger.followers.append(self)
         self.requests: dict[str, Callable[[Stop, Any], Json]] = {
             "instr/tokens": self._tokens,
             "instr/lens": self._look_through,
@@ -89,10 +88,9 @@ class Looks:
         at = ubatch.positions if ubatch.positions is not None else range(len(known))
         tokens = [(i, int(p), int(t)) for i, (p, t) in enumerate(zip(at, known, strict=True))]
         cells = [(cell, *held) for cell, held in sorted(self._caches.get(0, {}).items())]
-        text = self._texts()
         return {
-            "tokens": [[*row, text(row[-1])] for row in tokens[-MOST_TOKENS:]],
-            "cells": [[*row, text(row[-1])] for row in cells[-MOST_TOKENS:]],
+            "tokens": [[*row, self._text(row[-1])] for row in tokens[-MOST_TOKENS:]],
+            "cells": [[*row, self._text(row[-1])] for row in cells[-MOST_TOKENS:]],
         }
 
     def _look_through(self, stop: Stop, arguments: Any) -> Json:
@@ -124,7 +122,7 @@ class Looks:
 
     def _axes(self, stop: Stop, seen: AttentionWeights, used: int) -> Json:
         """The texts of the rows' tokens and of the cells, null where they are not known."""
-        text, tokens = self._texts(), stop.ubatch.tokens
+        text, tokens = self._text, stop.ubatch.tokens
         number, _ = self._writes.get(seen.layer, (-1, 0))
         held = self._caches.get(number, {})
         rows = seen.weights.shape[1]
@@ -144,11 +142,7 @@ class Looks:
         return {"best": self._best(most_probable(np.atleast_2d(values)[-1], 10))}
 
     def _best(self, best: Iterable[tuple[int, float]]) -> list[list[Any]]:
-        text = self._texts()
-        return [[token, text(token), share] for token, share in best]
-
-    def _texts(self) -> Callable[[int], str]:
-        return Vocabulary(self._debugger.context).text
+        return [[token, self._text(token), share] for token, share in best]
 
 
 def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.dap import requests
 from llamacpp_instr.debugger.dap.breakpoints import (
     FILTERS,
     Breakpoints,
@@ -26,23 +27,15 @@ from llamacpp_instr.debugger.dap.breakpoints import (
     SetFunctionBreakpoints,
     Wanted,
 )
-from llamacpp_instr.debugger.dap.frames import Frame, frames_of
 from llamacpp_instr.debugger.dap.framing import ProtocolError
 from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
-from llamacpp_instr.debugger.dap.program import Launch, Program
-from llamacpp_instr.debugger.dap.requests import (
-    BY_USER,
-    LONGER,
-    EvaluateArguments,
-    InitializeArguments,
-    Request,
-    ScopesArguments,
-    SourceArguments,
-    StackTraceArguments,
-    StepArguments,
-    parse,
+from llamacpp_instr.debugger.dap.sources import (
+    MIME_TYPE,
+    Frame,
+    SourceArgument,
+    Sources,
+    frames_of,
 )
-from llamacpp_instr.debugger.dap.sources import MIME_TYPE, SourceArgument, Sources
 from llamacpp_instr.debugger.dap.variables import (
     SetVariableArguments,
     Variables,
@@ -63,7 +56,7 @@ class Adapter:
     def __init__(
         self,
         send: Callable[[Json], None],
-        launch: Launch,
+        launch: requests.Launch,
         words: Callable[[str], str] = str,
     ) -> None:
         """`words` names in a message about the run what its client can change."""
@@ -71,7 +64,7 @@ class Adapter:
         self._lock = threading.RLock()
         self._seq = 0
         self._then: list[Callable[[], None]] = []
-        self._client = InitializeArguments()
+        self._client = requests.InitializeArguments()
         self.debugger = Debugger(self.reached)
         self.debugger.on_graph = self._graph_is_known
         self.debugger.on_step = self._compute_begins
@@ -82,7 +75,7 @@ class Adapter:
         self.more: dict[str, Callable[[Stop, Any], Json]] = {}
         """requests beside ours that are answered at a stop, from their arguments"""
         self._variables = Variables(self.commands.apply, self.commands.text)
-        self._program: Program | None = None
+        self._program: requests.Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
         self._go: queue.SimpleQueue[Go] = queue.SimpleQueue()
@@ -96,7 +89,7 @@ class Adapter:
     def handle(self, message: Json) -> None:
         """Answer a message. Raises `ProtocolError` if it is none; other errors are answers."""
         try:
-            request = msgspec.convert(message, Request)
+            request = msgspec.convert(message, requests.Request)
         except msgspec.ValidationError as error:
             raise ProtocolError(f"a message is not a request: {error}") from None
         if request.type == "response":
@@ -112,7 +105,7 @@ class Adapter:
                 text = self._line(error)
                 answer |= {"success": False, "message": text}
                 told = {"id": 1, "format": "{text}", "variables": {"text": text}}
-                body = {"error": told | {"showUser": request.command in BY_USER}}
+                body = {"error": told | {"showUser": request.command in requests.BY_USER}}
             if body is not None:
                 answer["body"] = body
             self._send(answer)
@@ -160,7 +153,7 @@ class Adapter:
                 self._event("loadedSource", reason="new", source=text.to_json())
             self._breakpoints.graph_is_known(graph)
 
-    def _run(self, program: Program) -> None:
+    def _run(self, program: requests.Program) -> None:
         status = 0
         try:
             program.run()
@@ -198,7 +191,7 @@ class Adapter:
 
     # --- requests ---
 
-    def _answer(self, request: Request) -> Json | None:
+    def _answer(self, request: requests.Request) -> Json | None:
         answers = {
             "initialize": self._initialize, "launch": self._launch, "terminate": self._terminate,
             "configurationDone": self._configuration_done, "disconnect": lambda _: None,
@@ -210,7 +203,7 @@ class Adapter:
             "loadedSources": self._loaded_sources, "continue": self._continue,
             "instr/tensor": self._picture,
         }  # fmt: skip
-        if request.command in LONGER:
+        if request.command in requests.LONGER:
             return self._step(request)
         if request.command in self.more:
             return self.more[request.command](self._stopped(), request.arguments)
@@ -220,7 +213,7 @@ class Adapter:
         return answer(request.arguments)
 
     def _initialize(self, arguments: Any) -> Json:
-        self._client = parse("initialize", arguments, InitializeArguments)
+        self._client = requests.parse("initialize", arguments, requests.InitializeArguments)
         self._variables.paged = self._client.supports_variable_paging
         self._then.append(lambda: self._event("initialized"))
         return {
@@ -243,7 +236,7 @@ class Adapter:
         if self._program is not None:
             raise UsageError("launch: a model runs already")
         self._program = self._make(
-            parse("launch", arguments, dict[str, Any]),
+            requests.parse("launch", arguments, dict[str, Any]),
             self.debugger,
             lambda text: self._output("stdout", text),
             lambda line: self._output("console", f"{self._words(line)}\n"),
@@ -278,17 +271,17 @@ class Adapter:
         return {"threads": [{"id": THREAD, "name": "decode"}]}
 
     def _set_breakpoints(self, arguments: Any) -> Json:
-        wanted = parse("setBreakpoints", arguments, SetBreakpoints)
+        wanted = requests.parse("setBreakpoints", arguments, SetBreakpoints)
         lines = wanted.breakpoints or [Wanted(line=line) for line in wanted.lines]
         moved = [replace(one, line=one.line + 1 - self._first_line) for one in lines]
         return self._placed(self._breakpoints.set_lines(wanted.source, moved))
 
     def _set_functions(self, arguments: Any) -> Json:
-        wanted = parse("setFunctionBreakpoints", arguments, SetFunctionBreakpoints)
+        wanted = requests.parse("setFunctionBreakpoints", arguments, SetFunctionBreakpoints)
         return self._placed(self._breakpoints.set_functions(wanted.breakpoints))
 
     def _set_exceptions(self, arguments: Any) -> Json:
-        wanted = parse("setExceptionBreakpoints", arguments, SetExceptionBreakpoints)
+        wanted = requests.parse("setExceptionBreakpoints", arguments, SetExceptionBreakpoints)
         return self._placed(self._breakpoints.set_exceptions(wanted.filters))
 
     def _placed(self, placed: list[Placed]) -> Json:
@@ -298,7 +291,7 @@ class Adapter:
         return {"sources": [text.to_json() for text in self._sources]}
 
     def _source(self, arguments: Any) -> Json:
-        wanted = parse("source", arguments, SourceArguments)
+        wanted = requests.parse("source", arguments, requests.SourceArguments)
         meant = wanted.source or SourceArgument(source_reference=wanted.source_reference)
         text = self._sources.find(meant)
         if text is None:
@@ -314,7 +307,7 @@ class Adapter:
         return self._stop
 
     def _stack_trace(self, arguments: Any) -> Json:
-        wanted = parse("stackTrace", arguments, StackTraceArguments)
+        wanted = requests.parse("stackTrace", arguments, requests.StackTraceArguments)
         text = self._sources.of(self._stopped().graph)
         begin = max(wanted.start_frame, 0)
         end = begin + wanted.levels if wanted.levels > 0 else None
@@ -322,7 +315,7 @@ class Adapter:
         return {"stackFrames": frames, "totalFrames": len(self._frames)}
 
     def _scopes(self, arguments: Any) -> Json:
-        number = parse("scopes", arguments, ScopesArguments).frame_id
+        number = requests.parse("scopes", arguments, requests.ScopesArguments).frame_id
         stop = self._stopped()
         frame = next((frame for frame in self._frames if frame.id == number), None)
         if frame is None:
@@ -330,12 +323,12 @@ class Adapter:
         return {"scopes": self._variables.scopes(stop, frame)}
 
     def _children(self, arguments: Any) -> Json:
-        wanted = parse("variables", arguments, VariablesArguments)
+        wanted = requests.parse("variables", arguments, VariablesArguments)
         self._stopped()
         return {"variables": list(map(self._known, self._variables.children(wanted)))}
 
     def _set_variable(self, arguments: Any) -> Json:
-        wanted = parse("setVariable", arguments, SetVariableArguments)
+        wanted = requests.parse("setVariable", arguments, SetVariableArguments)
         self._stopped()
         changed = self._variables.set(wanted)
         self._values_changed()
@@ -353,7 +346,7 @@ class Adapter:
             self._then.append(lambda: self._event("invalidated", areas=["variables"]))
 
     def _evaluate(self, arguments: Any) -> Json:
-        wanted = parse("evaluate", arguments, EvaluateArguments)
+        wanted = requests.parse("evaluate", arguments, requests.EvaluateArguments)
         if wanted.context == "repl":
             changes = self.commands.changes
             said = self.commands.run(wanted.expression, self._stopped)
@@ -370,7 +363,7 @@ class Adapter:
         return result | self._known(found, "name", "value", "evaluateName")
 
     def _picture(self, arguments: Any) -> Json:
-        wanted = parse("instr/tensor", arguments, TensorArguments)
+        wanted = requests.parse("instr/tensor", arguments, TensorArguments)
         self._stopped()
         tensor, values = self._variables.values(wanted.name)
         return {"name": tensor.name, "type": tensor.type, **picture(wanted, values)}
@@ -379,9 +372,10 @@ class Adapter:
         self._then.append(self._go_on(Go.ON))
         return {"allThreadsContinued": True}
 
-    def _step(self, request: Request) -> Json | None:
-        name = parse(request.command, request.arguments, StepArguments).granularity
-        steps = STEPS | LONGER[request.command]
+    def _step(self, request: requests.Request) -> Json | None:
+        wanted = requests.parse(request.command, request.arguments, requests.StepArguments)
+        name = wanted.granularity
+        steps = STEPS | requests.LONGER[request.command]
         if name not in steps:
             raise UsageError(f"granularity {name[:60]!r} is none of {', '.join(steps)}")
         self._then.append(self._go_on(steps[name]))

@@ -1,12 +1,17 @@
-"""Requests and their arguments, as types; a wrong one is one line that names it."""
+"""Requests and their arguments, as types, and the run that one of them launches.
+
+A wrong argument is one line that names it.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.sources import SourceArgument
 from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.errors import UsageError
@@ -68,3 +73,21 @@ class StepArguments(msgspec.Struct, rename="camel"):
 class EvaluateArguments(msgspec.Struct, rename="camel"):
     expression: str
     context: str | None = None
+
+
+class Program(Protocol):
+    """A run that `launch` has checked."""
+
+    stop_on_entry: bool
+    """whether its first op is a stop"""
+
+    def run(self) -> None:
+        """Run it to its end, with the debugger. Raises `InstrError` if that failed, and
+        `KeyboardInterrupt` after `interrupt`."""
+
+    def interrupt(self) -> None:
+        """End it soon; called by another thread."""
+
+
+Launch = Callable[[dict[str, Any], Debugger, Callable[[str], None], Callable[[str], None]], Program]
+"""makes the run of a launch configuration; the functions get its text, and lines about it"""

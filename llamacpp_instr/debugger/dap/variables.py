@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from llamacpp_instr.debugger.changes import Edit, set_to
-from llamacpp_instr.debugger.dap.frames import OP, Frame
+from llamacpp_instr.debugger.dap.sources import OP, Frame
 from llamacpp_instr.debugger.figures import Figures, Slice, figures_of
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import Node, Source, Ubatch
