@@ -75,15 +75,20 @@ class ContextOptions:
 class LoadedModel:
     """A loaded model and its vocabulary."""
 
-    def __init__(self, path: Path, log: LlamaLog, mmap: bool = True) -> None:
-        """Load `path`, a file that passed `find.checked_headers`."""
+    def __init__(self, path: Path, log: LlamaLog, mmap: bool = True, **settings: object) -> None:
+        """Load `path`, a file that passed `find.checked_headers`. `settings` are fields of
+        `llama_model_params`."""
         header = read_header(path)
         check_hyper_parameters(path, header)
         self.path = path
         self.api: Any = native.import_llama_cpp().llama_cpp
         self.log = log
         self.api.llama_backend_init()
-        params = self._params(mmap)
+        params = self.api.llama_model_default_params()
+        if not mmap:
+            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
+        for name, value in settings.items():
+            setattr(params, name, value)
         go_on = self.api.llama_progress_callback(lambda _share, _data: not log.interrupt.requested)
         params.progress_callback = go_on
         with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
@@ -93,12 +98,6 @@ class LoadedModel:
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
         """rows of the learned position embedding, or None; ggml aborts on positions beyond them"""
-
-    def _params(self, mmap: bool) -> Any:
-        params = self.api.llama_model_default_params()
-        if not mmap:
-            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
-        return params
 
     def __enter__(self) -> LoadedModel:
         return self

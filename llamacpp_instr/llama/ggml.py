@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from llamacpp_instr.errors import NativeError
-from llamacpp_instr.llama.native import load
+from llamacpp_instr.llama import native
 
 POINTER = ctypes.c_void_p
-Signatures = dict[str, tuple[Any, list[Any]]]
-"""by function: the type that it returns, and those of its arguments"""
+Signatures = native.Signatures
 
 
 class InitParams(ctypes.Structure):
@@ -26,11 +24,6 @@ class InitParams(ctypes.Structure):
 def declare(signatures: Signatures) -> Any:
     """The library, with the types of these functions. Raises NativeError without the patched
     library, or if it lacks one of them."""
-    lib = load().lib
-    for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError:
-            raise NativeError(f"the installed ggml has no {name}; run `instr build`") from None
-        function.restype, function.argtypes = result, arguments
+    lib = native.load().lib
+    native.declare(signatures, lib)
     return lib

@@ -31,6 +31,10 @@ BEGIN, END, INSTANT = 0, 1, 2
 """phases of `Native.mark`"""
 
 
+Signatures = dict[str, tuple[Any, list[Any]]]
+"""by function: the type that it returns, and those of its arguments"""
+
+
 @dataclass(frozen=True)
 class Native:
     """The recorder of the loaded library."""
@@ -130,7 +134,7 @@ def import_llama_cpp() -> ModuleType:
 def _bind(lib: ctypes.CDLL) -> None:
     text, i32, i64 = ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
     u32 = ctypes.c_uint32
-    signatures: dict[str, tuple[type, list[type]]] = {
+    signatures: Signatures = {
         "info": (text, []),
         "begin": (i32, [text, text, text, text, i32]),
         "end": (i32, []),
@@ -142,7 +146,14 @@ def _bind(lib: ctypes.CDLL) -> None:
         "memory": (i32, [ctypes.c_void_p, text, i32]),
         "reserve_graph": (i32, [ctypes.c_void_p, u32, u32, u32]),
     }
+    declare({f"llama_instr_{name}": of for name, of in signatures.items()}, lib)
+
+
+def declare(signatures: Signatures, lib: Any) -> None:
+    """Give these functions of the library their types. Raises NativeError if it lacks one."""
     for name, (result, arguments) in signatures.items():
-        function = getattr(lib, f"llama_instr_{name}")
-        function.restype = result
-        function.argtypes = arguments
+        try:
+            function = getattr(lib, name)
+        except AttributeError:
+            raise NativeError(f"the installed library has no {name}; run `instr build`") from None
+        function.restype, function.argtypes = result, arguments

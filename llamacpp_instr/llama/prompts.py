@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.chat import SECONDS, TIME_IS_UP, render_chat
@@ -53,17 +52,9 @@ def _tokenize(
     path: Path, texts: Sequence[str], chat: bool, parse_special: bool
 ) -> tuple[list[list[int]], list[str]]:
     """The tokens of each text, and warnings."""
-    with captured(Interrupt()) as log, _Vocabulary(path, log) as model:
+    # without its weights
+    with captured(Interrupt()) as log, LoadedModel(path, log, vocab_only=True) as model:
         log.take_held()  # loading the whole model gives these again
         if chat:
             texts = [render_chat(model, text) for text in texts]
         return [model.tokenize(text, parse_special) for text in texts], log.take_held()
-
-
-class _Vocabulary(LoadedModel):
-    """A model without its weights."""
-
-    def _params(self, mmap: bool) -> Any:
-        params = super()._params(mmap)
-        params.vocab_only = True
-        return params

@@ -101,14 +101,10 @@ class _DryModel(LoadedModel):
 
     def __init__(self, path: Path, log: LlamaLog) -> None:
         try:
-            super().__init__(path, log)
+            # llama.cpp asserts that nothing is mapped
+            super().__init__(path, log, mmap=False, no_alloc=True)
         except UsageError as error:
             raise LoadError(str(error)) from None
-
-    def _params(self, mmap: bool) -> Any:  # noqa: ARG002
-        params = super()._params(mmap=False)  # llama.cpp asserts that nothing is mapped
-        params.no_alloc = True
-        return params
 
 
 class _RecordedContext(Context):

@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.llama.log import captured
 from llamacpp_instr.prediction.energy import joules_between, read_joules
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
 from llamacpp_instr.recording.session import record
@@ -113,7 +112,10 @@ def record_runs(
         ctx=-(-longest // 256) * 256, batch=largest, ubatch=largest, threads=n_threads
     )
     with captured(Interrupt()) as llama_log, record(log, level="detailed", force=True):
-        with _Model(model, llama_log, repack) as loaded, Context(loaded, options) as context:
+        with (
+            LoadedModel(model, llama_log, use_extra_bufts=repack) as loaded,
+            Context(loaded, options) as context,
+        ):
             for run in runs:
                 context.clear()
                 for begin in range(0, run.past, largest):
@@ -125,16 +127,3 @@ def record_runs(
                         context.api.llama_memory_seq_rm(context.memory, 0, run.past, -1)
                     context.decode([1] * run.tokens)
         gc.collect()
-
-
-class _Model(LoadedModel):
-    """A model whose weights may be repacked, or not."""
-
-    def __init__(self, path: Path, log: LlamaLog, repack: bool) -> None:
-        self._repack = repack
-        super().__init__(path, log)
-
-    def _params(self, mmap: bool) -> Any:
-        params = super()._params(mmap)
-        params.use_extra_bufts = self._repack
-        return params
