@@ -20,8 +20,7 @@ from llamacpp_instr.graph.copies import without_copies
 from llamacpp_instr.schema import Graph
 from llamacpp_instr.validate.live import Inputs, as_event
 from llamacpp_instr.validate.node import Array, NotKnown, compute_node, error_of
-from llamacpp_instr.validate.rounding import rounded, rounds
-from llamacpp_instr.validate.tolerances import tolerance_of
+from llamacpp_instr.validate.tolerances import rounded, rounds, tolerance_of
 
 
 @dataclass(frozen=True)

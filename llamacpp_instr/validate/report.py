@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from converters.report.report import Cell, Column, Report
 from llamacpp_instr.terminal import counted
 from llamacpp_instr.validate.follow import Checked
-from llamacpp_instr.validate.rounding import rounds
 from llamacpp_instr.validate.run import OF_LOGITS, Validation
+from llamacpp_instr.validate.tolerances import rounds
 from llamacpp_instr.validate.whole import Whole
 
 ROUNDED = 10

@@ -1,6 +1,8 @@
-"""The states of two implementations beside each other.
+"""The states that two implementations of a model have in common, beside each other.
 
-Invariant: pure functions of arrays.
+A state is a matrix in float32 with a row for each token. Those of llama.cpp and of transformers
+have the same names, in the order of the compute: `embeddings`, `layer 0`, ..., `final norm`,
+`logits`. Invariant: pure functions of arrays.
 """
 
 from __future__ import annotations
@@ -13,12 +15,22 @@ import numpy.typing as npt
 
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.types import GgmlType
-from llamacpp_instr.validate.against.states import LOGITS, Array
+
+Array = npt.NDArray[np.float32]
+
+EMBEDDINGS = "embeddings"
+FINAL_NORM = "final norm"
+LOGITS = "logits"
 
 OF_F32 = 1e-3
 """the largest relative error with weights in F32, where only the order of sums differs"""
 _STEPS, _LARGEST = 16, 0.5
 _SIGNIFICANT_BITS = {"F16": 11, "BF16": 8}
+
+
+def layer(number: int) -> str:
+    """The state after a layer."""
+    return f"layer {number}"
 
 
 @dataclass(frozen=True)

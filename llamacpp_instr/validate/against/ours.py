@@ -12,7 +12,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.validate.against.states import EMBEDDINGS, FINAL_NORM, LOGITS, Array, layer
+from llamacpp_instr.validate.against.compare import EMBEDDINGS, FINAL_NORM, LOGITS, Array, layer
 
 
 class States:

@@ -14,7 +14,7 @@ from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.importer.source import Kind, Source, open_source
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.validate.against.states import Array
+from llamacpp_instr.validate.against.compare import Array
 
 
 @dataclass(frozen=True)

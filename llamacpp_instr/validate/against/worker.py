@@ -12,7 +12,7 @@ from llamacpp_instr.child import Answer, Request, serve
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.importer.safety import check_pickles, run_no_code_of_the_folder
 from llamacpp_instr.terminal import first_names
-from llamacpp_instr.validate.against.states import EMBEDDINGS, FINAL_NORM, LOGITS, layer
+from llamacpp_instr.validate.against.compare import EMBEDDINGS, FINAL_NORM, LOGITS, layer
 
 
 def main() -> None:
