@@ -147,14 +147,9 @@ def run(
                 debugger or nullcontext(),
                 LoadedModel(path, llama_log, options.mmap) as model,
             ):
-                (_run_embed if options.embed else _run_text)(
-                    options,
-                    prompts,
-                    model,
-                    session,
-                    out or sys.stdout.buffer,
-                    notice or terminal.notice,
-                )
+                to = out or sys.stdout.buffer, notice or terminal.notice
+                loaded = _Run(options, prompts, model, session, *to)
+                (loaded.embed if options.embed else loaded.text)()
         except UsageError:
             session.close()
             session.discard()
@@ -202,85 +197,77 @@ def _print(piece: bytes) -> None:
         piece = piece[os.write(sys.stdout.fileno(), piece) :]
 
 
-def _run_text(
-    options: RunOptions,
-    prompts: Sequence[Sequence[int]],
-    model: LoadedModel,
-    session: Recording,
-    out: BinaryIO,
-    notice: Callable[[str], None],
-) -> None:
-    if model.is_diffusion:
-        raise UsageError(
-            f"{model.path} is a diffusion model: it does not generate text from left to right, "
-            "as this command does; `instr run --embed` runs a prompt through it"
-        )
-    if not model.has_decoder:
-        raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
-    [prompt] = prompts
-    with Context(model, options.context) as context:
-        if not context.memory:
+@dataclass(frozen=True)
+class _Run:
+    """A run whose model is loaded."""
+
+    options: RunOptions
+    prompts: Sequence[Sequence[int]]
+    model: LoadedModel
+    session: Recording
+    out: BinaryIO
+    notice: Callable[[str], None]
+
+    def text(self) -> None:
+        options, model = self.options, self.model
+        if model.is_diffusion:
+            raise UsageError(
+                f"{model.path} is a diffusion model: it does not generate text from left to right, "
+                "as this command does; `instr run --embed` runs a prompt through it"
+            )
+        if not model.has_decoder:
             raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
-        if model.has_encoder and model.start_token < 0:
-            raise UsageError(f"{model.path} does not say which token its decoder starts with")
-        if options.prefill:
-            n = max(min(options.prefill, context.size - options.n), 1)
-            prompt = [model.n_vocab * i // n for i in range(n)]
-        check_prompt(context, prompt)
-
-        def once() -> None:
-            context.clear()
-            with Sampler(context, options.sampling) as sampler:
-                writer = _TextWriter(model, out)
-                try:
-                    finish = generate(
-                        context, prompt, sampler, options.n, writer.token,
-                        stop_at_end=not options.prefill,
-                    )  # fmt: skip
-                finally:
-                    writer.finish()
-            if finish == "context":
-                notice(f"the context of {context.size} tokens is full; --ctx makes a larger one")
-
-        _repeat(model, options.repeat, session, once, notice)
-
-
-def _run_embed(
-    options: RunOptions,
-    prompts: Sequence[Sequence[int]],
-    model: LoadedModel,
-    session: Recording,
-    out: BinaryIO,
-    notice: Callable[[str], None],
-) -> None:
-    longest = max(len(prompt) for prompt in prompts)
-    with Context(model, options.context, embed_tokens=max(longest, 1)) as context:
-        for prompt in prompts:
+        [prompt] = self.prompts
+        with Context(model, options.context) as context:
+            if not context.memory:
+                raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
+            if model.has_encoder and model.start_token < 0:
+                raise UsageError(f"{model.path} does not say which token its decoder starts with")
+            if options.prefill:
+                n = max(min(options.prefill, context.size - options.n), 1)
+                prompt = [model.n_vocab * i // n for i in range(n)]
             check_prompt(context, prompt)
 
-        def once() -> None:
-            for prompt in prompts:
-                out.write(json.dumps(embed(context, prompt)).encode() + b"\n")
-                out.flush()
+            def once() -> None:
+                context.clear()
+                with Sampler(context, options.sampling) as sampler:
+                    writer = _TextWriter(model, self.out)
+                    try:
+                        finish = generate(
+                            context, prompt, sampler, options.n, writer.token,
+                            stop_at_end=not options.prefill,
+                        )  # fmt: skip
+                    finally:
+                        writer.finish()
+                if finish == "context":
+                    full = f"the context of {context.size} tokens is full"
+                    self.notice(f"{full}; --ctx makes a larger one")
 
-        _repeat(model, options.repeat, session, once, notice)
+            self._repeat(once)
 
+    def embed(self) -> None:
+        longest = max(len(prompt) for prompt in self.prompts)
+        with Context(self.model, self.options.context, embed_tokens=max(longest, 1)) as context:
+            for prompt in self.prompts:
+                check_prompt(context, prompt)
 
-def _repeat(
-    model: LoadedModel,
-    count: int,
-    session: Recording,
-    once: Callable[[], None],
-    notice: Callable[[str], None],
-) -> None:
-    model.log.release()  # the input is valid
-    session.take_name()
-    for number in range(count):
-        name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
-        if count > 1:
-            notice(name)
-        with session.mark(name):
-            once()
+            def once() -> None:
+                for prompt in self.prompts:
+                    self.out.write(json.dumps(embed(context, prompt)).encode() + b"\n")
+                    self.out.flush()
+
+            self._repeat(once)
+
+    def _repeat(self, once: Callable[[], None]) -> None:
+        self.model.log.release()  # the input is valid
+        self.session.take_name()
+        count = self.options.repeat
+        for number in range(count):
+            name = "warm-up" if number == 0 and count > 1 else f"run {max(number, 1)}"
+            if count > 1:
+                self.notice(name)
+            with self.session.mark(name):
+                once()
 
 
 class _TextWriter:
