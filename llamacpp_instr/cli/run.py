@@ -149,11 +149,11 @@ def run(
     With --log - the log goes to standard output and the text to standard error, without a summary.
     With --perfetto - the trace goes to standard output, the text to standard error.
     """
+    from llamacpp_instr.debugger.capture import capturing
     from llamacpp_instr.importer.cached import imported
     from llamacpp_instr.llama.sampling import Sampling
     from llamacpp_instr.output import check_not_input, check_output
     from llamacpp_instr.recording.files import fresh_log
-    from llamacpp_instr.run.capture import capturing
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
     from llamacpp_instr.terminal import notice

@@ -127,8 +127,8 @@ def _compare(
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.validate.against.compare import default_bound
+    from llamacpp_instr.validate.against.ours import compare_with_transformers
     from llamacpp_instr.validate.against.report import judge_states
-    from llamacpp_instr.validate.against.run import compare_with_transformers
     from llamacpp_instr.validate.against.theirs import open_reference
 
     output.check(model)

@@ -10,20 +10,23 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llamacpp_instr.debugger.captured import ByToken
+from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.rows import token_numbers
-from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.extras import need
 from llamacpp_instr.output import check_output_directory, file_mode, open_output
+from llamacpp_instr.terminal import counted
 
 INDEX = "index.json"
 SHARD_BYTES = 128 << 20
@@ -152,6 +155,28 @@ class Capture(ByToken):
         }
         with open_output(self._folder / INDEX, force=True) as out:
             out.write(json.dumps(index, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def capturing(
+    pattern: str, folder: Path, force: bool, notice: Callable[[str], None]
+) -> Iterator[Debugger]:
+    """A debugger for `run` that never stops: the values of all nodes of `pattern` go to `folder`.
+    `notice` is told at the end what was captured, also if an error ended the run.
+
+    Raises `UsageError` as `Capture` does, and if a node has no row for each token.
+    """
+    capture = Capture(pattern, folder, force)
+    debugger = Debugger(lambda _stop: Go.ON)
+    debugger.followers.append(capture)
+    complete = False
+    try:
+        yield debugger
+        complete = True
+    finally:
+        capture.close(complete)
+        if capture.n_tokens:
+            notice(f"captured: {folder}, {counted(capture.n_tokens, 'token')}")
 
 
 def _our_names(folder: Path) -> set[str]:

@@ -5,6 +5,7 @@ Nothing is evaluated as code: the first word of a line is the name of a command.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shlex
 from collections.abc import Callable
@@ -39,7 +40,6 @@ from llamacpp_instr.debugger.show import (
     probability_table,
 )
 from llamacpp_instr.debugger.stop import STEPS, Go, Stop
-from llamacpp_instr.debugger.vocabulary import Vocabulary
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 
@@ -219,7 +219,7 @@ class Commands:
 
     def _next(self, stop: Stop, _words: list[str]) -> str:
         """next: the most probable next tokens, once the logits are there."""
-        vocabulary = Vocabulary(self.debugger.context)
+        vocabulary = _Vocabulary(self.debugger.context)
         values = stop.values()
         if values.shape[-1] != vocabulary.n:
             raise UsageError(
@@ -231,7 +231,7 @@ class Commands:
     def text(self, token: int) -> str:
         """The text of a token of the context that computes."""
         if token not in self._texts:
-            self._texts[token] = Vocabulary(self.debugger.context).text(token)
+            self._texts[token] = _Vocabulary(self.debugger.context).text(token)
         return self._texts[token]
 
     # --- change ---
@@ -299,6 +299,25 @@ class Commands:
     def _note(self, name: str, data: Any) -> None:
         if native.load().note(name, json.dumps(data)) != 0:
             raise InstrError("the change could not be written to the log")
+
+
+class _Vocabulary:
+    """The vocabulary of the model of a `llama_context *`."""
+
+    def __init__(self, context: int) -> None:
+        self._api: Any = native.import_llama_cpp().llama_cpp
+        model = self._api.llama_get_model(context)
+        self._vocab = self._api.llama_model_get_vocab(model)
+        self._has_text = self._api.llama_vocab_type(self._vocab) != self._api.LLAMA_VOCAB_TYPE_NONE
+        self.n = int(self._api.llama_vocab_n_tokens(self._vocab))
+
+    def text(self, token: int) -> str:
+        """A token as text; special tokens by their names, `#5` without a tokenizer."""
+        if not self._has_text or not 0 <= token < self.n:
+            return f"#{token}"
+        buffer = ctypes.create_string_buffer(256)
+        size = self._api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        return buffer.raw[: max(size, 0)].decode(errors="replace")
 
 
 def _place(words: list[str]) -> tuple[str | None, str]:

@@ -6,6 +6,7 @@ nodes does not count as moved.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -164,3 +165,41 @@ def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | N
             if leaf.tensor >= 0:
                 return leaf.name, leaf.type
     return None, None
+
+
+def cpu_plan(graph: Graph) -> Plan:
+    """The plan that ggml's CPU backend makes of `graph`, which must have its nodes: the plan that a
+    recording of the graph has. The rules are those of `ggml_graph_compute_thread` and
+    `ggml_cpu_try_fuse_ops` in ggml/src/ggml-cpu/ggml-cpu.c."""
+    nodes = graph.whole
+    uses = Counter(source for sources in nodes.src for source in sources)
+    first: list[int] = []
+    count: list[int] = []
+    node = 0
+    while node < graph.n_nodes:
+        n = 2 if nodes.exec[node] and _is_scaled_norm(graph, nodes, uses, node) else 1
+        if nodes.exec[node]:
+            first.append(node)
+            count.append(n)
+        node += n
+    return Plan(
+        t=graph.t,
+        plan=0,
+        graph=graph.graph,
+        node=first,
+        n=count if any(n > 1 for n in count) else None,
+    )
+
+
+def _is_scaled_norm(graph: Graph, nodes: Nodes, uses: Counter[int], norm: int) -> bool:
+    """Whether ggml computes this RMS_NORM together with the MUL that follows: nothing else reads
+    the norm, all is F32, and the factor has a value for each element of a row."""
+    product = norm + 1
+    if nodes.op[norm] != "RMS_NORM" or product >= graph.n_nodes or uses[norm] != 1:
+        return False
+    sources = nodes.src[product]
+    if nodes.op[product] != "MUL" or norm not in sources or nodes.ne[product] != nodes.ne[norm]:
+        return False
+    factor = tensor(graph, sources[1] if sources[0] == norm else sources[0])
+    types = {tensor(graph, nodes.src[norm][0]).type, nodes.type[product], factor.type}
+    return types == {"f32"} and factor.ne[:1] == nodes.ne[norm][:1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 from llamacpp_instr.build.cache import own_cache
 from llamacpp_instr.child import Child, ChildDied, ChildFailed
@@ -40,39 +39,32 @@ def import_model(
     check_model_output(output, force)
     converter = find_converter()
     with new_model(output, force) as temporary, temporary_directory("instr-import-") as staging:
-        _run(
-            {
-                "kind": source.kind.name,
-                "source": str(source.path),
-                "weights": [str(file) for file in source.weights],
-                "base": str(source.base),
-                "type": type_,
-                "output": str(temporary),
-                "staging": str(staging),
-                "converter": str(converter),
-            },
-            source,
-            on_progress,
-        )
+        request = {
+            "kind": source.kind.name,
+            "source": str(source.path),
+            "weights": [str(file) for file in source.weights],
+            "base": str(source.base),
+            "type": type_,
+            "output": str(temporary),
+            "staging": str(staging),
+            "converter": str(converter),
+        }
+        log = own_cache() / "logs" / f"import-{source.path.resolve().name}.log"
+        try:
+            with Child(f"{__package__}.worker", log) as child:
+                child.ask(request, on_progress)
+        except ChildFailed as failed:
+            raise _failure(source, log, failed) from None
+        except ChildDied as died:
+            raise InstrError(
+                f"{source.path}: llama.cpp's converter died {died}; its log is {log}"
+            ) from None
         if source.kind is Kind.LORA:
             return None
         try:
             return load_model_file(temporary)
         except UsageError as error:
             raise InstrError(f"llama.cpp's converter wrote an incomplete model: {error}") from None
-
-
-def _run(request: dict[str, Any], source: Source, on_progress: OnProgress) -> None:
-    log = own_cache() / "logs" / f"import-{source.path.resolve().name}.log"
-    try:
-        with Child(f"{__package__}.worker", log) as child:
-            child.ask(request, on_progress)
-    except ChildFailed as failed:
-        raise _failure(source, log, failed) from None
-    except ChildDied as died:
-        raise InstrError(
-            f"{source.path}: llama.cpp's converter died {died}; its log is {log}"
-        ) from None
 
 
 def _failure(source: Source, log: Path, failed: ChildFailed) -> InstrError:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Ubatch
-from llamacpp_instr.graph.fusion import cpu_plan
-from llamacpp_instr.graph.kernels import untimed_backends
+from llamacpp_instr.graph.kernels import cpu_plan, untimed_backends
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs, window
 from llamacpp_instr.model.file import ModelFile

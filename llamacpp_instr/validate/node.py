@@ -32,13 +32,7 @@ def compute_node(graph: Graph, node: int, value_of: Callable[[int], Array]) -> A
     if exported is None:
         raise NotKnown
     model = with_weights_as_inputs(exported, graph)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # what is computed once need not be optimized
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(model.SerializeToString())
     tensors = {name: tensor for tensor, name in (exported.inputs | exported.weights).items()}
     feeds = {
         of.name: typed(value_of(tensors[of.name]), of.type).reshape(of.shape)
@@ -46,6 +40,16 @@ def compute_node(graph: Graph, node: int, value_of: Callable[[int], Array]) -> A
     }
     value: Array = session.run(None, feeds)[0]
     return value
+
+
+def open_session(model: bytes | str) -> onnxruntime.InferenceSession:
+    """A model, or the path of one, on the CPU. What is computed once need not be optimized; weights
+    stay in their file, which is mapped: nothing is folded or packed."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def typed(values: Array, told: str) -> Array:

@@ -10,8 +10,6 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import onnxruntime
-
 from converters.exports.onnx.export import export_graph
 from converters.exports.onnx.weights import weight_bytes, with_external_weights
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
@@ -21,7 +19,7 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.schema import Graph
 from llamacpp_instr.temporary import temporary_directory
 from llamacpp_instr.validate.live import Inputs, as_event
-from llamacpp_instr.validate.node import Array, error_of, typed
+from llamacpp_instr.validate.node import Array, error_of, open_session, typed
 from llamacpp_instr.weights.leafs import LeafWeights
 
 
@@ -79,14 +77,7 @@ def compare_logits(file: ModelFile, first: FirstInputs, logits: Array) -> Whole:
                 exported, first.graph, LeafWeights(file), "graph.data", data, lambda _n, _of: None
             )
         path.write_bytes(model.SerializeToString())
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        # weights stay in the file, which is mapped: nothing is folded or packed
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        session = open_session(str(path))
         leaf = {name: number for number, name in exported.inputs.items()}
         feeds = {
             of.name: typed(first.inputs[leaf[of.name]], of.type).reshape(of.shape)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
+from llamacpp_instr.debugger.dap.variables import TensorArguments, picture
 from llamacpp_instr.run.launch import KEYS
 from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line

@@ -12,7 +12,7 @@ import pytest
 
 from llamacpp_instr import schema
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.graph.kernels import cpu_plan
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session

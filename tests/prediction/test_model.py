@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.graph.kernels import cpu_plan
 from llamacpp_instr.prediction.features import ONE, Features, Other, Product
 from llamacpp_instr.prediction.fit import (
     LEAST_SPREAD,

@@ -28,7 +28,6 @@ from llamacpp_instr.debugger.dap.breakpoints import (
     Wanted,
 )
 from llamacpp_instr.debugger.dap.framing import ProtocolError
-from llamacpp_instr.debugger.dap.pictures import TensorArguments, picture
 from llamacpp_instr.debugger.dap.sources import (
     MIME_TYPE,
     Frame,
@@ -38,8 +37,10 @@ from llamacpp_instr.debugger.dap.sources import (
 )
 from llamacpp_instr.debugger.dap.variables import (
     SetVariableArguments,
+    TensorArguments,
     Variables,
     VariablesArguments,
+    picture,
 )
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import STEPS, Go, Stop

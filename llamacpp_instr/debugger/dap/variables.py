@@ -12,14 +12,21 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from llamacpp_instr.debugger.changes import Edit, set_to
 from llamacpp_instr.debugger.dap.sources import OP, Frame
-from llamacpp_instr.debugger.figures import Figures, Slice, figures_of
+from llamacpp_instr.debugger.figures import (
+    Figures,
+    Slice,
+    figures_of,
+    heat_map,
+    histogram,
+    parse_slice,
+)
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import Node, Source, Ubatch
 from llamacpp_instr.debugger.stop import Stop
@@ -53,6 +60,20 @@ class SetVariableArguments(msgspec.Struct, rename="camel"):
     variables_reference: int
     name: str
     value: str
+
+
+Cells = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+
+class TensorArguments(msgspec.Struct, rename="camel"):
+    """Of `instr/tensor`, our one request beside the protocol's, with which a client draws the
+    result of the op, or the tensor called `name`; of it a `slice` as `[3, :8]`."""
+
+    name: str | None = None
+    slice: str = ""
+    rows: Cells = 64
+    columns: Cells = 256
+    bins: Cells = 40
 
 
 @dataclass(frozen=True)
@@ -322,3 +343,24 @@ def _evaluated(name: str, index: tuple[int, ...]) -> Json:
 def _plain(name: str, value: object, type_: str = "") -> Json:
     told = {"name": name, "value": str(value), "type": type_ or type(value).__name__}
     return {**told, "variablesReference": 0}
+
+
+def picture(wanted: TensorArguments, values: Array) -> dict[str, Any]:
+    """Figures, histogram and heat map of a tensor's `values`, of which the client wants a part.
+
+    `heatMap.cells` has a list for each row of cells; a cell is the value furthest from zero, null
+    for NaN and infinity. Edges are numbers of rows and columns of the matrix, or values. Raises
+    `UsageError` for a wrong slice.
+    """
+    part = np.atleast_1d(values[parse_slice(wanted.slice, values.shape)])
+    counted, seen = histogram(part, wanted.bins), heat_map(part, wanted.rows, wanted.columns)
+    return {
+        "shape": list(part.shape),
+        "figures": asdict(figures_of(part)),
+        "histogram": {"edges": counted.edges.tolist(), "counts": counted.counts.tolist()},
+        "heatMap": {
+            "cells": seen.cells.tolist(),
+            "rowEdges": seen.row_edges.tolist(),
+            "columnEdges": seen.column_edges.tolist(),
+        },
+    }
