@@ -15,30 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from llamacpp_instr.debugger import changes, show
 from llamacpp_instr.debugger.ablation import AblatedLayer, ablate_block, ablate_head
 from llamacpp_instr.debugger.attention import attention
-from llamacpp_instr.debugger.changes import (
-    Edit,
-    add_noise,
-    change,
-    replace,
-    scale,
-    set_to,
-    zero,
-)
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.figures import Slice
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.lens import Lens, most_probable
 from llamacpp_instr.debugger.listing import Listing, make_listing
-from llamacpp_instr.debugger.show import (
-    attention_table,
-    describe_stop,
-    describe_tensor,
-    describe_tokens,
-    lens_table,
-    probability_table,
-)
 from llamacpp_instr.debugger.stop import STEPS, Go, Stop
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
@@ -168,7 +152,7 @@ class Commands:
 
     def _where(self, stop: Stop, _words: list[str]) -> str:
         """where: the op that has just run."""
-        return describe_stop(stop)
+        return show.describe_stop(stop)
 
     def _list(self, stop: Stop, words: list[str]) -> str:
         """list [all]: the ops around this one, in the order in which they run."""
@@ -188,7 +172,7 @@ class Commands:
         A slice is one of numpy's, as [3, :8]: token 3, the first eight values.
         """
         name, part = _place(words)
-        return describe_tensor(stop, name, part)
+        return show.describe_tensor(stop, name, part)
 
     def _tensors(self, stop: Stop, words: list[str]) -> str:
         """tensors [TEXT]: the tensors whose values are in memory; TEXT is a part of their names."""
@@ -198,7 +182,7 @@ class Commands:
 
     def _tokens(self, stop: Stop, _words: list[str]) -> str:
         """tokens: the tokens of this compute and their positions."""
-        return describe_tokens(stop, self.text)
+        return show.describe_tokens(stop, self.text)
 
     def _look_through(self, stop: Stop, words: list[str]) -> str:
         """lens [TOKEN]: the logit lens, what the model would say if it ended after each layer.
@@ -206,7 +190,7 @@ class Commands:
         TOKEN is the number of a token of this compute, the last one if it is left out.
         """
         token = _number("lens", words[0]) if words else -1
-        return lens_table(self.lens.look(stop, token), self.text)
+        return show.lens_table(self.lens.look(stop, token), self.text)
 
     def _attention(self, stop: Stop, words: list[str]) -> str:
         """attention [LAYER] [head=N]: how much each token looks at each cell of the KV cache.
@@ -215,7 +199,7 @@ class Commands:
         """
         head = next((_number("head", w[5:]) for w in words if w.startswith("head=")), None)
         layers = [_number("attention", word) for word in words if "=" not in word]
-        return attention_table(attention(stop, layers[0] if layers else None), head)
+        return show.attention_table(attention(stop, layers[0] if layers else None), head)
 
     def _next(self, stop: Stop, _words: list[str]) -> str:
         """next: the most probable next tokens, once the logits are there."""
@@ -226,7 +210,7 @@ class Commands:
                 f"{stop.node.name} is not the logits; `until result_output` runs there"
             )
         logits = np.atleast_2d(values)[-1]
-        return probability_table(most_probable(logits, 10), self.text)
+        return show.probability_table(most_probable(logits, 10), self.text)
 
     def text(self, token: int) -> str:
         """The text of a token of the context that computes."""
@@ -238,25 +222,25 @@ class Commands:
 
     def _set(self, stop: Stop, words: list[str]) -> str:
         """set VALUE [TENSOR] [SLICE]: every value, or those of a slice, becomes VALUE."""
-        return self._change(stop, set_to(_float("set", words)), words[1:])
+        return self._change(stop, changes.set_to(_float("set", words)), words[1:])
 
     def _zero(self, stop: Stop, words: list[str]) -> str:
         """zero [TENSOR] [SLICE]: every value becomes 0."""
-        return self._change(stop, zero(), words)
+        return self._change(stop, changes.zero(), words)
 
     def _scale(self, stop: Stop, words: list[str]) -> str:
         """scale FACTOR [TENSOR] [SLICE]: every value times FACTOR."""
-        return self._change(stop, scale(_float("scale", words)), words[1:])
+        return self._change(stop, changes.scale(_float("scale", words)), words[1:])
 
     def _noise(self, stop: Stop, words: list[str]) -> str:
         """noise DEVIATION [TENSOR] [SLICE]: adds normal noise, the same at every call."""
-        return self._change(stop, add_noise(_float("noise", words), 0), words[1:])
+        return self._change(stop, changes.add_noise(_float("noise", words), 0), words[1:])
 
     def _replace(self, stop: Stop, words: list[str]) -> str:
         """replace FILE [TENSOR] [SLICE]: the values of an .npy, .npz or .safetensors file."""
         if not words:
             raise UsageError("replace FILE: give the name of a file")
-        return self._change(stop, replace(Path(words[0]), words[0]), words[1:])
+        return self._change(stop, changes.replace(Path(words[0]), words[0]), words[1:])
 
     def _ablate(self, _stop: Stop, words: list[str]) -> str:
         """ablate layer=N [head=H | block=attention | block=feed-forward]: in this and every later
@@ -279,7 +263,7 @@ class Commands:
         self.changes += 1
         return f"{' '.join(words)} is left out from {'this' if now else 'the next'} compute on"
 
-    def _change(self, stop: Stop, edit: Edit, words: list[str]) -> str:
+    def _change(self, stop: Stop, edit: changes.Edit, words: list[str]) -> str:
         name, part = _place(words)
         self.apply(stop, edit, name, part)
         return f"{name or stop.node.name}{part}: {edit.what}"
@@ -287,13 +271,13 @@ class Commands:
     def apply(
         self,
         stop: Stop,
-        edit: Edit,
+        edit: changes.Edit,
         name: str | None = None,
         part: str | Slice = "",
         address: int | None = None,
     ) -> None:
         """Change a tensor, as `changes.change` does; it is noted in the log and counts."""
-        change(stop, edit, self._note, name, part, address)
+        changes.change(stop, edit, self._note, name, part, address)
         self.changes += 1
 
     def _note(self, name: str, data: Any) -> None:

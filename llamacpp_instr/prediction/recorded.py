@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.prediction.energy import joules_between, read_joules
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
 from llamacpp_instr.recording.session import record
 
@@ -24,6 +23,9 @@ TYPES_OF_LAYERS = (
 )  # fmt: skip
 """those that llama.cpp's common file types consist of"""
 MIXED = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+
+
+POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
@@ -127,3 +129,34 @@ def record_runs(
                         context.api.llama_memory_seq_rm(context.memory, 0, run.past, -1)
                     context.decode([1] * run.tokens)
         gc.collect()
+
+
+def read_joules(folder: Path = POWERCAP) -> dict[str, tuple[float, float]]:
+    """The counter of each processor, and the value after which it begins again, in joules; empty if
+    the system has none, or none that this user may read: Linux's RAPL,
+    https://docs.kernel.org/power/powercap/powercap.html"""
+    found = {}
+    for zone in sorted(folder.glob("intel-rapl:*")):
+        if zone.name.count(":") > 1:  # a part of a processor, which is in its counter
+            continue
+        try:
+            counter = int((zone / "energy_uj").read_text()) / 1e6
+            most = int((zone / "max_energy_range_uj").read_text()) / 1e6
+        except (OSError, ValueError):
+            continue
+        found[zone.name] = counter, most
+    return found
+
+
+def joules_between(
+    before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]
+) -> float | None:
+    """Energy between two readings, in joules; None if there was nothing to read."""
+    same = before.keys() & after.keys()
+    if not same:
+        return None
+    total = 0.0
+    for name in same:
+        used = after[name][0] - before[name][0]
+        total += used if used >= 0 else used + after[name][1]  # the counter began again
+    return total

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.prediction.energy import joules_between, read_joules
+from llamacpp_instr.prediction.recorded import joules_between, read_joules
 
 
 def zone(folder: Path, name: str, microjoules: int) -> None:
