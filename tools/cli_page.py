@@ -29,7 +29,7 @@ def render_page() -> str:
     lines = [_INTRODUCTION]
     for purpose, commands in GROUPS.items():
         lines += [f"**{purpose}**", ""]
-        lines += [f"- [`{name}`](#instr-{name}): {text}" for name, (_, text) in commands.items()]
+        lines += [f"- [`{name}`](#instr-{name}): {text}" for name, text in commands.items()]
         lines.append("")
     lines.pop()
     for name in COMMANDS:

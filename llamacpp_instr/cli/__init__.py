@@ -1,8 +1,9 @@
 """The command `instr`: a table of commands, and the only place that turns an error into an exit
 status.
 
-A command's module is imported when it is used, which keeps `instr --help` fast. Exit status: 0 for
-success, 1 for a failure, 2 for wrong input, 130 if interrupted.
+A command is the function of its name in the module of its name, which is imported when it is used.
+This keeps `instr --help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong input, 130
+if interrupted.
 """
 
 from __future__ import annotations
@@ -27,150 +28,65 @@ from llamacpp_instr.terminal import abandon_standard_output, notice, replace_wha
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
 """the variable of the environment with which an unexpected error is raised, as in our tests"""
 
-_Commands = dict[str, tuple[str, str]]
+_Commands = dict[str, str]
 GROUPS: dict[str, _Commands] = {
     "Record": {
-        "build": (
-            "llamacpp_instr.cli.build:build",
-            "Build and install the instrumented llama.cpp.",
-        ),
-        "doctor": (
-            "llamacpp_instr.cli.doctor:doctor",
-            "Show what is installed and what is missing.",
-        ),
-        "run": ("llamacpp_instr.cli.run:run", "Run a model and record the session as a log."),
-        "exec": ("llamacpp_instr.cli.exec:exec_", "Run any program and record its models as logs."),
+        "build": "Build and install the instrumented llama.cpp.",
+        "doctor": "Show what is installed and what is missing.",
+        "run": "Run a model and record the session as a log.",
+        "exec": "Run any program and record its models as logs.",
     },
     "Look": {
-        "summary": ("llamacpp_instr.cli.summary:summary", "Summarize a log: speed, time, memory."),
-        "stats": (
-            "llamacpp_instr.cli.stats:stats",
-            "Print times and rates of a log by op, layer, block or phase.",
-        ),
-        "requests": (
-            "llamacpp_instr.cli.requests:requests",
-            "Print how long the requests of a log took, and why.",
-        ),
-        "tree": (
-            "llamacpp_instr.cli.tree:tree",
-            "Print where the time, bytes or FLOPs of a log went, as a tree.",
-        ),
-        "cat": ("llamacpp_instr.cli.cat:cat", "Print the events of a log, all or selected."),
-        "page": (
-            "llamacpp_instr.cli.page:page",
-            "Write one HTML page about a log, to look at or to send.",
-        ),
-        "live": ("llamacpp_instr.cli.live:live", "Watch a log while it is written."),
-        "check": ("llamacpp_instr.cli.check:check", "Check logs strictly, line by line."),
-        "view": ("llamacpp_instr.cli.view:view", "Open a log or a trace in Perfetto's UI."),
+        "summary": "Summarize a log: speed, time, memory.",
+        "stats": "Print times and rates of a log by op, layer, block or phase.",
+        "requests": "Print how long the requests of a log took, and why.",
+        "tree": "Print where the time, bytes or FLOPs of a log went, as a tree.",
+        "cat": "Print the events of a log, all or selected.",
+        "page": "Write one HTML page about a log, to look at or to send.",
+        "live": "Watch a log while it is written.",
+        "check": "Check logs strictly, line by line.",
+        "view": "Open a log or a trace in Perfetto's UI.",
     },
     "Explain": {
-        "diff": ("llamacpp_instr.cli.diff:diff", "Compare the times of two or more logs."),
-        "compare": (
-            "llamacpp_instr.cli.compare:compare",
-            "Compare models, or their logs: size, error, speed.",
-        ),
-        "values": (
-            "llamacpp_instr.cli.values:values",
-            "Print the values that a log recorded, or compare two logs.",
-        ),
-        "debug": (
-            "llamacpp_instr.cli.debug:debug",
-            "Stop a model between two ops, to read and change values.",
-        ),
-        "probe": (
-            "llamacpp_instr.cli.probe:probe",
-            "Measure this machine, for roofline and predict.",
-        ),
-        "roofline": (
-            "llamacpp_instr.cli.roofline:roofline",
-            "Compare the ops of a log with what the machine can do.",
-        ),
-        "predict": (
-            "llamacpp_instr.cli.predict:predict",
-            "Predict how fast a model runs, without running it.",
-        ),
-        "schedule": (
-            "llamacpp_instr.cli.schedule:schedule",
-            "Schedule the ops of a log or a model on other engines.",
-        ),
+        "diff": "Compare the times of two or more logs.",
+        "compare": "Compare models, or their logs: size, error, speed.",
+        "values": "Print the values that a log recorded, or compare two logs.",
+        "debug": "Stop a model between two ops, to read and change values.",
+        "probe": "Measure this machine, for roofline and predict.",
+        "roofline": "Compare the ops of a log with what the machine can do.",
+        "predict": "Predict how fast a model runs, without running it.",
+        "schedule": "Schedule the ops of a log or a model on other engines.",
     },
     "Models": {
-        "import": (
-            "llamacpp_instr.cli.import_:import_",
-            "Convert a model folder to a GGUF model.",
-        ),
-        "inspect": (
-            "llamacpp_instr.cli.inspect:inspect",
-            "Print what is in a model file, from its headers alone.",
-        ),
-        "ops": (
-            "llamacpp_instr.cli.ops:ops",
-            "Print every distinct op of a model or a log.",
-        ),
-        "validate": (
-            "llamacpp_instr.cli.validate:validate",
-            "Check every op, or every layer, of a model.",
-        ),
-        "memory": (
-            "llamacpp_instr.cli.memory:memory",
-            "Print the memory that a model takes, or that a log recorded.",
-        ),
-        "quantize": (
-            "llamacpp_instr.cli.quantize:quantize",
-            "Quantize a model, or print the sizes that it would have.",
-        ),
-        "quality": (
-            "llamacpp_instr.cli.quality:quality",
-            "Compare quantized models with the model they come from.",
-        ),
-        "diverge": (
-            "llamacpp_instr.cli.diverge:diverge",
-            "Find where two models part, op by op, and why.",
-        ),
-        "blocks": (
-            "llamacpp_instr.cli.blocks:blocks",
-            "Print the blocks of a quantized tensor of a model.",
-        ),
-        "weights": (
-            "llamacpp_instr.cli.weights:weights",
-            "Print, show or export the weights of a model.",
-        ),
+        "import": "Convert a model folder to a GGUF model.",
+        "inspect": "Print what is in a model file, from its headers alone.",
+        "ops": "Print every distinct op of a model or a log.",
+        "validate": "Check every op, or every layer, of a model.",
+        "memory": "Print the memory that a model takes, or that a log recorded.",
+        "quantize": "Quantize a model, or print the sizes that it would have.",
+        "quality": "Compare quantized models with the model they come from.",
+        "diverge": "Find where two models part, op by op, and why.",
+        "blocks": "Print the blocks of a quantized tensor of a model.",
+        "weights": "Print, show or export the weights of a model.",
     },
     "Exchange": {
-        "to-perfetto": (
-            "llamacpp_instr.cli.to_perfetto:to_perfetto",
-            "Convert a log to a Perfetto trace.",
-        ),
-        "to-parquet": (
-            "llamacpp_instr.cli.to_parquet:to_parquet",
-            "Convert a log to tables in Parquet or CSV files.",
-        ),
-        "to-onnx": (
-            "llamacpp_instr.cli.to_onnx:to_onnx",
-            "Write the graph of a model or a log as ONNX.",
-        ),
-        "to-torch": (
-            "llamacpp_instr.cli.to_torch:to_torch",
-            "Convert a log for TensorBoard and PyTorch's trace analysis.",
-        ),
-        "to-flashinfer": (
-            "llamacpp_instr.cli.to_flashinfer:to_flashinfer",
-            "Export the ops of a log as workloads of flashinfer-bench.",
-        ),
+        "to-perfetto": "Convert a log to a Perfetto trace.",
+        "to-parquet": "Convert a log to tables in Parquet or CSV files.",
+        "to-onnx": "Write the graph of a model or a log as ONNX.",
+        "to-torch": "Convert a log for TensorBoard and PyTorch's trace analysis.",
+        "to-flashinfer": "Export the ops of a log as workloads of flashinfer-bench.",
     },
     "Fleet": {
-        "collect": (
-            "llamacpp_instr.cli.collect:collect",
-            "Collect many logs into one data set of Parquet files.",
-        ),
-        "sql": ("llamacpp_instr.cli.sql:sql", "Ask about the logs in a data set."),
+        "collect": "Collect many logs into one data set of Parquet files.",
+        "sql": "Ask about the logs in a data set.",
     },
 }
-"""purpose -> commands: name -> ("module:function", the first line of its help)"""
+"""purpose -> commands: name -> the first line of its help"""
 COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
 ALIASES = {"report": "memory"}
 """former names of commands, which still work but are not in the help"""
+_PYTHONS_OWN = ("exec", "import")
+"""names that a module and its function have with an underscore"""
 
 _EPILOG = """\b
 Begin with:
@@ -188,8 +104,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module, _, function = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), function)
+        name = cmd_name.replace("-", "_") + "_" * (cmd_name in _PYTHONS_OWN)
+        command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -211,9 +127,7 @@ class LazyGroup(click.Group):
         width = max(map(len, COMMANDS))
         for purpose, commands in GROUPS.items():
             with formatter.section(purpose):
-                formatter.write_dl(
-                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
-                )
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _reader_may_leave():
