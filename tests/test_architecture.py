@@ -80,15 +80,13 @@ TOP: dict[str, set[str]] = {
 CLI_SHARED = {
     f"llamacpp_instr.cli.{name}"
     for name in (
-        "context_options",
+        "options",
         "debug_page",
         "live_option",
         "live_range",
         "logs",
-        "ranges",
         "report_output",
         "size_bound",
-        "text_file",
         "unchanged",
     )
 }

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "blocks",
-    epilog="\b\nExample:\n  instr blocks model-Q4_K_M.gguf blk.0.ffn_down.weight "
-    "--reference model-F16.gguf",
-)
+@command("instr blocks model-Q4_K_M.gguf blk.0.ffn_down.weight --reference model-F16.gguf")
 @click.argument("model")
 @click.argument("tensor")
 @click.option("--block", type=click.IntRange(min=0), metavar="N", help="Print all of block N only.")

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.options import command
 
-@click.command(
-    epilog="""\b
-Examples:
-  instr build                                  # install into this environment
-  instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend
-  instr build --portable --wheel-dir dist      # a wheel for other machines
-"""
+
+@command(
+    "instr build                                  # install into this environment",
+    'instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend',
+    "instr build --portable --wheel-dir dist      # a wheel for other machines",
 )
 @click.option("--cmake-args", default="", metavar="ARGS", help="Further arguments for CMake.")
 @click.option("--jobs", "-j", type=click.IntRange(1), help="Compilers at once.  [default: CPUs]")

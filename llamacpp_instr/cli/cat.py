@@ -5,13 +5,10 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, tell_ends
-from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.options import command, parse_range
 
 
-@click.command(
-    "cat",
-    epilog="\b\nExample:\n  instr cat session.log --expand --event op --layer 0 | jq .dur",
-)
+@command("instr cat session.log --expand --event op --layer 0 | jq .dur")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
 @click.option("--step", "steps", metavar="A[:B]", help="Only events of steps A to B.")

@@ -6,11 +6,10 @@ from itertools import chain
 
 import click
 
+from llamacpp_instr.cli.options import command
 
-@click.command(
-    "check",
-    epilog="\b\nExample:\n  instr check session.log",
-)
+
+@command("instr check session.log")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
 @click.pass_context

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.extras import need
 
 
-@click.command(
-    "collect",
-    epilog="\b\nExamples:\n  instr collect session.log server.log -o fleet\n"
-    "  instr collect session.log --host rack-7 -o fleet",
+@command(
+    "instr collect session.log server.log -o fleet",
+    "instr collect session.log --host rack-7 -o fleet",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")

@@ -18,6 +18,7 @@ from llamacpp_instr.cli.logs import (
     load_run,
     load_sessions,
 )
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 if TYPE_CHECKING:
@@ -35,14 +36,12 @@ class _Compare(GroupedCommand):
         return _is_model(value)
 
 
-@click.command(
-    "compare",
+@command(
+    "instr compare --types Q8_0,Q4_K_M model-F16.gguf",
+    "instr compare a.gguf b.gguf --log a.log --log b.log --reference f16.gguf",
+    "instr compare v1.gguf v2.gguf --log v1-*.log --log v2-*.log",
+    "instr compare a.log b.log -o comparison.html",
     cls=_Compare,
-    epilog="\b\nExamples:\n"
-    "  instr compare --types Q8_0,Q4_K_M model-F16.gguf\n"
-    "  instr compare a.gguf b.gguf --log a.log --log b.log --reference f16.gguf\n"
-    "  instr compare v1.gguf v2.gguf --log v1-*.log --log v2-*.log\n"
-    "  instr compare a.log b.log -o comparison.html",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="MODEL|LOG...")
 @group_option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacpp_instr.cli import debug_page
-from llamacpp_instr.cli.context_options import context_options
+from llamacpp_instr.cli.options import command, context_options
 from llamacpp_instr.cli.unchanged import ComparedRun, compare_with_unchanged
 from llamacpp_instr.errors import UsageError
 
@@ -31,16 +31,13 @@ class _Debug(click.Command):
         return super().parse_args(ctx, args[:at])
 
 
-@click.command(
+@command(
+    'instr debug demo --prompt "Once upon a time" --break "l_out-3"',
+    'instr debug model.gguf -p "Hello" --break "ffn_out-* if absmax > 60 or nan"',
+    'instr debug --break "block=attention layer=2" -- app.py --port 8080',
+    'instr debug demo --prompt "Once upon a time" --page',
+    "instr debug demo --dap-port 4711",
     cls=_Debug,
-    epilog="""\b
-Examples:
-  instr debug demo --prompt "Once upon a time" --break "l_out-3"
-  instr debug model.gguf -p "Hello" --break "ffn_out-* if absmax > 60 or nan"
-  instr debug --break "block=attention layer=2" -- app.py --port 8080
-  instr debug demo --prompt "Once upon a time" --page
-  instr debug demo --dap-port 4711
-""",
 )
 @click.argument("model", required=False)
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - is not possible here.")

@@ -15,6 +15,7 @@ from llamacpp_instr.cli.logs import (
     load_run,
     load_sessions,
 )
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -22,15 +23,14 @@ if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
 
 
-@click.command(
-    "diff",
+@command(
+    "instr diff before.log after.log",
+    "instr diff before.log after.log --by tensor --phase decode",
+    "instr diff main.log branch.log --fail-above 5%",
+    "instr diff --before main-*.log --after branch-*.log",
+    "instr diff v1.log v2.log v3.log",
+    "instr diff --before v1-*.log --after v2-*.log --after v3-*.log",
     cls=GroupedCommand,
-    epilog="\b\nExamples:\n  instr diff before.log after.log\n"
-    "  instr diff before.log after.log --by tensor --phase decode\n"
-    "  instr diff main.log branch.log --fail-above 5%\n"
-    "  instr diff --before main-*.log --after branch-*.log\n"
-    "  instr diff v1.log v2.log v3.log\n"
-    "  instr diff --before v1-*.log --after v2-*.log --after v3-*.log",
 )
 @click.argument("logs", nargs=-1, metavar="[A B...]")
 @group_option("--before", "A.log...", "The logs of group A, two or more.")

@@ -6,16 +6,14 @@ import math
 
 import click
 
-from llamacpp_instr.cli.ranges import MOST_TOKENS
+from llamacpp_instr.cli.options import MOST_TOKENS, command, read_text
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
-from llamacpp_instr.cli.text_file import read_text
 from llamacpp_instr.errors import UsageError
 
 
-@click.command(
-    "diverge",
-    epilog="\b\nExamples:\n  instr diverge model-F16.gguf model-Q4_K_M.gguf\n"
-    "  instr diverge model-F16.gguf model-Q4_K_M.gguf --tokens 64 --why -o diverge.html",
+@command(
+    "instr diverge model-F16.gguf model-Q4_K_M.gguf",
+    "instr diverge model-F16.gguf model-Q4_K_M.gguf --tokens 64 --why -o diverge.html",
 )
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")

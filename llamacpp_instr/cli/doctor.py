@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.extras import how_to_install
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  instr doctor
-  instr doctor --json | jq .library.version
-"""
+@command(
+    "instr doctor",
+    "instr doctor --json | jq .library.version",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

@@ -7,21 +7,17 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.live_option import live_option, watched
-from llamacpp_instr.cli.ranges import bytes_of_size
+from llamacpp_instr.cli.options import bytes_of_size, command
 from llamacpp_instr.schema import LEVELS
 
 
-@click.command(
-    name="exec",
+@command(
+    "instr exec -- python app.py --port 8080",
+    "instr exec --level verbose --log server-%p.log -- uvicorn app:app --workers 4",
+    "instr exec --rotate 1GB -- python app.py --port 8080",
+    "instr exec --live -- python app.py --port 8080",
     # all options after the command's name belong to the command
     context_settings={"allow_interspersed_args": False},
-    epilog="""\b
-Examples:
-  instr exec -- python app.py --port 8080
-  instr exec --level verbose --log server-%p.log -- uvicorn app:app --workers 4
-  instr exec --rotate 1GB -- python app.py --port 8080
-  instr exec --live -- python app.py --port 8080
-""",
 )
 @click.option(
     "--log",

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.options import command
+
 _TYPES = ("F16", "BF16", "F32", "Q8_0")
 
 
-@click.command(
-    "import",
-    epilog="""\b
-Examples:
-  instr import Llama-3.2-1B -o llama.gguf
-  instr import llama-2-7b -o llama.gguf --type Q8_0 --force
-  instr import adapter -o adapter.gguf --base Llama-3.2-1B
-""",
+@command(
+    "instr import Llama-3.2-1B -o llama.gguf",
+    "instr import llama-2-7b -o llama.gguf --type Q8_0 --force",
+    "instr import adapter -o adapter.gguf --base Llama-3.2-1B",
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(

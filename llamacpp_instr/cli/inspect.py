@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 if TYPE_CHECKING:
@@ -13,10 +14,7 @@ if TYPE_CHECKING:
     from llamacpp_instr.model.file import ModelFile
 
 
-@click.command(
-    "inspect",
-    epilog="\b\nExample:\n  instr inspect model-Q4_K_M.gguf --tensors",
-)
+@command("instr inspect model-Q4_K_M.gguf --tensors")
 @click.argument("model")
 @click.option("--tensors", is_flag=True, help="List every tensor, as JSON and HTML always do.")
 @report_options

@@ -6,15 +6,15 @@ import threading
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
 
-@click.command(
-    "live",
-    epilog="\b\nExamples:\n  instr live session.log\n"
-    "  instr live server.log --port 8123 --no-browser\n"
-    "  instr live server.log --tui",
+@command(
+    "instr live session.log",
+    "instr live server.log --port 8123 --no-browser",
+    "instr live server.log --tui",
 )
 @click.argument("log", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: any free]")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions
-from llamacpp_instr.cli.ranges import bytes_of_size
+from llamacpp_instr.cli.options import bytes_of_size, command, context_options
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
@@ -30,13 +29,9 @@ MOST_CHARTS = 20
 """charts of a page; further models of a log have none"""
 
 
-@click.command(
-    "memory",
-    epilog="""\b
-Examples:
-  instr memory model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0
-  instr memory session.log -o memory.html
-""",
+@command(
+    "instr memory model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0",
+    "instr memory session.log -o memory.html",
 )
 @click.argument("sources", metavar="MODEL|LOG...", nargs=-1, required=True)
 @context_options

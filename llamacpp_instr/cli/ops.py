@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
-from llamacpp_instr.cli.ranges import MOST_TOKENS
+from llamacpp_instr.cli.options import MOST_TOKENS, command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from converters.report.report import Report
 
 
-@click.command(
-    "ops",
-    epilog="\b\nExamples:\n  instr ops model.gguf --tokens 512\n  instr ops session.log -o ops.csv",
+@command(
+    "instr ops model.gguf --tokens 512",
+    "instr ops session.log -o ops.csv",
 )
 @click.argument("source", metavar="MODEL|LOG")
 @click.option(

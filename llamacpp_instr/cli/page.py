@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.errors import UsageError
 
 
-@click.command(
-    "page",
-    epilog="\b\nExample:\n  instr page session.log -o session.html",
-)
+@command("instr page session.log -o session.html")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "-o", "--output", metavar="FILE", help="Output; - is stdout.  [default: LOG's name, .html]"

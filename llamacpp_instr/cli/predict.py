@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.ranges import MOST_TOKENS
+from llamacpp_instr.cli.options import MOST_TOKENS, command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -19,13 +19,9 @@ if TYPE_CHECKING:
     from llamacpp_instr.probe.file import Probe
 
 
-@click.command(
-    "predict",
-    epilog="""\b
-Examples:
-  instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2
-  instr predict model.gguf --machine faster.json --ctx 256
-""",
+@command(
+    "instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2",
+    "instr predict model.gguf --machine faster.json --ctx 256",
 )
 @click.argument("model")
 @click.option(

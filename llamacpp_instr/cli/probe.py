@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli.options import command
 
-@click.command(
-    "probe",
-    epilog="\b\nExample:\n  instr probe",
-)
+
+@command("instr probe")
 @click.option(
     "-o",
     "--output",

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.ranges import MOST_TOKENS
+from llamacpp_instr.cli.options import MOST_TOKENS, command, read_text
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
-from llamacpp_instr.cli.text_file import read_text
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
     from llamacpp_instr.weights.error import WeightError
 
 
-@click.command(
-    "quality",
-    epilog="\b\nExample:\n  instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf",
-)
+@command("instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf")
 @click.argument("reference", metavar="REF")
 @click.argument("candidates", metavar="CANDIDATE...", nargs=-1, required=True)
 @click.option(

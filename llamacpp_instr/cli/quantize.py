@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, form_options
 
 if TYPE_CHECKING:
     from llamacpp_instr.model.types import GgmlType
 
 
-@click.command(
-    "quantize",
-    epilog="\b\nExample:\n  instr quantize model-F16.gguf --types Q8_0,Q4_K_M --dry-run",
-)
+@command("instr quantize model-F16.gguf --types Q8_0,Q4_K_M --dry-run")
 @click.argument("model")
 @click.option(
     "--types",
@@ -67,7 +66,7 @@ def quantize(
     allow_requantize: bool,
     dry_run: bool,
     threads: int | None,
-    flag: str | None,
+    report: ReportOutput,
     force: bool,
 ) -> None:
     """Quantize a model, or print the sizes that it would have.
@@ -93,7 +92,7 @@ def quantize(
         threads=threads or 0,
     )
     is_report = dry_run and Path(output).suffix.lower() in SUFFIXES
-    report = ReportOutput(flag, output if is_report else "-", force)
+    report = replace(report, path=output if is_report else "-", force=force)
     report.check(model, imatrix)
     source = load_model_file(model)
     paths = quantized_paths(source.path, types.split(","), "." if is_report else output)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.options import gathered
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _FILE = (
     click.option(
         "-o",
         "--output",
+        "path",
         default="-",
         metavar="FILE",
         help="Write to FILE; .json, .csv, .md and .html choose the format.",
@@ -115,22 +116,8 @@ def default_name(log: str, suffix: str, what: str) -> str:
     return f"{name}.{suffix}"
 
 
-def report_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --json, --csv, --md, --html, -o and --force to a command, as the argument `output`."""
+report_options = gathered("output", ReportOutput, *_FORMS, *_FILE)
+"""adds --json, --csv, --md, --html, -o and --force to a command, as the argument `output`"""
 
-    @functools.wraps(command)
-    def with_output(*args: Any, flag: str | None, output: str, force: bool, **others: Any) -> None:
-        command(*args, output=ReportOutput(flag, output, force), **others)
-
-    return _with_options(with_output, (*_FORMS, *_FILE))
-
-
-def form_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --json, --csv, --md and --html to a command, as the argument `flag`."""
-    return _with_options(command, _FORMS)
-
-
-def _with_options(command: Callable[..., None], options: Sequence[Any]) -> Callable[..., None]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+form_options = gathered("report", ReportOutput, *_FORMS)
+"""adds --json, --csv, --md and --html to a command, as the argument `report`"""

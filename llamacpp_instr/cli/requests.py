@@ -5,13 +5,11 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "requests",
-    epilog="\b\nExample:\n  instr requests server.log --top 5",
-)
+@command("instr requests server.log --top 5")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--top",

@@ -7,12 +7,13 @@ from dataclasses import replace
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "roofline",
-    epilog="\b\nExamples:\n  instr roofline session.log\n  instr roofline session.log -o roof.html",
+@command(
+    "instr roofline session.log",
+    "instr roofline session.log -o roof.html",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(

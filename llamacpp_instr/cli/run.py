@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.context_options import context_options
 from llamacpp_instr.cli.live_option import live_option, watched
+from llamacpp_instr.cli.options import command, context_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.schema import LEVELS
 
@@ -19,16 +19,13 @@ if TYPE_CHECKING:
     from llamacpp_instr.llama.engine import ContextOptions
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  instr run demo --prompt "Once upon a time" -n 64
-  instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log
-  instr run model.gguf --prompt-file prompt.txt --repeat 5 --force
-  instr run demo --prompt "Once upon a time" --perfetto session.pftrace
-  instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations
-  echo "a sentence" | instr run encoder.gguf --embed --prompt -
-"""
+@command(
+    'instr run demo --prompt "Once upon a time" -n 64',
+    'instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log',
+    "instr run model.gguf --prompt-file prompt.txt --repeat 5 --force",
+    'instr run demo --prompt "Once upon a time" --perfetto session.pftrace',
+    'instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations',
+    'echo "a sentence" | instr run encoder.gguf --embed --prompt -',
 )
 @click.argument("model")
 @click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_run
-from llamacpp_instr.cli.ranges import LAST, parse_range
+from llamacpp_instr.cli.options import LAST, command, parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
@@ -40,14 +40,12 @@ Made = tuple["Tasks", list[str]]
 MakeTasks = Callable[["Engines"], Made]
 
 
-@click.command(
-    "schedule",
-    epilog="\b\nExamples:\n"
-    "  instr schedule session.log --engines 4\n"
-    "  instr schedule session.log --engines 4 --split heads --layers 0 -o heads.html\n"
-    "  instr schedule session.log --engines chip.toml --perfetto chip.pftrace\n"
-    "  instr schedule session.log --sweep 1:64 --split rows\n"
-    "  instr schedule graph.toml --engines 2 --policy optimal --seconds 10",
+@command(
+    "instr schedule session.log --engines 4",
+    "instr schedule session.log --engines 4 --split heads --layers 0 -o heads.html",
+    "instr schedule session.log --engines chip.toml --perfetto chip.pftrace",
+    "instr schedule session.log --sweep 1:64 --split rows",
+    "instr schedule graph.toml --engines 2 --policy optimal --seconds 10",
 )
 @click.argument("source", metavar="LOG|GRAPH.toml|MODEL")
 @click.option(

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, cast
 
 import click
 
-from llamacpp_instr.cli.ranges import bytes_of_size
+from llamacpp_instr.cli.options import bytes_of_size
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.terminal import notice

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "sql",
-    epilog="\b\nExamples:\n  instr sql fleet\n  instr sql fleet regressions\n"
-    "  instr sql fleet \"select host, median(ns) from steps where phase = 'decode' group by host\"",
+@command(
+    "instr sql fleet",
+    "instr sql fleet regressions",
+    "instr sql fleet \"select host, median(ns) from steps where phase = 'decode' group by host\"",
 )
 @click.argument("dataset", metavar="DATASET", type=click.Path(path_type=Path))
 @click.argument("query", required=False)

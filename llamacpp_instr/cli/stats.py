@@ -5,16 +5,15 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
-from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "stats",
-    epilog="\b\nExamples:\n  instr stats session.log --by block --phase decode\n"
-    "  instr stats session.log --by layer,op --layer 3-5 --sort p99 --top 20\n"
-    "  instr stats session.log --by mark\n"
-    "  instr stats session.log --by layer --where 'tensor=*ffn_down*'",
+@command(
+    "instr stats session.log --by block --phase decode",
+    "instr stats session.log --by layer,op --layer 3-5 --sort p99 --top 20",
+    "instr stats session.log --by mark",
+    "instr stats session.log --by layer --where 'tensor=*ffn_down*'",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
-@click.command(
-    "summary",
-    epilog="\b\nExamples:\n  instr summary session.log\n"
-    "  instr summary server.log server.part*.log",
+@command(
+    "instr summary session.log",
+    "instr summary server.log server.part*.log",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @lenient_option

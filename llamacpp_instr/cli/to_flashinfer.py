@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, form_options
 from llamacpp_instr.extras import need
 
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
 
 
-@click.command(
-    "to-flashinfer",
-    epilog="\b\nExamples:\n  instr to-flashinfer session.log -o dataset\n"
-    "  instr to-flashinfer demo.log -o dataset --capture\n"
-    "  instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
+@command(
+    "instr to-flashinfer session.log -o dataset",
+    "instr to-flashinfer demo.log -o dataset --capture",
+    "instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
@@ -44,7 +44,7 @@ def to_flashinfer(
     capture: bool,
     dataset: Path | None,
     lenient: bool,
-    flag: str | None,
+    report: ReportOutput,
 ) -> None:
     """Export the ops of a log as workloads of flashinfer-bench.
 
@@ -71,7 +71,7 @@ def to_flashinfer(
     with open_output_directory(output, ()) as folder:
         captured = _captured(sessions[0], found, folder) if capture else {}
         write_dataset(found, folder, captured)
-    ReportOutput(flag).write([coverage_report(found, there)])
+    report.write([coverage_report(found, there)])
     notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
 
 

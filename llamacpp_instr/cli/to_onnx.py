@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, lenient_option, load_sessions, past_option
-from llamacpp_instr.cli.ranges import MOST_TOKENS
+from llamacpp_instr.cli.options import MOST_TOKENS, command
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     """the graph, and the file of its weights"""
 
 
-@click.command(
-    "to-onnx",
-    epilog="""\b
-Examples:
-  instr to-onnx model.gguf -o decode.onnx --past 500
-  instr to-onnx model.gguf -o prefill.onnx --tokens 64 --no-weights
-""",
+@command(
+    "instr to-onnx model.gguf -o decode.onnx --past 500",
+    "instr to-onnx model.gguf -o prefill.onnx --tokens 64 --no-weights",
 )
 @click.argument("source", metavar="MODEL|LOG")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The ONNX file.")

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.extras import need
 
 
-@click.command(
-    "to-parquet",
-    epilog="\b\nExamples:\n  instr to-parquet session.log -o tables\n"
-    "  instr to-parquet session.log server.log --csv -o tables",
+@command(
+    "instr to-parquet session.log -o tables",
+    "instr to-parquet session.log server.log --csv -o tables",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")

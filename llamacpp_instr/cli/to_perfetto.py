@@ -7,19 +7,15 @@ import sys
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, tell_ends
-from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.report_output import default_name
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
 
 
-@click.command(
-    "to-perfetto",
-    epilog="""\b
-Examples:
-  instr to-perfetto session.log
-  instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace
-""",
+@command(
+    "instr to-perfetto session.log",
+    "instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(

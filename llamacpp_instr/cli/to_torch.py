@@ -7,16 +7,15 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, tell_ends
-from llamacpp_instr.cli.ranges import parse_range
+from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
 
-@click.command(
-    "to-torch",
-    epilog="\b\nExamples:\n  instr to-torch session.log -o profile\n"
-    "  instr to-torch server.log server.part2.log -o profile",
+@command(
+    "instr to-torch session.log -o profile",
+    "instr to-torch server.log server.part2.log -o profile",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")

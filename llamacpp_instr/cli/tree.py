@@ -7,16 +7,15 @@ from typing import Any
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
 
-@click.command(
-    "tree",
-    epilog="\b\nExamples:\n"
-    "  instr tree session.log --by bytes\n"
-    "  instr tree session.log -o session.folded\n"
-    "  instr tree session.log -o session.speedscope.json",
+@command(
+    "instr tree session.log --by bytes",
+    "instr tree session.log -o session.folded",
+    "instr tree session.log -o session.speedscope.json",
 )
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(

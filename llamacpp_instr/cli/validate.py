@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 _DECODES = 4
 
 
-@click.command(
-    "validate",
-    epilog="\b\nExamples:\n  instr validate model.gguf\n"
-    '  instr validate demo --prompt "Once upon a time" -o checked.html\n'
-    "  instr validate llama.gguf --against Llama-3.2-1B",
+@command(
+    "instr validate model.gguf",
+    'instr validate demo --prompt "Once upon a time" -o checked.html',
+    "instr validate llama.gguf --against Llama-3.2-1B",
 )
 @click.argument("model")
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: 32 tokens]")

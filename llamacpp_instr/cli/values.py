@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 
 
-@click.command(
-    "values",
-    epilog="\b\nExamples:\n  instr values f16.log\n  instr values f16.log q4.log -o values.html",
+@command(
+    "instr values f16.log",
+    "instr values f16.log q4.log -o values.html",
 )
 @click.argument("logs", metavar="LOG [OTHER]", nargs=-1, required=True)
 @lenient_option

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.cli.logs import lenient_option, tell_ends
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.size_bound import SizeBound
 from llamacpp_instr.errors import UsageError
 
@@ -18,10 +19,7 @@ SMALL_LOG = 32 << 20
 """bytes; for larger logs the arrows between ops would double a trace that is already large"""
 
 
-@click.command(
-    "view",
-    epilog="\b\nExample:\n  instr view session.log",
-)
+@command("instr view session.log")
 @click.argument(
     "paths",
     metavar="LOG...|TRACE",

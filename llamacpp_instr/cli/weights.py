@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from llamacpp_instr.weights.measure import WeightReader
 
 
-@click.command(
-    "weights",
-    epilog="\b\nExamples:\n  instr weights model-Q4_K_M.gguf 'blk.*.ffn_down.weight'\n"
-    "  instr weights model-Q4_K_M.gguf --view --against model-F16.gguf\n"
-    "  instr weights model-Q4_K_M.gguf 'blk.0.*' -o block.npz",
+@command(
+    "instr weights model-Q4_K_M.gguf 'blk.*.ffn_down.weight'",
+    "instr weights model-Q4_K_M.gguf --view --against model-F16.gguf",
+    "instr weights model-Q4_K_M.gguf 'blk.0.*' -o block.npz",
 )
 @click.argument("model")
 @click.argument("pattern", default="*")

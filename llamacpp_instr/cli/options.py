@@ -1,0 +1,143 @@
+"""What declares a command: its name and examples, options that several commands have, and what
+they read from them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamacpp_instr.errors import UsageError
+
+LAST = 2**63
+MOST_TOKENS = 1 << 16
+"""what an option may ask for, where memory or time grow with it and nothing else limits it"""
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def command(*examples: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command of a function: its name with dashes, its docstring as the help, and below it
+    the examples. `settings` are those of `click.command`."""
+    heading = "Examples:" if len(examples) > 1 else "Example:"
+    epilog = "\n  ".join([f"\b\n{heading}", *examples])
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        name = function.__name__.strip("_").replace("_", "-")
+        return click.command(name, epilog=epilog, **settings)(function)
+
+    return decorate
+
+
+def gathered(name: str, make: Callable[..., Any], *options: _Decorator) -> _Decorator:
+    """Adds options to a command, which gets them as one argument `name`: what `make` returns for
+    their values."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_options(*args: Any, **values: Any) -> None:
+            values[name] = make(**{key: values.pop(key) for key in keys})
+            function(*args, **values)
+
+        for option in reversed(options):
+            option(with_options)
+        declared: list[click.Parameter] = with_options.__click_params__  # type: ignore[attr-defined]
+        keys = {str(parameter.name) for parameter in declared[-len(options) :]}
+        return with_options
+
+    return decorate
+
+
+def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:
+    """(first, last) of `A`, `A:B`, `A:` or `:B`, both inclusive; None if `text` is None.
+
+    `between` is the separator. Raises UsageError, which names `option`.
+    """
+    if text is None:
+        return None
+    first, several, last = text.partition(between)
+    try:
+        chosen = int(first or 0), int(last or LAST) if several else int(first)
+    except ValueError:
+        example = f"7, 7{between}9, 7{between} or {between}9"
+        raise UsageError(f"{option} {text}: give {example}") from None
+    if chosen[0] > chosen[1]:
+        raise UsageError(f"{option} {text}: the first is greater than the last")
+    return chosen
+
+
+def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """Bytes of a size such as 500MB, for an option; at least 1MB."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,19})\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a size; write it like 500MB or 2GB")
+    n_bytes = int(match[1]) * _UNITS.get(match[2].upper(), 1)
+    # every part of a rotated log repeats the models and the graphs, which would fill smaller parts
+    if not 10**6 <= n_bytes < 2**63:
+        raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")
+    return n_bytes
+
+
+def read_text(name: str, what: str = "text") -> str:
+    """The text of a file without the newline at its end, as llama-perplexity reads it; `-` is
+    standard input. Raises `UsageError`, which says `what`, for one that cannot be read."""
+    source = "standard input" if name == "-" else name
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode().removesuffix("\n")
+    except OSError as error:
+        raise UsageError(f"the {what} {source} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None
+
+
+def _context(**given: Any) -> Any:
+    from llamacpp_instr.llama.engine import ContextOptions
+
+    return ContextOptions(**given)
+
+
+threads_option = click.option("--threads", type=int, help="Threads.  [default: physical cores]")
+context_options = gathered(
+    "context",
+    _context,
+    click.option(
+        "--ctx",
+        type=int,
+        metavar="TOKENS",
+        help="Size of the context.  [default: the model's own, at most 4096]",
+    ),
+    click.option(
+        "--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most.  [default: 2048]"
+    ),
+    click.option(
+        "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph at most.  [default: 512]"
+    ),
+    threads_option,
+    *(
+        click.option(
+            f"--cache-type-{of}",
+            default="f16",
+            show_default=True,
+            metavar="TYPE",
+            help=f"Storage type of the {of.upper()} cache.",
+        )
+        for of in ("k", "v")
+    ),
+    click.option(
+        "--flash-attn",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "on", "off"]),
+        help="Flash attention.",
+    ),
+)
+"""for every command that makes or plans a context, which it gets as `context: ContextOptions`"""
