@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, tell_ends
+from llamacpp_instr.cli.logs import Logs, log_options, tell_ends
 from llamacpp_instr.cli.options import command, parse_range
 
 
 @command("instr cat session.log --expand --event op --layer 0 | jq .dur")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
 @click.option("--step", "steps", metavar="A[:B]", help="Only events of steps A to B.")
 @click.option("--layer", type=int, help="Only lines of this layer.")
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
-@lenient_option
+@log_options
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 def cat(
-    logs: tuple[str, ...],
+    logs: Logs,
     events: tuple[str, ...],
     steps: str | None,
     layer: int | None,
     expand: bool,
-    lenient: bool,
     output: str,
     force: bool,
 ) -> None:
@@ -39,13 +37,13 @@ def cat(
     from llamacpp_instr.output import check_not_input, check_output, open_output
 
     check_output(output, force)
-    check_not_input(output, *logs)
+    check_not_input(output, *logs.names)
     selection = LineSelection(events, parse_range("--step", steps), layer)
-    readers = [read_run(run, lenient) for run in find_runs(logs)]
+    readers = [read_run(run, logs.lenient) for run in find_runs(logs.names)]
     with open_output(output, force) as file:
         for reader in readers:
             if expand:
-                file.writelines(expand_lines(reader, selection, lenient))
+                file.writelines(expand_lines(reader, selection, logs.lenient))
             else:
                 file.writelines(select_lines(reader, selection))
     tell_ends(readers)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.extras import need
 
@@ -15,7 +15,6 @@ from llamacpp_instr.extras import need
     "instr collect session.log server.log -o fleet",
     "instr collect session.log --host rack-7 -o fleet",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
 @click.option(
     "--host",
@@ -25,10 +24,8 @@ from llamacpp_instr.extras import need
 @click.option(
     "--dask", metavar="ADDRESS", help="Read the logs on the workers of this Dask scheduler."
 )
-@lenient_option
-def collect(
-    logs: tuple[str, ...], output: str, host: str | None, dask: str | None, lenient: bool
-) -> None:
+@log_options
+def collect(logs: Logs, output: str, host: str | None, dask: str | None) -> None:
     """Collect many logs into one data set of Parquet files.
 
     Reads steps, requests and the times of ops of each log, and adds them to DATASET, for `instr
@@ -52,11 +49,11 @@ def collect(
     if dask:
         need("dask")
     spread = partial(on_dask, dask) if dask else map
-    sources = find_sources(logs)
+    sources = find_sources(logs.names)
     fates: Counter[str] = Counter()
     kernels = 0
     with progress_bar(f"Collecting into {output}") as on_progress:
-        for taken in collect_logs(sources, Path(output), host, lenient, on_progress, spread):
+        for taken in collect_logs(sources, Path(output), host, logs.lenient, on_progress, spread):
             fates[taken.fate] += 1
             kernels += taken.kernels
             if taken.fate == "damaged":

@@ -14,11 +14,10 @@ from click.core import ParameterSource
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     group_option,
-    lenient_option,
     load_run,
     load_sessions,
 )
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.options import command, lenient_option
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 if TYPE_CHECKING:

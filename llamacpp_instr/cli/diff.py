@@ -11,11 +11,10 @@ import click
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     group_option,
-    lenient_option,
     load_run,
     load_sessions,
 )
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.options import command, lenient_option
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacpp_instr.cli.options import gathered, lenient_option
+
 if TYPE_CHECKING:
+    from llamacpp_instr.cli.size_bound import SizeBound
     from llamacpp_instr.log.reader import EventReader
     from llamacpp_instr.log.runs import Run
     from llamacpp_instr.log.session import Session
 
-lenient_option = click.option(
-    "--lenient",
-    is_flag=True,
-    help="Leave out damaged lines and events that refer to them; count them.",
-)
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs that a command reads."""
+
+    names: tuple[str, ...]
+    lenient: bool
+
+    def sessions(self) -> list[Session]:
+        """The session of each run of the logs (`log.runs`), with a progress bar for each."""
+        return load_sessions(self.names, self.lenient)
+
+    @contextmanager
+    def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
+        """The events of each run, with a progress bar, for a trace of a size within `bound`. At the
+        end it says of each log that is not whole what is missing."""
+        from llamacpp_instr.log.parts import read_run
+        from llamacpp_instr.log.runs import find_runs
+        from llamacpp_instr.progress import progress_bar
+
+        runs = find_runs(self.names)
+        with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
+            readers = [read_run(run, self.lenient, bound.seen_by(on_progress)) for run in runs]
+            yield readers
+        tell_ends(readers)
+
+
+def log_options_of(metavar: str, **settings: Any) -> Callable[[Any], Any]:
+    """For a command that takes one or more logs, which gets them as `logs: Logs`."""
+    argument = click.argument("names", metavar=metavar, nargs=-1, required=True, **settings)
+    return gathered("logs", Logs, argument, lenient_option)
+
+
+log_options = log_options_of("LOG...")
 
 
 def tell_ends(readers: Sequence[EventReader]) -> None:
@@ -26,15 +60,6 @@ def tell_ends(readers: Sequence[EventReader]) -> None:
     for reader in readers:
         if reader.end is not None and (said := reader.end.sentence()):
             notice(f"{reader.path}: {said}")
-
-
-past_option = click.option(
-    "--past",
-    type=click.IntRange(0, 1 << 24),
-    metavar="N",
-    help="Tokens that the cache of a model has before.  [default: 0]",
-)
-"""for commands that take a model or a log"""
 
 
 def _split(_ctx: click.Context, _param: click.Parameter, groups: Any) -> list[tuple[str, ...]]:

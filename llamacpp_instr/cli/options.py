@@ -22,15 +22,17 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def command(*examples: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    *examples: str, cls: type[click.Command] = click.Command, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function: its name with dashes, its docstring as the help, and below it
-    the examples. `settings` are those of `click.command`."""
+    the examples. The other arguments are those of `click.command`."""
     heading = "Examples:" if len(examples) > 1 else "Example:"
     epilog = "\n  ".join([f"\b\n{heading}", *examples])
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         name = function.__name__.strip("_").replace("_", "-")
-        return click.command(name, epilog=epilog, **settings)(function)
+        return click.command(name, cls, epilog=epilog, **settings)(function)
 
     return decorate
 
@@ -141,3 +143,16 @@ context_options = gathered(
     ),
 )
 """for every command that makes or plans a context, which it gets as `context: ContextOptions`"""
+
+lenient_option = click.option(
+    "--lenient",
+    is_flag=True,
+    help="Leave out damaged lines and events that refer to them; count them.",
+)
+past_option = click.option(
+    "--past",
+    type=click.IntRange(0, 1 << 24),
+    metavar="N",
+    help="Tokens that the cache of a model has before.  [default: 0]",
+)
+"""for commands that take a model or a log"""

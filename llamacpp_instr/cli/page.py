@@ -6,19 +6,18 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.errors import UsageError
 
 
 @command("instr page session.log -o session.html")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "-o", "--output", metavar="FILE", help="Output; - is stdout.  [default: LOG's name, .html]"
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@lenient_option
-def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) -> None:
+@log_options
+def page(logs: Logs, output: str | None, force: bool) -> None:
     """Write one HTML page about a log, to look at or to send.
 
     Shows speed, time by layer and op, memory and KV cache over time, the tokens with their times,
@@ -34,12 +33,11 @@ def page(logs: tuple[str, ...], output: str | None, force: bool, lenient: bool) 
     from llamacpp_instr.probe.file import known_probe
     from llamacpp_instr.terminal import print_line
 
-    output = output or default_name(logs[0], "html", "page")
+    output = output or default_name(logs.names[0], "html", "page")
     to = ReportOutput("html", output, force)
-    to.check(*logs)
+    to.check(*logs.names)
     if Path(output).suffix.lower() not in ("", ".html", ".htm"):
         raise UsageError(f"-o {output}: a page is FILE.html")
-    sessions = load_sessions(logs, lenient)
-    to.write_text(render_page(*compute_page(sessions, known_probe())))
+    to.write_text(render_page(*compute_page(logs.sessions(), known_probe())))
     if output != "-":
         print_line(output)

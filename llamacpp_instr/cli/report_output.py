@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -92,6 +92,15 @@ class ReportOutput:
         self.write_text(
             render(self.form, reports, table=table, charts=charts, title=title, width=width)
         )
+
+    def write_several(
+        self, named: Sequence[tuple[str, Sequence[Report], Report | None]], **more: Any
+    ) -> None:
+        """Write the reports of several logs, with the arguments of `side_by_side` and `write`."""
+        from converters.report.side_by_side import side_by_side
+
+        reports, table = side_by_side(named)
+        self.write(reports, table=table, **more)
 
     def write_text(self, text: str) -> None:
         """Write what was rendered, whole."""

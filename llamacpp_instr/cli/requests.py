@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
 
 @command("instr requests server.log --top 5")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--top",
     type=click.IntRange(1),
@@ -19,9 +18,9 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     metavar="N",
     help="Show the N slowest requests.",
 )
-@lenient_option
+@log_options
 @report_options
-def requests(logs: tuple[str, ...], top: int, lenient: bool, output: ReportOutput) -> None:
+def requests(logs: Logs, top: int, output: ReportOutput) -> None:
     """Print how long the requests of a log took, and why.
 
     Prints the median, the 90th and the 99th percentile of the time in the queue, to the first
@@ -34,12 +33,7 @@ def requests(logs: tuple[str, ...], top: int, lenient: bool, output: ReportOutpu
     shown one after the other.
     """
     from converters.analyses.requests import compute_requests
-    from converters.report.side_by_side import side_by_side
 
-    output.check(*logs)
-    told = []
-    for session in load_sessions(logs, lenient):
-        reports = compute_requests(session, top)
-        told.append((session.path, reports, reports[-1]))
-    found, table = side_by_side(told)
-    output.write(found, table=table)
+    output.check(*logs.names)
+    found = [(session.path, compute_requests(session, top)) for session in logs.sessions()]
+    output.write_several([(path, reports, reports[-1]) for path, reports in found])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
@@ -15,18 +15,15 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "instr roofline session.log",
     "instr roofline session.log -o roof.html",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--probe",
     "probe_file",
     metavar="FILE",
     help="A file of `instr probe`.  [default: the one in the user's cache]",
 )
-@lenient_option
+@log_options
 @report_options
-def roofline(
-    logs: tuple[str, ...], probe_file: str | None, lenient: bool, output: ReportOutput
-) -> None:
+def roofline(logs: Logs, probe_file: str | None, output: ReportOutput) -> None:
     """Compare the ops of a log with what the machine can do.
 
     Prints, by op and phase, the rates, the FLOPs per byte, what is attainable with so many, and
@@ -37,17 +34,13 @@ def roofline(
     the other.
     """
     from converters.analyses.roofline import roofline as compute_roofline
-    from converters.report.side_by_side import side_by_side
     from llamacpp_instr.probe.file import read_probe
 
-    output.check(*logs, probe_file)
+    output.check(*logs.names, probe_file)
     probe = read_probe(probe_file)
-    told, charts = [], []
-    for session in load_sessions(logs, lenient):
-        reports, chart = compute_roofline(session, probe)
-        told.append((session.path, reports, reports[0]))
-        charts.append(replace(chart, title=f"{session.path}: {chart.title}"))
-    found, table = side_by_side(told)
-    if len(charts) == 1:
-        charts = [chart]
-    output.write(found, table=table, charts=charts, title="Roofline")
+    found = [(session.path, *compute_roofline(session, probe)) for session in logs.sessions()]
+    charts = [chart for _, _, chart in found]
+    if len(found) > 1:
+        charts = [replace(chart, title=f"{path}: {chart.title}") for path, _, chart in found]
+    told = [(path, reports, reports[0]) for path, reports, _ in found]
+    output.write_several(told, charts=charts, title="Roofline")

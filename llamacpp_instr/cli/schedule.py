@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, lenient_option, load_run
-from llamacpp_instr.cli.options import LAST, command, parse_range
+from llamacpp_instr.cli.logs import is_model, load_run
+from llamacpp_instr.cli.options import LAST, command, lenient_option, parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 
@@ -15,7 +15,6 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
     "instr stats session.log --by mark",
     "instr stats session.log --by layer --where 'tensor=*ffn_down*'",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--by",
     metavar="KEY[,KEY]",
@@ -40,10 +39,10 @@ from llamacpp_instr.cli.report_output import ReportOutput, report_options
 @click.option("--sort", metavar="COLUMN", help="Order the rows by a column.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the first N rows.")
 @click.option("--warmup", is_flag=True, help="Count warm-up runs too.")
-@lenient_option
+@log_options
 @report_options
 def stats(
-    logs: tuple[str, ...],
+    logs: Logs,
     by: str | None,
     phase: str | None,
     layers: str | None,
@@ -52,7 +51,6 @@ def stats(
     sort: str | None,
     top: int | None,
     warmup: bool,
-    lenient: bool,
     output: ReportOutput,
 ) -> None:
     """Print times and rates of a log by op, layer, block or phase.
@@ -72,18 +70,16 @@ def stats(
     from converters.analyses.stats import compute_stats
     from converters.analyses.stats_keys import Filter, layer_filter, op_filter, where_filter
     from converters.report.arrange import arrange
-    from converters.report.side_by_side import side_by_side
 
-    output.check(*logs)
+    output.check(*logs.names)
     filters: list[Filter] = [where_filter(text) for text in wheres]
     if (chosen := parse_range("--layer", layers, "-")) is not None:
         filters.append(layer_filter(*chosen))
     if ops is not None:
         filters.append(op_filter(ops))
     told = []
-    for session in load_sessions(logs, lenient):
+    for session in logs.sessions():
         reports = compute_stats(session, by, phase, warmup, filters)
         reports[0] = arrange(reports[0], sort, top)
         told.append((session.path, reports, reports[0]))
-    reports, table = side_by_side(told)
-    output.write(reports, table=table)
+    output.write_several(told)

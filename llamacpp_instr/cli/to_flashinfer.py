@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, form_options
 from llamacpp_instr.extras import need
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     "instr to-flashinfer demo.log -o dataset --capture",
     "instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
 @click.option(
     "--capture",
@@ -36,14 +35,13 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Say which definitions this data set has, and for which share of the time.",
 )
-@lenient_option
+@log_options
 @form_options
 def to_flashinfer(
-    logs: tuple[str, ...],
+    logs: Logs,
     output: str,
     capture: bool,
     dataset: Path | None,
-    lenient: bool,
     report: ReportOutput,
 ) -> None:
     """Export the ops of a log as workloads of flashinfer-bench.
@@ -65,7 +63,7 @@ def to_flashinfer(
     need("tensors")
     check_output_directory(output, ())
     there = load_definitions(dataset) if dataset else None
-    sessions = load_sessions(logs, lenient)
+    sessions = logs.sessions()
     with progress_bar("Finding workloads") as on_progress:
         found = find_workloads(sessions, on_progress)
     with open_output_directory(output, ()) as folder:

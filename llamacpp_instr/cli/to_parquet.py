@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.extras import need
 
@@ -15,14 +15,11 @@ from llamacpp_instr.extras import need
     "instr to-parquet session.log -o tables",
     "instr to-parquet session.log server.log --csv -o tables",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
 @click.option("--csv", "as_csv", is_flag=True, help="Write CSV, which needs no pyarrow.")
-@lenient_option
+@log_options
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
-def to_parquet(
-    logs: tuple[str, ...], output: str, as_csv: bool, lenient: bool, force: bool
-) -> None:
+def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     """Convert a log to tables in Parquet or CSV files.
 
     Writes one file for each table: sessions, steps, requests, layers, ops, nodes, tensors, tokens,
@@ -47,8 +44,8 @@ def to_parquet(
         need("parquet", hint="or use --csv")
     names = [f"{table}.{suffix}" for table in NAMES for suffix in ("parquet", "csv")]
     for name in names:
-        check_not_input(Path(output) / name, *logs)
-    runs = find_runs(logs)
+        check_not_input(Path(output) / name, *logs.names)
+    runs = find_runs(logs.names)
     told: list[str] = []
 
     def on_end(run: Run, end: LogEnd) -> None:
@@ -60,7 +57,7 @@ def to_parquet(
         progress_bar(f"Reading {', '.join(run.name for run in runs)}") as on_progress,
     ):
         write = write_csv if as_csv else write_parquet
-        n_rows = write(stream_runs(runs, on_progress, on_end, lenient), directory)
+        n_rows = write(stream_runs(runs, on_progress, on_end, logs.lenient), directory)
     for line in told:
         notice(line)
     notice(f"{output}: " + ", ".join(f"{name} {n_rows[name]:,}" for name in NAMES))

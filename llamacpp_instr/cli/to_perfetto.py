@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, tell_ends
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.report_output import default_name
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
@@ -17,7 +17,6 @@ from llamacpp_instr.errors import UsageError
     "instr to-perfetto session.log",
     "instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "-o", "--output", metavar="TRACE", help="Output; - is stdout.  [default: LOG's name, .pftrace]"
 )
@@ -37,9 +36,9 @@ from llamacpp_instr.errors import UsageError
 )
 @max_size_option
 @click.option("--gzip", "compress", is_flag=True, help="Compress; Perfetto can open the result.")
-@lenient_option
+@log_options
 def to_perfetto(
-    logs: tuple[str, ...],
+    logs: Logs,
     output: str | None,
     force: bool,
     steps: str | None,
@@ -50,7 +49,6 @@ def to_perfetto(
     form: str,
     compress: bool,
     max_size: int,
-    lenient: bool,
 ) -> None:
     """Convert a log to a Perfetto trace.
 
@@ -60,10 +58,7 @@ def to_perfetto(
     other logs have tracks of their own below.
     """
     from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.log.parts import read_run
-    from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, check_output, open_output
-    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import print_line
 
     selection = Selection(
@@ -76,28 +71,22 @@ def to_perfetto(
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
     kind = "json" if form == "json" else "pftrace"
-    output = output or default_name(logs[0], kind + ".gz" * compress, "trace")
+    output = output or default_name(logs.names[0], kind + ".gz" * compress, "trace")
     check_output(output, force)
-    check_not_input(output, *logs)
+    check_not_input(output, *logs.names)
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
-    runs = find_runs(logs)
-    with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
-        bound = SizeBound(max_size, whole=steps is None)
-        readers = [read_run(run, lenient, bound.seen_by(on_progress)) for run in runs]
-        with open_output(output, force) as whole:
-            file = bound.counted(whole)
-            if form == "json":
-                from converters.exports.chrome import write_chrome
+    bound = SizeBound(max_size, whole=steps is None)
+    with logs.converting(bound) as (first, *others), open_output(output, force) as whole:
+        file = bound.counted(whole)
+        if form == "json":
+            from converters.exports.chrome import write_chrome
 
-                write_chrome(
-                    readers[0], file, selection, not no_threads, compress, lenient, readers[1:]
-                )
-            else:
-                from converters.exports.perfetto import Options, write_perfetto
+            write_chrome(first, file, selection, not no_threads, compress, logs.lenient, others)
+        else:
+            from converters.exports.perfetto import Options, write_perfetto
 
-                options = Options(selection, not no_threads, flows, compress, lenient)
-                write_perfetto(readers[0], file, options, readers[1:])
-    tell_ends(readers)
+            options = Options(selection, not no_threads, flows, compress, logs.lenient)
+            write_perfetto(first, file, options, others)
     if output != "-":
         print_line(output)

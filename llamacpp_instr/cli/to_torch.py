@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, tell_ends
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
@@ -17,15 +17,12 @@ from llamacpp_instr.extras import need
     "instr to-torch session.log -o profile",
     "instr to-torch server.log server.part2.log -o profile",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
 @click.option("--steps", metavar="A[:B]", help="Only steps A to B, inclusive.")
 @max_size_option
-@lenient_option
+@log_options
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
-def to_torch(
-    logs: tuple[str, ...], output: str, steps: str | None, max_size: int, lenient: bool, force: bool
-) -> None:
+def to_torch(logs: Logs, output: str, steps: str | None, max_size: int, force: bool) -> None:
     """Convert a log for TensorBoard and PyTorch's trace analysis.
 
     Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
@@ -39,24 +36,17 @@ def to_torch(
     """
     from converters.exports.torch.stream import NAMES, write_torch
     from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.log.parts import read_run
-    from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.output import check_not_input, open_output_directory
-    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import notice
 
     need("torch")
     chosen = parse_range("--steps", steps)
     for name in NAMES:
-        check_not_input(Path(output) / name, *logs)
-    runs = find_runs(logs)
-    if len(runs) > 1:
-        raise UsageError(f"{len(runs)} sessions; a directory is for one")
-    (run,) = runs
-    with progress_bar(f"Converting {run.name}") as on_progress:
-        bound = SizeBound(max_size, whole=chosen is None)
-        reader = read_run(run, lenient, bound.seen_by(on_progress))
+        check_not_input(Path(output) / name, *logs.names)
+    bound = SizeBound(max_size, whole=chosen is None)
+    with logs.converting(bound) as readers:
+        if len(readers) > 1:
+            raise UsageError(f"{len(readers)} sessions; a directory is for one")
         with open_output_directory(output, NAMES, force) as folder:
-            write_torch(reader, folder, lenient, Selection(chosen), bound.take)
-    tell_ends([reader])
+            write_torch(readers[0], folder, logs.lenient, Selection(chosen), bound.take)
     notice(f"{output}: {', '.join(NAMES)}")

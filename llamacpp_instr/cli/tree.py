@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
@@ -17,7 +17,6 @@ from llamacpp_instr.errors import UsageError
     "instr tree session.log -o session.folded",
     "instr tree session.log -o session.speedscope.json",
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--by",
     type=click.Choice(["time", "bytes", "flops"]),
@@ -29,11 +28,9 @@ from llamacpp_instr.errors import UsageError
 @click.option(
     "--speedscope", "export", flag_value="speedscope", help="Print a file for speedscope."
 )
-@lenient_option
+@log_options
 @report_options
-def tree(
-    logs: tuple[str, ...], by: Any, export: str | None, lenient: bool, output: ReportOutput
-) -> None:
+def tree(logs: Logs, by: Any, export: str | None, output: ReportOutput) -> None:
     """Print where the time, bytes or FLOPs of a log went, as a tree.
 
     The levels are session, phase, layer, block and op. Each line has its amount and its share of
@@ -45,28 +42,24 @@ def tree(
     The parts of a rotated log are one session; other logs are shown one after the other.
     """
     from converters.analyses.tree import build_tree
-    from converters.report.side_by_side import side_by_side
     from converters.report.tree import leaves, outline, render_folded, render_speedscope
 
-    output.check(*logs, exports=(".folded",))
-    sessions = load_sessions(logs, lenient)
+    output.check(*logs.names, exports=(".folded",))
     if export is None and output.flag is None:
         export = _export_of(output.path)
-    if export and len(sessions) > 1:
+    if export is None:
+        show = leaves if output.form in ("json", "csv", "html") else outline
+        found = [(session.path, show(build_tree(session, by))) for session in logs.sessions()]
+        output.write_several([(path, [report], report) for path, report in found])
+        return
+    sessions = logs.sessions()
+    if len(sessions) > 1:
         raise UsageError(f"--{export} takes one session, and these logs are {len(sessions)}")
-    trees = [build_tree(session, by) for session in sessions]
+    tree = build_tree(sessions[0], by)
     if export == "folded":
-        output.write_text(render_folded(trees[0]))
-    elif export == "speedscope":
-        output.write_text(render_speedscope(trees[0], sessions[0].path))
+        output.write_text(render_folded(tree))
     else:
-        every = output.form in ("json", "csv", "html")
-        told = []
-        for session, found in zip(sessions, trees, strict=True):
-            report = leaves(found) if every else outline(found)
-            told.append((session.path, [report], report))
-        reports, table = side_by_side(told)
-        output.write(reports, table=table)
+        output.write_text(render_speedscope(tree, sessions[0].path))
 
 
 def _export_of(path: str) -> str | None:

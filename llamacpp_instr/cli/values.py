@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from llamacpp_instr.cli.logs import lenient_option, load_sessions
+from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.report_output import ReportOutput, report_options
 from llamacpp_instr.errors import UsageError
@@ -14,10 +12,9 @@ from llamacpp_instr.errors import UsageError
     "instr values f16.log",
     "instr values f16.log q4.log -o values.html",
 )
-@click.argument("logs", metavar="LOG [OTHER]", nargs=-1, required=True)
-@lenient_option
+@log_options_of("LOG [OTHER]")
 @report_options
-def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
+def values(logs: Logs, output: ReportOutput) -> None:
     """Print the values that a log recorded, or compare two logs.
 
     Prints each tensor that --stats read, by op and layer, over all computes: smallest, largest,
@@ -33,8 +30,8 @@ def values(logs: tuple[str, ...], lenient: bool, output: ReportOutput) -> None:
     from converters.analyses.value_maps import map_shifts, map_values
     from converters.analyses.values import compute_values
 
-    output.check(*logs)
-    sessions = load_sessions(logs, lenient)
+    output.check(*logs.names)
+    sessions = logs.sessions()
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
     compares = len(sessions) == 2

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from llamacpp_instr.cli import main
+from llamacpp_instr.cli.logs import Logs
 from llamacpp_instr.cli.view import _convert
 from llamacpp_instr.errors import InstrError
 
@@ -50,7 +51,7 @@ def _said_by(arguments: list[str]) -> str:
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if arguments[0] == "view":
-            _convert([Path(arguments[1])], Path(arguments[2]), lenient=False)  # before serving
+            _convert(Logs((arguments[1],), lenient=False), Path(arguments[2]))  # before serving
         else:
             main(arguments)
     except InstrError:
