@@ -82,10 +82,10 @@ CLI_SHARED = {
     for name in (
         "options",
         "debug_page",
-        "live_option",
+        "recording",
         "live_range",
         "logs",
-        "report_output",
+        "serving",
         "size_bound",
         "unchanged",
     )

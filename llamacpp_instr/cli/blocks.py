@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
 
 
 @command("instr blocks model-Q4_K_M.gguf blk.0.ffn_down.weight --reference model-F16.gguf")

@@ -14,16 +14,15 @@ from click.core import ParameterSource
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     group_option,
+    is_model,
     load_run,
     load_sessions,
 )
-from llamacpp_instr.cli.options import command, lenient_option
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, lenient_option, report_options
+from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
     from converters.analyses.compare.candidate import Candidate
-    from llamacpp_instr.log.session import Session
-    from llamacpp_instr.memory.breakdown import MemoryBreakdown
     from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.run.session import RunOptions
 
@@ -32,7 +31,7 @@ class _Compare(GroupedCommand):
     """Models may follow the logs of --log."""
 
     def ends(self, value: str) -> bool:
-        return _is_model(value)
+        return is_model(value)
 
 
 @command(
@@ -88,7 +87,6 @@ def compare(
     """
     from converters.analyses.compare import compute_comparison
     from converters.analyses.compare.pictures import draw_comparison
-    from llamacpp_instr.errors import UsageError
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.run.session import RunOptions
@@ -133,8 +131,6 @@ def compare(
 
 def _check_no_effect(ctx: click.Context, *names: str) -> None:
     """Raise `UsageError` if one of these options, which need --types, was given."""
-    from llamacpp_instr.errors import UsageError
-
     for name in names:
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = f"-{name}" if len(name) == 1 else f"--{name}"
@@ -151,15 +147,17 @@ def _given(
         recorded_model,
         short_names,
     )
-    from converters.analyses.stored_weights import stored_in_file, stored_in_log
-    from llamacpp_instr.errors import UsageError
+    from converters.analyses.stored_weights import recorded_file, stored_in_file, stored_in_log
+    from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.memory.dry_run import LoadError
+    from llamacpp_instr.memory.plan import plan_memory
     from llamacpp_instr.model.file import load_model_file
 
-    recorded = [of for of in inputs if not _is_model(of)]
+    recorded = [of for of in inputs if not is_model(of)]
     parts = {run.paths[0]: run for run in find_runs(recorded, repeated=True)}
-    inputs = [of for of in inputs if of in parts or _is_model(of)]
-    files = [load_model_file(of) if _is_model(of) else None for of in inputs]
+    inputs = [of for of in inputs if of in parts or is_model(of)]
+    files = [load_model_file(of) if is_model(of) else None for of in inputs]
     if logs:
         if not all(files):
             raise UsageError("--log is for models; a LOG argument needs none")
@@ -183,13 +181,19 @@ def _given(
     for name, file, sessions in zip(names, files, recorded_by, strict=True):
         if not sessions:
             assert file is not None
-            yield Candidate(name, stored_in_file(file), file, memory=_planned(file))
+            memory = None
+            with contextlib.suppress(NativeError, LoadError):  # if llama.cpp cannot predict it
+                memory = plan_memory(file, ContextOptions())
+            yield Candidate(name, stored_in_file(file), file, memory=memory)
             continue
+        model = recorded_model(sessions[0])
         if file is not None:
             for session in sessions:
                 check_recorded(session, stored_in_file(file))
-        file = file or _recorded_file(sessions[0])
-        stored = stored_in_log(sessions[0], recorded_model(sessions[0]), file)
+        else:
+            with contextlib.suppress(UsageError):  # if it is not there any more, or another one
+                file = recorded_file(sessions[0], model)
+        stored = stored_in_log(sessions[0], model, file)
         yield Candidate(name, stored, file, sessions, recorded_memory(sessions[-1]))
 
 
@@ -237,36 +241,10 @@ def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> 
     return found
 
 
-def _planned(model: ModelFile) -> MemoryBreakdown | None:
-    """The memory of a context of `instr run`; None if llama.cpp cannot predict it."""
-    from llamacpp_instr.errors import NativeError
-    from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_run import LoadError
-    from llamacpp_instr.memory.plan import plan_memory
-
-    try:
-        return plan_memory(model, ContextOptions())
-    except (NativeError, LoadError):
-        return None
-
-
-def _recorded_file(session: Session) -> ModelFile | None:
-    """The model file of a session, if it still exists and is still the same model; else None."""
-    from converters.analyses.compare.candidate import recorded_model
-    from converters.analyses.stored_weights import recorded_file
-    from llamacpp_instr.errors import UsageError
-
-    try:
-        return recorded_file(session, recorded_model(session))
-    except UsageError:
-        return None
-
-
 @contextlib.contextmanager
 def _directory(keep: str | None) -> Iterator[Path]:
     """The directory for the models and logs of --types. The logs contain the models' paths, so
     files that are kept are written to their final place."""
-    from llamacpp_instr.errors import UsageError
     from llamacpp_instr.temporary import temporary_directory
 
     if keep is None:
@@ -278,10 +256,3 @@ def _directory(keep: str | None) -> Iterator[Path]:
     except OSError as error:
         raise UsageError(f"--keep {keep}: {error.strerror}; name a directory") from None
     yield Path(keep)
-
-
-def _is_model(name: str) -> bool:
-    """Whether this names a model and not a log; decided by the suffix if it cannot be read."""
-    from llamacpp_instr.output import begins_as_model
-
-    return name == "demo" or name.endswith(".gguf") or begins_as_model(name)

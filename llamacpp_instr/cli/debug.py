@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli import debug_page
 from llamacpp_instr.cli.options import command, context_options
-from llamacpp_instr.cli.unchanged import ComparedRun, compare_with_unchanged
+from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from llamacpp_instr.cli.unchanged import Compared
+    from llamacpp_instr.cli.unchanged import Compared, ComparedRun
     from llamacpp_instr.debugger.control import Debugger
     from llamacpp_instr.debugger.terminal import Terminal
     from llamacpp_instr.llama.engine import ContextOptions
@@ -71,10 +70,7 @@ class _Debug(click.Command):
     help="The same over TCP, at a port of 127.0.0.1; 0 takes a free one.",
 )
 @click.option("--page", is_flag=True, help="Stop, look and change in the browser.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port of the page.  [default: any free]"
-)
-@click.option("--no-browser", is_flag=True, help="Print the page's address and open no browser.")
+@serving_options(" of the page")
 @click.pass_context
 def debug(
     ctx: click.Context,
@@ -89,8 +85,7 @@ def debug(
     dap: bool,
     dap_port: int | None,
     page: bool,
-    port: int | None,
-    no_browser: bool,
+    serving: Serving,
 ) -> None:
     """Stop a model between two ops, to read and change values.
 
@@ -102,7 +97,7 @@ def debug(
     With --dap or --dap-port an editor gives the commands, and its launch configuration the options.
     With --page a browser gives them, at an address of 127.0.0.1.
     """
-    if not page and (port is not None or no_browser):
+    if serving.is_given and not page:
         raise UsageError("--port and --no-browser are for --page")
     if dap or dap_port is not None:
         _check_launch_gives(ctx)
@@ -120,12 +115,14 @@ def debug(
     if program is None and (model is None or prompt is None):
         raise UsageError("give a model and --prompt TEXT, or a program after --")
     if page:
-        shown = breakpoints, port or 0, not no_browser
+        from llamacpp_instr.cli import debug_page
+
         if program is not None:
-            debug_page.debug_program(program, log, force, *shown)
+            debug_page.debug_program(program, log, force, breakpoints, serving)
         else:
             told = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
-            debug_page.debug_model({**told, "force": force, **_camel(context)}, *shown)
+            arguments = {**told, "force": force, **_camel(context)}
+            debug_page.debug_model(arguments, breakpoints, serving)
         return
     from llamacpp_instr.debugger.terminal import Terminal
 
@@ -164,6 +161,7 @@ def _check_launch_gives(ctx: click.Context) -> None:
 
 
 def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | None) -> None:
+    from llamacpp_instr.cli.unchanged import ComparedRun
     from llamacpp_instr.debugger.dap.adapter import Adapter
     from llamacpp_instr.debugger.dap.transports import serve_stdio, serve_tcp
     from llamacpp_instr.debugger.show import comparison_table
@@ -202,6 +200,7 @@ def _debug_model(
     log: Path,
     force: bool,
 ) -> None:
+    from llamacpp_instr.cli.unchanged import compare_with_unchanged
     from llamacpp_instr.debugger.collected import CollectedLogits
     from llamacpp_instr.debugger.show import comparison_table
     from llamacpp_instr.debugger.stop import Go

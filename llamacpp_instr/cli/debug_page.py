@@ -10,27 +10,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llamacpp_instr.cli.serving import Serving
 from llamacpp_instr.cli.unchanged import ComparedRun
+from llamacpp_instr.debugger.api import begin_debugged
+from llamacpp_instr.debugger.comparison import Comparison
+from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.dap.requests import Program
+from llamacpp_instr.debugger.dap.transports import ends_by_signals
+from llamacpp_instr.debugger.program import check_program, run_program
+from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.extras import need
+from llamacpp_instr.recording.session import check_log_path
+from llamacpp_instr.run.launch import launch
+from llamacpp_instr.terminal import notice
 
 if TYPE_CHECKING:
-    from converters.weights_view.tensors import Tensors
     from llamacpp_instr.debug_page.hub import Hub
     from llamacpp_instr.debug_page.server import DebugServer
-    from llamacpp_instr.debugger.comparison import Comparison
-    from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.debugger.dap.requests import Program
 
 Json = dict[str, Any]
 PATIENCE_S = 3.0
 """a program that goes on after its compute was ended is interrupted then"""
 
 
-def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser: bool) -> None:
+def debug_model(arguments: Json, breakpoints: Sequence[str], serving: Serving) -> None:
     """Run a model by a launch configuration, and serve its page until somebody quits there, or
     Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
-    from llamacpp_instr.debugger.dap.transports import ends_by_signals
-    from llamacpp_instr.run.launch import launch
 
     def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
         launched = launch(arguments, None, None, debugger, *say)
@@ -41,37 +46,28 @@ def debug_model(arguments: Json, breakpoints: Sequence[str], port: int, browser:
             lambda compared: hub.tell("instr/comparison", _comparison(*compared)),
         )  # fmt: skip
 
-    hub, server = _serving(make, breakpoints, port, arguments["model"])
+    hub, server = _serving(make, breakpoints, serving, arguments["model"])
     with ends_by_signals():
         try:
             hub.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
-            server.run(lambda: _show(server, browser))
+            server.run(lambda: serving.show(server))
         finally:
             hub.close()
-    _report(hub)
+    for line in hub.lines:
+        notice(line)
+    if hub.exit_code:
+        sys.exit(hub.exit_code)
 
 
 def debug_program(
-    command: Sequence[str],
-    log: Path,
-    force: bool,
-    breakpoints: Sequence[str],
-    port: int,
-    browser: bool,
+    command: Sequence[str], log: Path, force: bool, breakpoints: Sequence[str], serving: Serving
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
     ended and somebody quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
-    from llamacpp_instr.debugger.api import begin_debugged
-    from llamacpp_instr.debugger.dap.transports import ends_by_signals
-    from llamacpp_instr.debugger.program import check_program, run_program
-    from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.recording.session import check_log_path
-    from llamacpp_instr.terminal import notice
-
     check_program(command)
     check_log_path(log, force, "--force")
     program = _InThisThread(stop_on_entry=not breakpoints)
-    hub, server = _serving(lambda *_: program, breakpoints, port)
+    hub, server = _serving(lambda *_: program, breakpoints, serving)
     started = threading.Event()
 
     hub.on_quit = program.end_soon
@@ -82,7 +78,7 @@ def debug_program(
             thread.start()
             started.wait()
             hub.start({}, breakpoints, wait=False)
-            _show(server, browser)
+            serving.show(server)
             try:
                 with session, hub.adapter.debugger:
                     run_program(command)
@@ -103,55 +99,33 @@ def debug_program(
 
 
 def _serving(
-    make: Callable[..., Program], breakpoints: Sequence[str], port: int, model: str | None = None
+    make: Callable[..., Program],
+    breakpoints: Sequence[str],
+    serving: Serving,
+    model: str | None = None,
 ) -> tuple[Hub, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
-
     need("live")
+    from converters.weights_view.tensors import Tensors
     from llamacpp_instr.debug_page.hub import Hub
     from llamacpp_instr.debug_page.looks import Looks
     from llamacpp_instr.debug_page.server import DebugServer
     from llamacpp_instr.debugger.dap.adapter import Adapter
     from llamacpp_instr.debugger.points import Breakpoint
-
-    for text in breakpoints:
-        Breakpoint.parse(text)
-    tensors = _tensors(model) if model is not None else None
-    hub = Hub(lambda send: Adapter(send, make), tensors is not None)
-    looks = Looks(hub.adapter.commands)
-    hub.adapter.more = looks.requests
-    return hub, DebugServer(hub, port, tensors)
-
-
-def _tensors(model: str) -> Tensors:
-    from converters.weights_view.tensors import Tensors
     from llamacpp_instr.llama.threads import usable_cpus
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.weights.measure import WeightReader
 
-    file = load_model_file(model)
-    return Tensors((file, WeightReader(file)), None, usable_cpus())
-
-
-def _show(server: DebugServer, browser: bool) -> None:
-    import webbrowser
-
-    from llamacpp_instr.terminal import print_line
-
-    print_line(server.address)
-    if browser:
-        # some browsers are waited for, and they wait for the page
-        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-
-
-def _report(hub: Hub) -> None:
-    """What the run said, and its exit status."""
-    from llamacpp_instr.terminal import notice
-
-    for line in hub.lines:
-        notice(line)
-    if hub.exit_code:
-        sys.exit(hub.exit_code)
+    for text in breakpoints:
+        Breakpoint.parse(text)
+    tensors = None
+    if model is not None:
+        file = load_model_file(model)
+        tensors = Tensors((file, WeightReader(file)), None, usable_cpus())
+    hub = Hub(lambda send: Adapter(send, make), tensors is not None)
+    looks = Looks(hub.adapter.commands)
+    hub.adapter.more = looks.requests
+    return hub, DebugServer(hub, serving.port or 0, tensors)
 
 
 class _InThisThread:

@@ -14,8 +14,7 @@ from llamacpp_instr.cli.logs import (
     load_run,
     load_sessions,
 )
-from llamacpp_instr.cli.options import command, lenient_option
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, lenient_option, report_options
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:

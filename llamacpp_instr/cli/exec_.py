@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from llamacpp_instr.cli.live_option import live_option, watched
 from llamacpp_instr.cli.options import bytes_of_size, command
-from llamacpp_instr.schema import LEVELS
+from llamacpp_instr.cli.recording import (
+    level_option,
+    live_option,
+    log_error_option,
+    stats_option,
+    watched,
+)
 
 
 @command(
@@ -24,25 +30,9 @@ from llamacpp_instr.schema import LEVELS
     metavar="FILE",
     help="The log to write; %p is the process id.  [default: the command's name-%p.log]",
 )
-@click.option(
-    "--level",
-    default="detailed",
-    show_default=True,
-    type=click.Choice(LEVELS),
-    help="How much is recorded.",
-)
-@click.option(
-    "--stats",
-    metavar="PATTERN",
-    help="Record the values of tensors whose names match this regular expression.",
-)
-@click.option(
-    "--on-log-error",
-    default="continue",
-    show_default=True,
-    type=click.Choice(["continue", "stop"]),
-    help="What to do when a log can no longer be written.",
-)
+@level_option
+@stats_option
+@log_error_option
 @click.option(
     "--rotate",
     metavar="SIZE",
@@ -60,15 +50,11 @@ from llamacpp_instr.schema import LEVELS
 @click.pass_context
 def exec_(
     ctx: click.Context,
+    /,
     log: str | None,
-    level: str,
-    stats: str | None,
-    on_log_error: str,
-    rotate: int | None,
-    force: bool,
-    keep_args: bool,
     live: bool,
     command: tuple[str, ...],
+    **recorded: Any,
 ) -> None:
     """Run any program and record its models as logs.
 
@@ -93,16 +79,7 @@ def exec_(
         return next((path for path, of in logs_of(target).items() if before.get(path) != of), None)
 
     with watched(live, first_log):
-        done = execute(
-            command,
-            log=log,
-            level=level,
-            stats=stats,
-            on_log_error="stop" if on_log_error == "stop" else "continue",
-            rotate=rotate,
-            force=force,
-            keep_args=keep_args,
-        )
+        done = execute(command, log, **recorded)
     for path, missing in done.logs.items():
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
     if not done.logs:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
 
 if TYPE_CHECKING:
     from converters.report.charts import Chart

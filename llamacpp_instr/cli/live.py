@@ -7,6 +7,7 @@ import threading
 import click
 
 from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -17,10 +18,9 @@ from llamacpp_instr.extras import need
     "instr live server.log --tui",
 )
 @click.argument("log", type=click.Path())
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: any free]")
-@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
+@serving_options()
 @click.option("--tui", is_flag=True, help="Show it in this terminal; serve nothing.")
-def live(log: str, port: int, no_browser: bool, tui: bool) -> None:
+def live(log: str, serving: Serving, tui: bool) -> None:
     """Watch a log while it is written.
 
     Serves a page on 127.0.0.1 until Ctrl-C: the text of every request as it is generated, with its
@@ -32,18 +32,17 @@ def live(log: str, port: int, no_browser: bool, tui: bool) -> None:
     --tui shows the figures in the terminal, for a machine that one is logged into.
     """
     if not tui:
-        show(log, port, not no_browser)
-    elif port or no_browser:
+        show(log, serving)
+    elif serving.port or serving.no_browser:
         raise UsageError("--tui serves no page; leave out --port and --no-browser")
     else:
         show_in_terminal(log)
 
 
-def show(log: str, port: int = 0, browser: bool = True) -> None:
+def show(log: str, serving: Serving) -> None:
     """Serve the page of a log until Ctrl-C or SIGTERM. Raises UsageError if a part is not installed
     or the port is taken, LogError for a file that is not a log, NotWritten if nobody writes it."""
     import signal
-    import webbrowser
 
     need("live")
     from converters.live.hub import Hub
@@ -56,15 +55,12 @@ def show(log: str, port: int = 0, browser: bool = True) -> None:
     followed = FollowedLog(log, stop)
     hub = Hub(followed)
     ranges = RangeOpener(hub, followed)
-    server = LiveServer(hub, ranges.open, port)
+    server = LiveServer(hub, ranges.open, serving.port or 0)
     hub.start()
 
     def started() -> None:
-        print_line(server.address)
+        serving.show(server)
         print_line(f"metrics: {server.metrics}")
-        if browser:
-            # some browsers are waited for, and they wait for the page
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # what is under way ends with it

@@ -9,14 +9,13 @@ from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from converters.live.hub import Hub
 from llamacpp_instr.errors import InstrError, UsageError
-
-if TYPE_CHECKING:
-    from converters.live.hub import Hub
-    from llamacpp_instr.log.follow import FollowedLog
-    from llamacpp_instr.view import Server
+from llamacpp_instr.isolated import python
+from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.temporary import temporary_directory
+from llamacpp_instr.view import FIRST_SIGHT, Server, find_ui
 
 OPEN = 4
 """traces at once: the latest; a tab that shows an older one has read it"""
@@ -62,8 +61,6 @@ class RangeOpener:
         """The address at which Perfetto's UI shows these seconds of the session; the file of the
         trace if the UI is not installed. Raises UsageError if no step of that time is known,
         InstrError if the conversion fails."""
-        from llamacpp_instr.view import FIRST_SIGHT, Server, find_ui
-
         trace = self._convert(first, last)
         server = None
         with contextlib.suppress(UsageError):
@@ -75,9 +72,6 @@ class RangeOpener:
         return server.address(FIRST_SIGHT) if server else trace
 
     def _convert(self, first: int, last: int) -> Path:
-        from llamacpp_instr.isolated import python
-        from llamacpp_instr.temporary import temporary_directory
-
         start, steps = self._hub.look(lambda state: (state.start, state.steps_between(first, last)))
         if start is None or steps is None:
             raise UsageError(f"no step ended from second {first} to {last}, or it is not kept")

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, load_sessions
-from llamacpp_instr.cli.options import bytes_of_size, command, context_options, lenient_option
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import (
+    ReportOutput,
+    bytes_of_size,
+    command,
+    context_options,
+    lenient_option,
+    report_options,
+)
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import is_model, load_sessions
-from llamacpp_instr.cli.options import MOST_TOKENS, command, lenient_option, past_option
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import (
+    MOST_TOKENS,
+    ReportOutput,
+    command,
+    lenient_option,
+    past_option,
+    report_options,
+)
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def page(logs: Logs, output: str | None, force: bool) -> None:
     """
     from converters.analyses.page import compute_page
     from converters.report.page import render_page
-    from llamacpp_instr.cli.report_output import ReportOutput, default_name
+    from llamacpp_instr.cli.options import ReportOutput, default_name
     from llamacpp_instr.probe.file import known_probe
     from llamacpp_instr.terminal import print_line
 

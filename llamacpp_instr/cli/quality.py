@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import MOST_TOKENS, command, read_text
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, read_text, report_options
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:

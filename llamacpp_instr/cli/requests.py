@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
 
 
 @command("instr requests server.log --top 5")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
 
 
 @command(

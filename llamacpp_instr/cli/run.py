@@ -6,17 +6,19 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from llamacpp_instr.cli.live_option import live_option, watched
-from llamacpp_instr.cli.options import command, context_options
+from llamacpp_instr.cli.options import command, context_options, read_text
+from llamacpp_instr.cli.recording import (
+    level_option,
+    live_option,
+    log_error_option,
+    stats_option,
+    watched,
+)
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.schema import LEVELS
-
-if TYPE_CHECKING:
-    from llamacpp_instr.llama.engine import ContextOptions
 
 
 @command(
@@ -43,13 +45,7 @@ if TYPE_CHECKING:
     help="Read the prompt from a file, without the newline at its end; - is standard input.",
 )
 @click.option("-n", default=128, show_default=True, help="Tokens to generate at most.")
-@click.option(
-    "--level",
-    default="detailed",
-    show_default=True,
-    type=click.Choice(LEVELS),
-    help="How much is recorded.",
-)
+@level_option
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
@@ -71,12 +67,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print the embedding of each prompt as a JSON array, not normalized.",
 )
-@click.option(
-    "--stats",
-    metavar="PATTERN",
-    help="Record the values of tensors whose names match this regular expression. "
-    "Do not compare the times of such a session.",
-)
+@stats_option
 @click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor contains a NaN.")
 @click.option(
     "--capture",
@@ -103,19 +94,11 @@ if TYPE_CHECKING:
     metavar="TRACE",
     help="At the end, also write the session as a Perfetto trace.",
 )
-@click.option(
-    "--on-log-error",
-    default="continue",
-    show_default=True,
-    type=click.Choice(["continue", "stop"]),
-    help="What to do when the log can no longer be written.",
-)
+@log_error_option
 def run(
     model: str,
     prompts: tuple[str, ...],
     prompt_file: Path | None,
-    n: int,
-    level: str,
     log: Path | None,
     force: bool,
     temp: float,
@@ -123,18 +106,10 @@ def run(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
-    context: ContextOptions,
     no_mmap: bool,
-    chat: bool,
-    embed: bool,
-    stats: str | None,
-    stop_on_nan: bool,
-    capture: str | None,
-    output: Path | None,
-    repeat: int,
     live: bool,
     perfetto: str | None,
-    on_log_error: str,
+    **recorded: Any,
 ) -> None:
     r"""Run a model and record the session as a log.
 
@@ -175,28 +150,18 @@ def run(
         model=model,
         prompts=_read_prompts(prompts, prompt_file),
         log=log,
-        n=n,
-        level=level,
-        stats=stats,
-        stop_on_nan=stop_on_nan,
-        capture=capture,
-        output=output,
         sampling=Sampling(temp, top_k, top_p, min_p, seed).with_seed(),
-        context=context,
         mmap=not no_mmap,
-        chat=chat,
-        embed=embed,
-        repeat=repeat,
-        on_log_error="stop" if on_log_error == "stop" else "continue",
         force=force,
+        **recorded,
     )
     options.check()
     before = _identity(log)
     out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
     with (
         watched(live, lambda: log if _identity(log) not in (None, before) else None),
-        capturing(capture, output, force, notice)
-        if capture and output
+        capturing(options.capture, options.output, force, notice)
+        if options.capture and options.output
         else nullcontext() as debugger,
     ):
         written = run_model(options, out, debugger=debugger)
@@ -241,26 +206,8 @@ def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
     if file is not None and prompts:
         raise UsageError("give --prompt or --prompt-file, not both")
     if file is not None:
-        return [_read_stdin() if str(file) == "-" else _read_file(file)]
-    return [_read_stdin() if prompt == "-" else _as_typed(prompt) for prompt in prompts]
-
-
-def _read_stdin() -> str:
-    return _decode(sys.stdin.buffer.read(), "standard input")
-
-
-def _read_file(file: Path) -> str:
-    try:
-        return _decode(file.read_bytes(), str(file))
-    except OSError as error:
-        raise UsageError(f"the prompt file {file} cannot be read: {error.strerror}") from None
-
-
-def _decode(data: bytes, source: str) -> str:
-    try:
-        return data.decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None
+        return [read_text(str(file), "prompt file")]
+    return [read_text(prompt) if prompt == "-" else _as_typed(prompt) for prompt in prompts]
 
 
 def _as_typed(prompt: str) -> str:

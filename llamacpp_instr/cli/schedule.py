@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacpp_instr.cli.logs import is_model, load_run
-from llamacpp_instr.cli.options import LAST, command, lenient_option, parse_range
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import (
+    LAST,
+    ReportOutput,
+    command,
+    lenient_option,
+    parse_range,
+    report_options,
+)
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.progress import progress_bar
 
 if TYPE_CHECKING:
     from converters.scheduling.engines import Engines
@@ -25,9 +32,11 @@ MOST_SWEPT = 1024
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What of a source is scheduled."""
+    """What of a source is scheduled, and how."""
 
     split: Any
+    policy: str
+    seconds: float
     phase: str | None
     step: int | None
     layers: tuple[int, int] | None
@@ -112,20 +121,12 @@ MakeTasks = Callable[["Engines"], Made]
 def schedule(
     source: str,
     engines: str,
-    split: str,
-    policy: str,
-    seconds: float,
-    phase: str | None,
-    step: int | None,
-    layers: str | None,
-    sequences: int,
-    tokens: int,
-    beside_prefill: bool,
     machine: str | None,
     sweep: str | None,
     perfetto: str | None,
     lenient: bool,
     output: ReportOutput,
+    **how: Any,
 ) -> None:
     """Schedule the ops of a log or a model on other engines.
 
@@ -154,7 +155,8 @@ def schedule(
             raise UsageError(f"--sweep has its own numbers of engines; leave out {other}")
         if swept[0] < 1 or swept[1] == LAST or swept[1] - swept[0] >= MOST_SWEPT:
             raise UsageError(f"--sweep {sweep}: give A:B, from 1, at most {MOST_SWEPT} numbers")
-    if step is not None and phase is not None:
+    chosen = _Chosen(**{**how, "layers": parse_range("--layers", how["layers"])})
+    if chosen.step is not None and chosen.phase is not None:
         raise UsageError("give --phase or --step, not both")
     read = engines if not engines.isdecimal() else None
     output.check(source, read, machine)
@@ -164,11 +166,8 @@ def schedule(
         if perfetto == "-" and output.path == "-":
             raise UsageError("--perfetto -: name the report with -o, or the trace")
     hardware = parse_engines(engines) if swept is None else equal_engines(swept[0])
-    chosen = _Chosen(
-        split, phase, step, parse_range("--layers", layers), sequences, tokens, beside_prefill
-    )
     make = _tasks_of(source, chosen, machine, lenient)
-    plan = _planner(policy, seconds)
+    plan = _planner(chosen)
     if swept is None:
         tasks, notes = make(hardware)
         _write(plan(tasks, hardware), source, notes, perfetto, output)
@@ -223,24 +222,24 @@ def _of_graphs(
     """`graph_of` makes the chosen graph, or the prefill beside it; their times are of `cpu`."""
     from converters.scheduling.in_flight import beside
 
-    timed, told = graph_of(False)
-    make = _divider(timed, cpu, source, chosen.split)
-    if not chosen.beside_prefill:
-        return lambda engines: _with(_flown(make(engines), chosen), told)
-    other, told_other = graph_of(True)
-    make_other = _divider(other, cpu, source, chosen.split)
+    dividers = [
+        _divider(*graph_of(prefill), cpu, source, chosen.split)
+        for prefill in ((False, True) if chosen.beside_prefill else (False,))
+    ]
 
-    def both(engines: Engines) -> Made:
-        tasks, notes = _flown(make(engines), chosen)
-        prefill, prefill_notes = make_other(engines)
-        every = [*told, *notes, *told_other, *prefill_notes]
-        return beside(tasks, prefill, "prefill"), list(dict.fromkeys(every))
+    def make(engines: Engines) -> Made:
+        (tasks, notes), *others = [divide(engines) for divide in dividers]
+        tasks = _in_flight(tasks, chosen)
+        for prefill, more in others:
+            tasks = beside(tasks, prefill, "prefill")
+            notes = list(dict.fromkeys([*notes, *more]))
+        return tasks, notes
 
-    return both
+    return make
 
 
-def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
-    """Times the parts of kernels once, if they are wanted."""
+def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: Any) -> MakeTasks:
+    """Times the parts of kernels once, if they are wanted. `told` are notes about the graph."""
     from converters.scheduling.part_shapes import part_shapes
     from converters.scheduling.split import divide
 
@@ -250,7 +249,6 @@ def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
     if shapes:
         from llamacpp_instr.probe.parts import differs, time_all
         from llamacpp_instr.probe.shapes import AttentionShape
-        from llamacpp_instr.progress import progress_bar
 
         flash = any(isinstance(of, AttentionShape) and of.fused for of in shapes.values())
         if (other := differs(cpu)) and flash:
@@ -270,7 +268,7 @@ def _divider(timed: TimedGraph, cpu: str, source: str, split: Any) -> MakeTasks:
 
     def make(engines: Engines) -> Made:
         divided = divide(timed, split, engines, times)
-        return divided.tasks, [*divided.notes, *notes]
+        return divided.tasks, [*told, *divided.notes, *notes]
 
     return make
 
@@ -322,28 +320,18 @@ def _in_flight(tasks: Tasks, chosen: _Chosen) -> Tasks:
     return several_sequences(several_tokens(tasks, chosen.tokens), chosen.sequences)
 
 
-def _flown(made: Made, chosen: _Chosen) -> Made:
-    tasks, notes = made
-    return _in_flight(tasks, chosen), notes
-
-
-def _with(made: Made, notes: list[str]) -> Made:
-    return made[0], [*notes, *made[1]]
-
-
-def _planner(policy: str, seconds: float) -> Callable[[Tasks, Engines], Schedule]:
+def _planner(chosen: _Chosen) -> Callable[[Tasks, Engines], Schedule]:
     from converters.scheduling.policies import schedule_list, schedule_program
 
-    if policy == "program":
+    if chosen.policy == "program":
         return schedule_program
-    if policy == "list":
+    if chosen.policy == "list":
         return schedule_list
     from converters.scheduling.optimum import schedule_optimal
-    from llamacpp_instr.progress import progress_bar
 
     def search(tasks: Tasks, engines: Engines) -> Schedule:
         with progress_bar("Searching") as on_progress:
-            return schedule_optimal(tasks, engines, seconds, on_progress)
+            return schedule_optimal(tasks, engines, chosen.seconds, on_progress)
 
     return search
 
@@ -374,7 +362,6 @@ def _write_sweep(
 ) -> None:
     from converters.scheduling.engines import equal_engines
     from converters.scheduling.report import sweep_chart, sweep_point, sweep_reports
-    from llamacpp_instr.progress import progress_bar
 
     points = []
     notes: list[str] = []

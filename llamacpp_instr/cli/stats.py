@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, parse_range
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, parse_range, report_options
 
 
 @command(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
 
 
 @command(

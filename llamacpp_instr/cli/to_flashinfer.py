@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, form_options
+from llamacpp_instr.cli.options import ReportOutput, command, form_options
 from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import sys
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, parse_range
-from llamacpp_instr.cli.report_output import default_name
+from llamacpp_instr.cli.options import command, default_name, parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 from llamacpp_instr.errors import UsageError
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llamacpp_instr.debugger.collected import CollectedLogits
-    from llamacpp_instr.debugger.comparison import Comparison
-    from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.llama.interrupt import Interrupt
-    from llamacpp_instr.run.launch import Launched
-    from llamacpp_instr.run.session import RunOptions
+import numpy as np
 
-Compared = tuple["Comparison", dict[int, str]]
+from llamacpp_instr.debugger.collected import CollectedLogits
+from llamacpp_instr.debugger.comparison import Comparison, Continuation, compare
+from llamacpp_instr.debugger.control import Debugger
+from llamacpp_instr.debugger.stop import Go
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.run.launch import Launched
+from llamacpp_instr.run.session import RunOptions, run
+from llamacpp_instr.schema import Token
+from llamacpp_instr.temporary import temporary_directory
+
+Compared = tuple[Comparison, dict[int, str]]
 """both continuations token by token, and the texts of their tokens"""
 
 
@@ -30,8 +36,6 @@ class ComparedRun:
         notice: Callable[[str], None],
         show: Callable[[Compared], None],
     ) -> None:
-        from llamacpp_instr.llama.interrupt import Interrupt
-
         self.stop_on_entry = launched.stop_on_entry
         self._launched, self._debugger = launched, debugger
         self._is_changed, self._notice, self._show = is_changed, notice, show
@@ -39,9 +43,6 @@ class ComparedRun:
 
     def run(self) -> None:
         """As `Launched.run`."""
-        from llamacpp_instr.debugger.collected import CollectedLogits
-        from llamacpp_instr.debugger.stop import Go
-
         logits = CollectedLogits()
         self._debugger.witnesses.append(logits)
         self._launched.run()
@@ -62,19 +63,6 @@ def compare_with_unchanged(
 ) -> Compared:
     """The two continuations; `log` and `changed` are of the run with changes. Raises what `run`
     raises."""
-    import io
-    from dataclasses import replace
-
-    import numpy as np
-
-    from llamacpp_instr.debugger.collected import CollectedLogits
-    from llamacpp_instr.debugger.comparison import Continuation, compare
-    from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.log.reader import read_events
-    from llamacpp_instr.run.session import run
-    from llamacpp_instr.schema import Token
-    from llamacpp_instr.temporary import temporary_directory
 
     def continuation(log: Path, logits: CollectedLogits) -> Continuation:
         tokens = [event for _, event in read_events(log) if isinstance(event, Token)]

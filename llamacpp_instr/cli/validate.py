@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options, threads_option
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
-
-if TYPE_CHECKING:
-    from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.validate.report import Verdict
 
 _DECODES = 4
 
@@ -44,7 +38,7 @@ _DECODES = 4
     metavar="X",
     help="With --against: largest relative error that is ok.  [default: by the weights' type]",
 )
-@click.option("--threads", type=int, help="Threads.  [default: physical cores]")
+@threads_option
 @click.option(
     "--flash-attn",
     type=click.Choice(["auto", "on", "off"]),
@@ -78,71 +72,49 @@ def validate(
     tolerance.
     """
     from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.llama.log import captured
+    from llamacpp_instr.memory.plan import check_memory
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.progress import progress_bar
 
     chosen = flash_attn or ("auto" if against is None else "off")
     options = ContextOptions(threads=threads, flash_attn=chosen)
     options.check()
+    if against is None and bound is not None:
+        raise UsageError("--bound is for --against; the tolerances of ops are upstream's")
+    if against is not None and n is not None:
+        raise UsageError("-n is the number of decodes; --against compares a prefill only")
+    need("onnx")  # the tables of --against are those of the ops
+    output.check(model)
     if against is None:
-        if bound is not None:
-            raise UsageError("--bound is for --against; the tolerances of ops are upstream's")
-        verdict = _check_ops(model, prompt, _DECODES if n is None else n, options, output)
+        from llamacpp_instr.validate.report import judge
+        from llamacpp_instr.validate.run import validate_model
+
+        file = load_model_file(model)
+        check_memory(file, options)
+        with captured() as log, progress_bar("Checking") as on_progress:
+            n = _DECODES if n is None else n
+            verdict = judge(validate_model(file, prompt, n, options, log, on_progress))
     else:
-        if n is not None:
-            raise UsageError("-n is the number of decodes; --against compares a prefill only")
-        verdict = _compare(model, against, prompt, bound, options, output)
+        from llamacpp_instr.validate.against.compare import default_bound
+        from llamacpp_instr.validate.against.ours import compare_with_transformers
+        from llamacpp_instr.validate.against.report import judge_states
+        from llamacpp_instr.validate.against.theirs import open_reference
+
+        source = open_reference(against)
+        source.check_output(Path(output.path))
+        need("hf")
+        file = load_model_file(model)
+        check_memory(file, options)
+        why = "--bound"
+        if bound is None:
+            bound, type_ = default_bound(file)
+            why = f"the bound for weights in {type_}"
+        with captured() as log, progress_bar("Comparing") as on_progress:
+            found = compare_with_transformers(
+                file, source, prompt, threads, chosen, log, on_progress
+            )
+        verdict = judge_states(found, bound, why)
     output.write(verdict.reports, table=verdict.reports[0])
     if not verdict.passed:
         sys.exit(1)
-
-
-def _check_ops(
-    model: str, prompt: str | None, n: int, options: ContextOptions, output: ReportOutput
-) -> Verdict:
-    need("onnx")
-    from llamacpp_instr.llama.log import captured
-    from llamacpp_instr.memory.plan import check_memory
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.validate.report import judge
-    from llamacpp_instr.validate.run import validate_model
-
-    output.check(model)
-    file = load_model_file(model)
-    check_memory(file, options)
-    with captured() as log, progress_bar("Checking") as on_progress:
-        return judge(validate_model(file, prompt, n, options, log, on_progress))
-
-
-def _compare(
-    model: str,
-    folder: Path,
-    prompt: str | None,
-    bound: float | None,
-    options: ContextOptions,
-    output: ReportOutput,
-) -> Verdict:
-    need("onnx")  # the tables are those of the ops
-    from llamacpp_instr.llama.log import captured
-    from llamacpp_instr.memory.plan import check_memory
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.validate.against.compare import default_bound
-    from llamacpp_instr.validate.against.ours import compare_with_transformers
-    from llamacpp_instr.validate.against.report import judge_states
-    from llamacpp_instr.validate.against.theirs import open_reference
-
-    output.check(model)
-    source = open_reference(folder)
-    source.check_output(Path(output.path))
-    need("hf")
-    file = load_model_file(model)
-    check_memory(file, options)
-    why = "--bound"
-    if bound is None:
-        bound, type_ = default_bound(file)
-        why = f"the bound for weights in {type_}"
-    with captured() as log, progress_bar("Comparing") as on_progress:
-        found = compare_with_transformers(
-            file, source, prompt, options.threads, options.flash_attn, log, on_progress
-        )
-    return judge_states(found, bound, why)

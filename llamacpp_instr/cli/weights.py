@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import command
-from llamacpp_instr.cli.report_output import ReportOutput, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, report_options
+from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     "--against", metavar="FILE", help="The model that MODEL was quantized from: also the errors."
 )
 @click.option("--view", is_flag=True, help="Show every weight as a page in the browser.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of --view.  [default: any free]")
-@click.option("--no-browser", is_flag=True, help="With --view, print the address only.")
+@serving_options(" of --view")
 @click.option("--raw", is_flag=True, help="Export the stored bytes, not the numbers in them.")
 @report_options
 def weights(
@@ -37,8 +36,7 @@ def weights(
     pattern: str,
     against: str | None,
     view: bool,
-    port: int | None,
-    no_browser: bool,
+    serving: Serving,
     raw: bool,
     output: ReportOutput,
 ) -> None:
@@ -57,36 +55,24 @@ def weights(
     from llamacpp_instr.weights.measure import WeightReader, choose_weights
 
     export = is_export(output.path) and output.flag is None
-    _check_options(output, export, against, view, port, no_browser, raw)
-    output.check(model, against, exports=SUFFIXES)
-    file = choose_weights(load_model_file(model), pattern)
-    original = load_model_file(against) if against is not None else None
-    reader = WeightReader(file)
-    if view:
-        _show(file, original, reader, port or 0, not no_browser)
-    elif export:
-        _export(file, reader, output, raw)
-    else:
-        _report(file, choose_weights(original, pattern) if original else None, reader, output)
-
-
-def _check_options(
-    output: ReportOutput,
-    export: bool,
-    against: str | None,
-    view: bool,
-    port: int | None,
-    no_browser: bool,
-    raw: bool,
-) -> None:
     if view and (output.flag is not None or output.path != "-"):
         raise UsageError("--view serves a page; it writes no file")
-    if not view and (port is not None or no_browser):
+    if serving.is_given and not view:
         raise UsageError("--port and --no-browser are options of --view")
     if raw and not export:
         raise UsageError("--raw is for an export: name it with -o FILE.npz or FILE.safetensors")
     if export and against is not None:
         raise UsageError("--against is for reports and --view; an export has one model's tensors")
+    output.check(model, against, exports=SUFFIXES)
+    file = choose_weights(load_model_file(model), pattern)
+    original = load_model_file(against) if against is not None else None
+    reader = WeightReader(file)
+    if view:
+        _show(file, original, reader, serving)
+    elif export:
+        _export(file, reader, output, raw)
+    else:
+        _report(file, choose_weights(original, pattern) if original else None, reader, output)
 
 
 def _report(
@@ -129,28 +115,16 @@ def _show(
     file: ModelFile,
     original: ModelFile | None,
     reader: WeightReader,
-    port: int,
-    browser: bool,
+    serving: Serving,
 ) -> None:
     """Serve the page until Ctrl-C."""
-    import threading
-    import webbrowser
-
     need("live")
     from converters.weights_view.server import WeightsServer
     from converters.weights_view.tensors import Tensors
     from llamacpp_instr.llama.threads import usable_cpus
-    from llamacpp_instr.terminal import print_line
     from llamacpp_instr.weights.measure import WeightReader
 
     other = (original, WeightReader(original)) if original is not None else None
     tensors = Tensors((file, reader), other, usable_cpus())
-    server = WeightsServer(tensors, port)
-
-    def started() -> None:
-        print_line(server.address)
-        if browser:
-            # some browsers are waited for, and they wait for the page
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-
-    server.run(started)
+    server = WeightsServer(tensors, serving.port or 0)
+    server.run(lambda: serving.show(server))

@@ -29,7 +29,8 @@ import sys
 from converters.live import hub
 hub.KEPT = {KEPT}
 from llamacpp_instr.cli.live import show
-show(sys.argv[1], browser=False)
+from llamacpp_instr.cli.serving import Serving
+show(sys.argv[1], Serving(no_browser=True))
 """
 
 Frames = list[tuple[int, int, bool, int, int]]

@@ -1,4 +1,5 @@
-"""The option --live: opens the page of a log while this process, or its child, writes it."""
+"""The options of a recording, and what --live does: it opens the page of a log while this process,
+or its child, writes it."""
 
 from __future__ import annotations
 
@@ -13,12 +14,33 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.extras import need
+from llamacpp_instr.schema import LEVELS
 
 LOOK_S = 0.1
 LAST_FRAME_S = 0.5
 """for the page, to get the last figures"""
 PATIENCE_S = 5
 
+level_option = click.option(
+    "--level",
+    default="detailed",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="How much is recorded.",
+)
+stats_option = click.option(
+    "--stats",
+    metavar="PATTERN",
+    help="Record the values of tensors whose names match this regular expression. "
+    "Do not compare the times of such a session.",
+)
+log_error_option = click.option(
+    "--on-log-error",
+    default="continue",
+    show_default=True,
+    type=click.Choice(["continue", "stop"]),
+    help="What to do when a log can no longer be written.",
+)
 live_option = click.option(
     "--live",
     is_flag=True,
@@ -68,12 +90,14 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
 _SERVE = """
 import contextlib, signal, sys
 from llamacpp_instr.extras import need
+from llamacpp_instr.schema import LEVELS
 with contextlib.suppress(KeyboardInterrupt):
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from llamacpp_instr.cli.live import show
+    from llamacpp_instr.cli.serving import Serving
     from llamacpp_instr.log.follow import NotWritten
     with contextlib.suppress(NotWritten):
-        show(sys.argv[1])
+        show(sys.argv[1], Serving())
 """
 
 

@@ -1,0 +1,49 @@
+"""A page of ours in the browser: its port, and who opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacpp_instr.cli.options import gathered
+from llamacpp_instr.terminal import print_line
+
+if TYPE_CHECKING:
+    from converters.serving import LoopbackServer
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where a page is served, and whether a browser opens it."""
+
+    port: int | None = None
+    no_browser: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        return self.port is not None or self.no_browser
+
+    def show(self, server: LoopbackServer) -> None:
+        """Print the address of a server that answers, and open it."""
+        import threading
+        import webbrowser
+
+        print_line(server.address)
+        if not self.no_browser:
+            # some browsers are waited for, and they wait for the page
+            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+
+
+def serving_options(of: str = "") -> Callable[[Any], Any]:
+    """For a command that serves a page, which gets them as `serving: Serving`."""
+    return gathered(
+        "serving",
+        Serving,
+        click.option(
+            "--port", type=click.IntRange(0, 65535), help=f"Port{of}.  [default: any free]"
+        ),
+        click.option("--no-browser", is_flag=True, help="Print the address and open no browser."),
+    )
