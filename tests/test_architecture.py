@@ -81,13 +81,12 @@ CLI_SHARED = {
     f"llamacpp_instr.cli.{name}"
     for name in (
         "options",
-        "debug_page",
+        "debug_runs",
         "recording",
         "live_range",
         "logs",
         "serving",
         "size_bound",
-        "unchanged",
     )
 }
 

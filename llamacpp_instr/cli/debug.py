@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,6 @@ from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from llamacpp_instr.cli.unchanged import Compared, ComparedRun
-    from llamacpp_instr.debugger.control import Debugger
-    from llamacpp_instr.debugger.terminal import Terminal
     from llamacpp_instr.llama.engine import ContextOptions
 
 
@@ -101,9 +97,16 @@ def debug(
         raise UsageError("--port and --no-browser are for --page")
     if dap or dap_port is not None:
         _check_launch_gives(ctx)
-        _serve_editor(model, prompt, dap, dap_port)
+        if dap and dap_port is not None:
+            raise UsageError("--dap and --dap-port exclude each other")
+        from llamacpp_instr.cli.debug_runs import serve_editor
+
+        serve_editor(model, prompt, dap_port)
         return
+    from llamacpp_instr.cli import debug_runs
+    from llamacpp_instr.debugger.terminal import Terminal
     from llamacpp_instr.recording.files import fresh_log
+    from llamacpp_instr.run.session import RunOptions
 
     program: Sequence[str] | None = ctx.meta["program"]
     default = Path("debug.log")
@@ -114,25 +117,21 @@ def debug(
         raise UsageError("give a model with --prompt, or a program after --, not both")
     if program is None and (model is None or prompt is None):
         raise UsageError("give a model and --prompt TEXT, or a program after --")
-    if page:
-        from llamacpp_instr.cli import debug_page
-
-        if program is not None:
-            debug_page.debug_program(program, log, force, breakpoints, serving)
-        else:
-            told = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
-            arguments = {**told, "force": force, **_camel(context)}
-            debug_page.debug_model(arguments, breakpoints, serving)
-        return
-    from llamacpp_instr.debugger.terminal import Terminal
-
-    terminal = Terminal(breakpoints)
     if program is not None:
-        _debug_program(program, terminal, log, force)
+        if page:
+            debug_runs.debug_program_on_page(program, log, force, breakpoints, serving)
+        else:
+            debug_runs.debug_program(program, Terminal(breakpoints), log, force)
+        return
+    assert model is not None
+    assert prompt is not None
+    if page:
+        told = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
+        arguments = {**told, "force": force, **_camel(context)}
+        debug_runs.debug_model_on_page(arguments, breakpoints, serving)
     else:
-        assert model is not None
-        assert prompt is not None
-        _debug_model(model, prompt, n, chat, context, terminal, log, force)
+        options = RunOptions(model, [prompt], log, n, chat=chat, context=context, force=force)
+        debug_runs.debug_model(options, Terminal(breakpoints))
 
 
 def _camel(context: ContextOptions) -> dict[str, Any]:
@@ -158,82 +157,3 @@ def _check_launch_gives(ctx: click.Context) -> None:
             )
     if ctx.meta["program"] is not None:
         raise UsageError("--dap is for models; leave out the program after --")
-
-
-def _serve_editor(model: str | None, prompt: str | None, dap: bool, port: int | None) -> None:
-    from llamacpp_instr.cli.unchanged import ComparedRun
-    from llamacpp_instr.debugger.dap.adapter import Adapter
-    from llamacpp_instr.debugger.dap.transports import serve_stdio, serve_tcp
-    from llamacpp_instr.debugger.show import comparison_table
-    from llamacpp_instr.run.launch import in_keys, launch
-
-    def adapter(send: Any) -> Adapter:
-        def make(arguments: Any, debugger: Debugger, *say: Any) -> ComparedRun:
-            def show(compared: Compared) -> None:
-                comparison, texts = compared
-                say[1](comparison_table(comparison, texts.__getitem__))
-
-            launched = launch(arguments, model, prompt, debugger, *say)
-            return ComparedRun(launched, debugger, is_changed, say[1], show)
-
-        def is_changed() -> bool:
-            return bool(made.commands.changes)
-
-        made = Adapter(send, make, in_keys)
-        return made
-
-    if dap and port is not None:
-        raise UsageError("--dap and --dap-port exclude each other")
-    if port is None:
-        serve_stdio(adapter)
-    else:
-        serve_tcp(adapter, port, lambda port: click.echo(f"listening on 127.0.0.1:{port}"))
-
-
-def _debug_model(
-    model: str,
-    prompt: str,
-    n: int,
-    chat: bool,
-    context: ContextOptions,
-    terminal: Terminal,
-    log: Path,
-    force: bool,
-) -> None:
-    from llamacpp_instr.cli.unchanged import compare_with_unchanged
-    from llamacpp_instr.debugger.collected import CollectedLogits
-    from llamacpp_instr.debugger.show import comparison_table
-    from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.run.session import RunOptions, run
-    from llamacpp_instr.terminal import notice, printable_text
-
-    options = RunOptions(
-        model=model, prompts=[prompt], log=log, n=n, chat=chat, context=context, force=force
-    )
-    logits = CollectedLogits()
-    terminal.debugger.witnesses.append(logits)
-    written = run(options, sys.stdout.buffer, debugger=terminal.debugger)
-    notice(f"log: {written}")
-    terminal.end()
-    if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
-        notice("running again without the changes, for comparison")
-        compared, texts = compare_with_unchanged(options, written, logits)
-        click.echo(printable_text(comparison_table(compared, texts.__getitem__)), err=True)
-
-
-def _debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
-    from llamacpp_instr.debugger.api import begin_debugged
-    from llamacpp_instr.debugger.program import check_program, run_program
-    from llamacpp_instr.debugger.stop import Go
-    from llamacpp_instr.terminal import notice
-
-    check_program(program)
-    with begin_debugged(log, force, "--force"), terminal.debugger:
-        try:
-            run_program(program)
-        except RuntimeError:
-            # llama_cpp raises it when a compute was ended
-            if terminal.debugger.go is not Go.QUIT:
-                raise
-    notice(f"log: {log}")
-    terminal.end()
