@@ -6,7 +6,14 @@ import math
 
 import click
 
-from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, read_text, report_options
+from llamacpp_instr.cli.options import (
+    MOST_TOKENS,
+    ReportOutput,
+    command,
+    read_text,
+    report_options,
+    threads_option,
+)
 from llamacpp_instr.errors import UsageError
 
 
@@ -48,7 +55,7 @@ from llamacpp_instr.errors import UsageError
 )
 @click.option("--why", is_flag=True, help="Exchange weights, to find their shares in the KL "
               "divergence.")  # fmt: skip
-@click.option("--threads", type=int, metavar="N", help="Threads.  [default: physical cores]")
+@threads_option
 @report_options
 def diverge(
     a: str,

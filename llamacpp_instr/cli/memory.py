@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -73,6 +72,10 @@ def memory(
     file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
     other logs are shown one after the other.
     """
+    from converters.analyses.layer_chart import chart_bits_by_layer
+    from converters.analyses.memory import joined_tensors, shortened
+    from converters.analyses.memory.pictures import draw_memory
+    from converters.report.side_by_side import named_by
     from llamacpp_instr.llama.engine import ContextOptions
 
     output.check(*sources)
@@ -87,15 +90,12 @@ def memory(
             "--ctx, --memory and the like"
         )
     else:
-        shown = _of_logs(sources, lenient)
-    _write(shown, output)
-
-
-def _write(shown: Shown, output: ReportOutput) -> None:
-    from converters.analyses.layer_chart import chart_bits_by_layer
-    from converters.analyses.memory import joined_tensors, shortened
-    from converters.analyses.memory.pictures import draw_memory
-
+        sessions = load_sessions(sources, lenient)
+        shown = [
+            (stored, named_by(session.path, reports) if len(sessions) > 1 else reports)
+            for session in sessions
+            for stored, reports in _of_session(session)
+        ]
     models = [reports for _, reports in shown]
     table = joined_tensors(models)
     if output.form == "text" and output.path == "-":
@@ -127,19 +127,6 @@ def _of_model(
         held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
     stored = stored_in_file(model)
     return stored, compression_reports(stored, [held])
-
-
-def _of_logs(logs: Sequence[str], lenient: bool) -> Shown:
-    from converters.report.side_by_side import named_by
-
-    sessions = load_sessions(logs, lenient)
-    if len(sessions) == 1:
-        return _of_session(sessions[0])
-    return [
-        (stored, named_by(session.path, reports))
-        for session in sessions
-        for stored, reports in _of_session(session)
-    ]
 
 
 def _of_session(session: Session) -> Shown:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from converters.analyses.predict import Case
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.prediction.steps import PlannedStep
     from llamacpp_instr.probe.file import Probe
 
 
@@ -74,6 +73,7 @@ def predict(
     from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.probe.file import read_probe
     from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.quantize.plan import parse_file_type
 
     output.check(model, machine)
     probe = read_probe(machine)
@@ -81,7 +81,7 @@ def predict(
     for n in counts:
         kernel_model(probe, n)
     source = load_model_file(model)
-    names = _types(types)
+    names = list(dict.fromkeys(map(parse_file_type, types.split(",")))) if types else []
     tokens = _length(source, "--batch", batch, 1)
     past = _length(source, "--ctx", ctx, 0)
     options = ContextOptions(ctx=max(tokens, past + 1), batch=tokens, ubatch=tokens)
@@ -104,12 +104,6 @@ def _threads(probe: Probe, text: str | None) -> list[int]:
     if not counts or min(counts) < 1:
         raise UsageError(f"--threads is {text!r}; it must be numbers such as 1,2,4")
     return counts
-
-
-def _types(text: str | None) -> list[str]:
-    from llamacpp_instr.quantize.plan import parse_file_type
-
-    return list(dict.fromkeys(map(parse_file_type, text.split(",")))) if text else []
 
 
 def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> int:
@@ -165,12 +159,12 @@ def _cases(
     memory = plan_memory(file, options).n_bytes
     timelines = [plan_timeline(step.graph, step.plan) for step in steps]
 
-    def step(planned: PlannedStep, threads: int, timeline: object) -> Step:
-        return Step(planned.shape.tokens, planned.predict(probe, threads), timeline)  # type: ignore[arg-type]
-
     found = []
     for n in counts:
-        prefill, decode = (step(*of) for of in zip(steps, (n, n), timelines, strict=True))
+        prefill, decode = (
+            Step(step.shape.tokens, step.predict(probe, n), timeline)
+            for step, timeline in zip(steps, timelines, strict=True)
+        )
         (overhead,) = (of for of in kernel_model(probe, n).overheads if of.threads == n)
         found.append(Case(name, n, prefill, decode, memory, overhead.watts))
     return found

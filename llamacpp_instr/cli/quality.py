@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, read_text, report_options
+from llamacpp_instr.cli.options import (
+    MOST_TOKENS,
+    ReportOutput,
+    command,
+    read_text,
+    report_options,
+    threads_option,
+)
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
     from converters.report.charts import Chart
     from converters.report.report import Report
-    from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.quality.divergence import Outputs
-    from llamacpp_instr.quality.logits import OutputOptions
-    from llamacpp_instr.weights.error import WeightError
 
 
 @command("instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf")
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     help="Chunks at most.  [default: the whole text; 16 if REF generates it]",
 )
 @click.option("--seed", type=int, help="Seed of the text that REF generates.  [default: 1]")
-@click.option("--threads", type=int, metavar="N", help="Threads.  [default: physical cores]")
+@threads_option
 @click.option(
     "--batch",
     type=int,
@@ -52,14 +55,11 @@ def quality(
     reference: str,
     candidates: tuple[str, ...],
     text: str | None,
-    ctx: int | None,
-    chunks: int | None,
-    seed: int | None,
     threads: int | None,
-    batch: int | None,
     only: str | None,
     tensors: bool,
     output: ReportOutput,
+    **given: int | None,
 ) -> None:
     """Compare quantized models with the model they come from.
 
@@ -72,32 +72,41 @@ def quality(
     """
     from converters.analyses.error_charts import draw_errors
     from converters.analyses.quality import compute_quality, draw_divergence, short_names
+    from converters.analyses.weight_errors import weight_error_reports
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_comparison
+    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.quality.logits import OutputOptions, check_comparison, compare_outputs
+    from llamacpp_instr.weights.compare import compute_weight_errors
     from llamacpp_instr.weights.error import Sums
 
-    given = {"text": text, "ctx": ctx, "chunks": chunks, "seed": seed, "batch": batch}
-    _check_effect(given, only)
+    _check_effect({"text": text, **given}, only)
     output.check(reference, *candidates, text)
     files = [load_model_file(name) for name in (reference, *candidates)]
-    options = OutputOptions(ctx, chunks, batch, threads, DEFAULT_SEED if seed is None else seed)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    options = OutputOptions(threads=threads, **chosen)
     if only != "weights":
         check_comparison(files, options)
         _check_library()
     # the weights first: they take less time, and show sooner that the models do not match
-    errors = [] if only == "outputs" else _compare_weights(files, threads)
+    errors = []
+    for file in files[1:] if only != "outputs" else ():
+        with progress_bar(f"Comparing the weights of {file.path.name}") as on_progress:
+            errors.append(compute_weight_errors(files[0], file, threads, on_progress))
     names = short_names(files)
     reports: list[Report] = []
     charts: list[Chart] = []
     if only != "weights":
-        outputs = _compare_outputs(files, text, options)
+        words = None if text is None else read_text(text)
+        with progress_bar("Comparing outputs") as on_progress:
+            outputs = compare_outputs(files, words, options, on_progress)
         weights = [sum((error.sums for error in its), start=Sums()) for its in errors]
         source = "standard input" if text == "-" else text
         reports += compute_quality(outputs, files, source, weights)
         charts.append(draw_divergence(outputs, files))
-    reports += _weight_reports(
-        names, errors, every_tensor=tensors or output.form in ("json", "html")
-    )
+    for name, its in zip(names[1:], errors, strict=False):  # empty if only outputs are compared
+        of_model = weight_error_reports(its, names[0], name)
+        # the last table is the one of tensors
+        reports += of_model if tensors or output.form in ("json", "html") else of_model[:-1]
     charts += draw_errors(dict(zip(names[1:], errors, strict=False)))
     output.write(reports, charts=charts, title=f"Quality against {names[0]}")
 
@@ -118,38 +127,3 @@ def _check_library() -> None:
         import_llama_cpp()
     except NativeError as error:
         raise NativeError(f"{error}, or use --only weights") from None
-
-
-def _compare_weights(files: Sequence[ModelFile], threads: int | None) -> list[list[WeightError]]:
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights.compare import compute_weight_errors
-
-    errors = []
-    for file in files[1:]:
-        with progress_bar(f"Comparing the weights of {file.path.name}") as on_progress:
-            errors.append(compute_weight_errors(files[0], file, threads, on_progress))
-    return errors
-
-
-def _compare_outputs(
-    files: Sequence[ModelFile], text_file: str | None, options: OutputOptions
-) -> Outputs:
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.quality.logits import compare_outputs
-
-    text = None if text_file is None else read_text(text_file)
-    with progress_bar("Comparing outputs") as on_progress:
-        return compare_outputs(files, text, options, on_progress)
-
-
-def _weight_reports(
-    names: Sequence[str], errors: Sequence[Sequence[WeightError]], every_tensor: bool
-) -> list[Report]:
-    from converters.analyses.weight_errors import weight_error_reports
-
-    reports: list[Report] = []
-    for name, its in zip(names[1:], errors, strict=False):  # empty if only outputs are compared
-        of_model = weight_error_reports(its, names[0], name)
-        # the last table is the one of tensors
-        reports += of_model if every_tensor else of_model[:-1]
-    return reports

@@ -124,7 +124,7 @@ def run(
     from llamacpp_instr.debugger.capture import capturing
     from llamacpp_instr.importer.cached import imported
     from llamacpp_instr.llama.sampling import Sampling
-    from llamacpp_instr.output import check_not_input, check_output
+    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.recording.files import fresh_log
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
@@ -167,10 +167,18 @@ def run(
         written = run_model(options, out, debugger=debugger)
     if str(written) == "-":
         return
-    _print_summary(written)
+    from converters.analyses.summary import compute_summary
+    from converters.report.text import render_text
+    from llamacpp_instr.log.reader import read_events
+    from llamacpp_instr.log.session import load_session
+
+    click.echo(render_text(compute_summary(load_session(written))), err=True)
     notice(f"log: {written}")
     if perfetto is not None:
-        _write_trace(written, perfetto, force)
+        from converters.exports.perfetto import Options, write_perfetto
+
+        with open_output(perfetto, force) as file:
+            write_perfetto(read_events(written), file, Options())
         notice(f"trace: {perfetto}")
 
 
@@ -183,23 +191,6 @@ def _identity(log: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _write_trace(log: Path, trace: str, force: bool) -> None:
-    from converters.exports.perfetto import Options, write_perfetto
-    from llamacpp_instr.log.reader import read_events
-    from llamacpp_instr.output import open_output
-
-    with open_output(trace, force) as file:
-        write_perfetto(read_events(log), file, Options())
-
-
-def _print_summary(log: Path) -> None:
-    from converters.analyses.summary import compute_summary
-    from converters.report.text import render_text
-    from llamacpp_instr.log.session import load_session
-
-    click.echo(render_text(compute_summary(load_session(log))), err=True)
 
 
 def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.schema import Graph
 
-    _Found = tuple[Graph, ModelFile | None]
-    """the graph, and the file of its weights"""
-
 
 @command(
     "instr to-onnx model.gguf -o decode.onnx --past 500",
@@ -64,7 +61,11 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from converters.exports.onnx.export import export_graph
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.output import check_not_input, check_output
+    from llamacpp_instr.terminal import counted, notice
 
     data = Path(output).with_suffix(".data")
     check_output(output, force)
@@ -79,28 +80,26 @@ def to_onnx(
     if is_model(source):
         if step is not None:
             raise UsageError(f"{source} is a model; --step is for logs")
-        found = _of_model(source, tokens or 1, past or 0)
+        model: ModelFile | None
+        model = file = load_model_file(source)
+        (graph,) = dry_graphs(file, ContextOptions(), [UbatchShape(tokens or 1, past or 0)])
     else:
         if tokens is not None or past is not None:
             raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
-        found = _of_log(source, step, no_weights, lenient)
-    graph, model = found
+        graph, model = _of_log(source, step, no_weights, lenient)
     exported = export_graph(graph)
     _write(exported, graph, None if no_weights else model, output, force)
-    _tell(exported, output)
+    n = len(exported.model.graph.node)
+    notice(f"{output}: {counted(n, 'operator')}, {counted(len(exported.weights), 'weight')}")
+    if exported.missing:
+        named = ", ".join(f"{op} ({n})" for op, n in sorted(exported.missing.items()))
+        notice(f"operators of the domain ggml, because no standard one is known: {named}")
 
 
-def _of_model(source: str, tokens: int, past: int) -> _Found:
-    from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
-    from llamacpp_instr.model.file import load_model_file
-
-    model = load_model_file(source)
-    (graph,) = dry_graphs(model, ContextOptions(), [UbatchShape(tokens, past)])
-    return graph, model
-
-
-def _of_log(source: str, step: int | None, no_weights: bool, lenient: bool) -> _Found:
+def _of_log(
+    source: str, step: int | None, no_weights: bool, lenient: bool
+) -> tuple[Graph, ModelFile | None]:
+    """The graph of a step, and the file of its weights."""
     from converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.graph.copies import without_copies
 
@@ -143,13 +142,3 @@ def _write(
             weights = LeafWeights(model)
             whole = with_external_weights(exported, graph, weights, name.name, data, on_progress)
         file.write(whole.SerializeToString())
-
-
-def _tell(exported: Exported, output: str) -> None:
-    from llamacpp_instr.terminal import counted, notice
-
-    n = len(exported.model.graph.node)
-    notice(f"{output}: {counted(n, 'operator')}, {counted(len(exported.weights), 'weight')}")
-    if exported.missing:
-        named = ", ".join(f"{op} ({n})" for op, n in sorted(exported.missing.items()))
-        notice(f"operators of the domain ggml, because no standard one is known: {named}")

@@ -11,6 +11,7 @@ from llamacpp_instr.cli.options import ReportOutput, command, report_options
 from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
+from llamacpp_instr.progress import progress_bar
 
 if TYPE_CHECKING:
     from llamacpp_instr.model.file import ModelFile
@@ -51,7 +52,14 @@ def weights(
     whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.
     """
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.weights.export import SUFFIXES, is_export
+    from llamacpp_instr.output import open_output
+    from llamacpp_instr.weights.export import (
+        SUFFIXES,
+        check_export,
+        is_export,
+        write_npz,
+        write_safetensors,
+    )  # fmt: skip
     from llamacpp_instr.weights.measure import WeightReader, choose_weights
 
     export = is_export(output.path) and output.flag is None
@@ -70,7 +78,15 @@ def weights(
     if view:
         _show(file, original, reader, serving)
     elif export:
-        _export(file, reader, output, raw)
+        check_export(output.path, reader, file.weights, raw)
+        with (
+            progress_bar(f"Writing {output.path}") as on_progress,
+            open_output(output.path, output.force) as out,
+        ):
+            if output.path.lower().endswith(".npz"):
+                write_npz(out, reader, file.weights, raw, on_progress)
+            else:
+                write_safetensors(Path(out.name), reader, file.weights, raw, on_progress)
     else:
         _report(file, choose_weights(original, pattern) if original else None, reader, output)
 
@@ -80,7 +96,6 @@ def _report(
 ) -> None:
     from converters.analyses.weight_errors import weight_error_reports
     from converters.analyses.weights import weight_maps, weight_reports
-    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.weights.compare import compute_weight_errors
 
     with progress_bar(f"Reading {file.path}") as on_progress:
@@ -93,22 +108,6 @@ def _report(
         reports += weight_error_reports(errors, original.path.name, file.path.name)
     charts = weight_maps(stats) if output.form == "html" else []
     output.write(reports, table=table, charts=charts)
-
-
-def _export(file: ModelFile, reader: WeightReader, output: ReportOutput, raw: bool) -> None:
-    from llamacpp_instr.output import open_output
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights.export import check_export, write_npz, write_safetensors
-
-    check_export(output.path, reader, file.weights, raw)
-    with (
-        progress_bar(f"Writing {output.path}") as on_progress,
-        open_output(output.path, output.force) as out,
-    ):
-        if output.path.lower().endswith(".npz"):
-            write_npz(out, reader, file.weights, raw, on_progress)
-        else:
-            write_safetensors(Path(out.name), reader, file.weights, raw, on_progress)
 
 
 def _show(
