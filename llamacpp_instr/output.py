@@ -75,8 +75,9 @@ def new_model(path: Path, force: bool = False) -> Iterator[Path]:
             raise
 
 
-def check_output(path: str | Path, force: bool = False) -> None:
-    """Raises UsageError if `path` must not or cannot be written. Creates nothing.
+def check_output(path: str | Path, force: bool = False, *inputs: str | Path | None) -> None:
+    """Raises UsageError if `path` must not or cannot be written, or is one of `inputs`. Creates
+    nothing.
 
     A model is refused even with `force`, because it may be an input that no argument names:
     another part of a split model, or the model of a log.
@@ -84,6 +85,7 @@ def check_output(path: str | Path, force: bool = False) -> None:
     if str(path) != "-" and begins_as_model(path):
         raise UsageError(f"{path} is a model; name another file")
     check_model_output(path, force)
+    check_not_input(path, *inputs)
 
 
 def check_model_output(path: str | Path, force: bool = False) -> None:

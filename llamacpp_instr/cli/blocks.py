@@ -38,7 +38,7 @@ def blocks(
     from converters.analyses.block_heat_map import check_heat_map, write_heat_map
     from llamacpp_instr.errors import UsageError
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_not_input, check_output, open_output
+    from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.weights.blocks import (
         check_openable,
@@ -51,8 +51,7 @@ def blocks(
     output.check(model, reference)
     if heat_map is not None:
         check_heat_map(heat_map)
-        check_output(heat_map, output.force)
-        check_not_input(heat_map, model, reference)
+        check_output(heat_map, output.force, model, reference)
         if Path(heat_map).resolve() == Path(output.path).resolve():
             raise UsageError(f"{output.path} cannot contain both the report and the heat map")
     file = load_model_file(model)

@@ -34,10 +34,9 @@ def cat(
     from converters.exports.flat import LineSelection, expand_lines, select_lines
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
-    from llamacpp_instr.output import check_not_input, check_output, open_output
+    from llamacpp_instr.output import check_output, open_output
 
-    check_output(output, force)
-    check_not_input(output, *logs.names)
+    check_output(output, force, *logs.names)
     selection = LineSelection(events, parse_range("--step", steps), layer)
     readers = [read_run(run, logs.lenient) for run in find_runs(logs.names)]
     with open_output(output, force) as file:

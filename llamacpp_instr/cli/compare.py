@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
@@ -18,7 +17,13 @@ from llamacpp_instr.cli.logs import (
     load_run,
     load_sessions,
 )
-from llamacpp_instr.cli.options import ReportOutput, command, lenient_option, report_options
+from llamacpp_instr.cli.options import (
+    ReportOutput,
+    command,
+    given_options,
+    lenient_option,
+    report_options,
+)
 from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
@@ -60,9 +65,7 @@ class _Compare(GroupedCommand):
 @click.option("--threads", type=int, help="Threads for --types.  [default: physical cores]")
 @click.option("--keep", metavar="DIR", help="Keep the models and the logs of --types in DIR.")
 @report_options
-@click.pass_context
 def compare(
-    ctx: click.Context,
     inputs: tuple[str, ...],
     log: list[tuple[str, ...]],
     lenient: bool,
@@ -93,7 +96,8 @@ def compare(
     from llamacpp_instr.run.turns import PREFILL
 
     if types is None:
-        _check_no_effect(ctx, "prompt", "n", "rounds", "threads", "keep")
+        for option in given_options("prompt", "n", "rounds", "threads", "keep"):
+            raise UsageError(f"{option} has no effect without --types; leave it out")
     output.check(*inputs, *(name for group in log for name in group), reference)
     against = load_model_file(reference) if reference else None
     with contextlib.ExitStack() as stack:
@@ -127,14 +131,6 @@ def compare(
         )
     # the last table is the one of tensors
     output.write(reports, table=reports[-1], charts=draw_comparison(candidates))
-
-
-def _check_no_effect(ctx: click.Context, *names: str) -> None:
-    """Raise `UsageError` if one of these options, which need --types, was given."""
-    for name in names:
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            option = f"-{name}" if len(name) == 1 else f"--{name}"
-            raise UsageError(f"{option} has no effect without --types; leave it out")
 
 
 def _given(

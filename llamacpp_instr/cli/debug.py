@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.options import command, context_options
+from llamacpp_instr.cli.options import command, context_options, given_options
 from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 
@@ -93,10 +93,14 @@ def debug(
     With --dap or --dap-port an editor gives the commands, and its launch configuration the options.
     With --page a browser gives them, at an address of 127.0.0.1.
     """
-    if serving.is_given and not page:
+    if not page and given_options("port", "no_browser"):
         raise UsageError("--port and --no-browser are for --page")
     if dap or dap_port is not None:
-        _check_launch_gives(ctx)
+        for option in given_options():
+            if option not in ("--prompt", "--dap", "--dap-port"):
+                raise UsageError(f"{option} is not for --dap; the launch configuration has it")
+        if ctx.meta["program"] is not None:
+            raise UsageError("--dap is for models; leave out the program after --")
         if dap and dap_port is not None:
             raise UsageError("--dap and --dap-port exclude each other")
         from llamacpp_instr.cli.debug_runs import serve_editor
@@ -142,18 +146,3 @@ def _camel(context: ContextOptions) -> dict[str, Any]:
         re.sub(r"_(.)", lambda match: match[1].upper(), name): value
         for name, value in asdict(context).items()
     }
-
-
-def _check_launch_gives(ctx: click.Context) -> None:
-    """Raises `UsageError` for an option that an editor's launch configuration has instead."""
-    given = click.core.ParameterSource.COMMANDLINE
-    for parameter in ctx.command.params:
-        name = parameter.name or ""
-        if name in ("model", "prompt", "dap", "dap_port"):
-            continue
-        if ctx.get_parameter_source(name) is given:
-            raise UsageError(
-                f"{parameter.opts[-1]} is not for --dap; the launch configuration has it"
-            )
-    if ctx.meta["program"] is not None:
-        raise UsageError("--dap is for models; leave out the program after --")

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from llamacpp_instr.cli.options import ReportOutput, command, report_options
-
-if TYPE_CHECKING:
-    from converters.report.charts import Chart
-    from llamacpp_instr.model.file import ModelFile
 
 
 @command("instr inspect model-Q4_K_M.gguf --tensors")
@@ -29,6 +23,8 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     a multimodal projector, the first part of a split model, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
+    from converters.analyses.layer_chart import chart_bits_by_layer
+    from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_any_file
 
     output.check(model)
@@ -39,12 +35,7 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
         reports.append(every)
     elif tensors:
         reports.append(list_tensors(file))
-    charts = _charts(file) if output.form == "html" else []
+    charts = []
+    if output.form == "html" and file.weights:
+        charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
     output.write(reports, table=every, charts=charts, title=file.path.name)
-
-
-def _charts(model: ModelFile) -> list[Chart]:
-    from converters.analyses.layer_chart import chart_bits_by_layer
-    from converters.analyses.stored_weights import stored_in_file
-
-    return [chart_bits_by_layer(stored_in_file(model).tensors)] if model.weights else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from llamacpp_instr.cli.logs import is_model, load_sessions
@@ -16,9 +14,6 @@ from llamacpp_instr.cli.options import (
     report_options,
 )
 from llamacpp_instr.errors import UsageError
-
-if TYPE_CHECKING:
-    from converters.report.report import Report
 
 
 @command(
@@ -47,28 +42,23 @@ def ops(
     MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run, which reads no
     weights. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
-    from converters.analyses.ops import ops_of_log
+    from converters.analyses.ops import count_ops, ops_of_log, ops_report, phase_title
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.model.file import load_model_file
 
     output.check(source)
     if is_model(source):
-        reports = _of_model(source, tokens or 512, past or 0)
+        past = past or 0
+        shapes = {"prefill": UbatchShape(tokens or 512, past), "decode": UbatchShape(1, past)}
+        graphs = dry_graphs(load_model_file(source), ContextOptions(), list(shapes.values()))
+        reports = [
+            ops_report(phase_title(phase, shape.tokens), count_ops(graph))
+            for (phase, shape), graph in zip(shapes.items(), graphs, strict=True)
+        ]
     elif tokens is not None or past is not None:
         raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
     else:
         (session,) = load_sessions([source], lenient)
         reports = ops_of_log(session)
     output.write(reports)
-
-
-def _of_model(source: str, tokens: int, past: int) -> list[Report]:
-    from converters.analyses.ops import count_ops, ops_report, phase_title
-    from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
-    from llamacpp_instr.model.file import load_model_file
-
-    shapes = {"prefill": UbatchShape(tokens, past), "decode": UbatchShape(1, past)}
-    graphs = dry_graphs(load_model_file(source), ContextOptions(), list(shapes.values()))
-    return [
-        ops_report(phase_title(phase, shape.tokens), count_ops(graph))
-        for (phase, shape), graph in zip(shapes.items(), graphs, strict=True)
-    ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from llamacpp_instr.errors import UsageError
 
@@ -61,6 +62,19 @@ def gathered(name: str, make: Callable[..., Any], *options: _Decorator) -> _Deco
         return with_options
 
     return decorate
+
+
+def given_options(*names: str) -> list[str]:
+    """The options of the running command, as --NAME, that were given; only those of `names`, if
+    there are any."""
+    ctx = click.get_current_context()
+    return [
+        option.opts[-1]
+        for option in ctx.command.params
+        if isinstance(option, click.Option)
+        and (not names or option.name in names)
+        and ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]
 
 
 def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:
@@ -208,10 +222,9 @@ class ReportOutput:
         """Raise `UsageError` if the output cannot be written, is one of `inputs`, or has the suffix
         of something else; `exports` are those of the command beside its report."""
         from converters.report.render import SUFFIXES
-        from llamacpp_instr.output import check_not_input, check_output
+        from llamacpp_instr.output import check_output
 
-        check_output(self.path, self.force)
-        check_not_input(self.path, *inputs)
+        check_output(self.path, self.force, *inputs)
         suffix = Path(self.path).suffix.lower()
         if self.flag is None and suffix not in ("", ".txt", *SUFFIXES, *exports):
             mine = {name for of in click.get_current_context().command.params for name in of.opts}

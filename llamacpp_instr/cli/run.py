@@ -134,8 +134,7 @@ def run(
     if log is not None:
         check_not_input(log, *inputs)
     if perfetto is not None:
-        check_output(perfetto, force)
-        check_not_input(perfetto, *inputs)
+        check_output(perfetto, force, *inputs)
         if str(log) == "-":
             raise UsageError("--perfetto needs a log that is a file; leave out --log -")
         if Path(perfetto).resolve() == (log or DEFAULT_LOG).resolve():

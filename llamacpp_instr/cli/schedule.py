@@ -13,6 +13,7 @@ from llamacpp_instr.cli.options import (
     LAST,
     ReportOutput,
     command,
+    given_options,
     lenient_option,
     parse_range,
     report_options,
@@ -144,14 +145,11 @@ def schedule(
     prefill of 512, on one thread.
     """
     from converters.scheduling.engines import equal_engines, parse_engines
-    from llamacpp_instr.output import check_not_input, check_output
+    from llamacpp_instr.output import check_output
 
-    given = click.get_current_context().get_parameter_source
     swept = parse_range("--sweep", sweep)
-    is_default = given("engines") == click.core.ParameterSource.DEFAULT
     if swept is not None:
-        if not is_default or perfetto:
-            other = "--engines" if not is_default else "--perfetto"
+        for other in given_options("engines", "perfetto"):
             raise UsageError(f"--sweep has its own numbers of engines; leave out {other}")
         if swept[0] < 1 or swept[1] == LAST or swept[1] - swept[0] >= MOST_SWEPT:
             raise UsageError(f"--sweep {sweep}: give A:B, from 1, at most {MOST_SWEPT} numbers")
@@ -161,8 +159,7 @@ def schedule(
     read = engines if not engines.isdecimal() else None
     output.check(source, read, machine)
     if perfetto is not None:
-        check_output(perfetto, output.force)
-        check_not_input(perfetto, source, read, machine)
+        check_output(perfetto, output.force, source, read, machine)
         if perfetto == "-" and output.path == "-":
             raise UsageError("--perfetto -: name the report with -o, or the trace")
     hardware = parse_engines(engines) if swept is None else equal_engines(swept[0])

@@ -22,10 +22,6 @@ class Serving:
     port: int | None = None
     no_browser: bool = False
 
-    @property
-    def is_given(self) -> bool:
-        return self.port is not None or self.no_browser
-
     def show(self, server: LoopbackServer) -> None:
         """Print the address of a server that answers, and open it."""
         import threading

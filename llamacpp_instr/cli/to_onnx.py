@@ -14,7 +14,6 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
-    from converters.exports.onnx.export import Exported
     from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.schema import Graph
 
@@ -61,34 +60,45 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from converters.exports.onnx.export import export_graph
+    from converters.exports.onnx.weights import with_external_weights, with_weights_as_inputs
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_not_input, check_output
+    from llamacpp_instr.output import check_output, open_output
+    from llamacpp_instr.progress import progress_bar
     from llamacpp_instr.terminal import counted, notice
+    from llamacpp_instr.weights.leafs import LeafWeights
 
     data = Path(output).with_suffix(".data")
-    check_output(output, force)
-    check_not_input(output, source)
+    check_output(output, force, source)
     if not no_weights:
         if output == "-":
             raise UsageError("weights need a file beside the graph; name one, or add --no-weights")
         if str(data) == output:
             raise UsageError(f"{output}: the weights have this name; call the graph FILE.onnx")
-        check_output(data, force)
-        check_not_input(data, source)
+        check_output(data, force, source)
     if is_model(source):
         if step is not None:
             raise UsageError(f"{source} is a model; --step is for logs")
         model: ModelFile | None
-        model = file = load_model_file(source)
-        (graph,) = dry_graphs(file, ContextOptions(), [UbatchShape(tokens or 1, past or 0)])
+        model = dry = load_model_file(source)
+        (graph,) = dry_graphs(dry, ContextOptions(), [UbatchShape(tokens or 1, past or 0)])
     else:
         if tokens is not None or past is not None:
             raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
         graph, model = _of_log(source, step, no_weights, lenient)
     exported = export_graph(graph)
-    _write(exported, graph, None if no_weights else model, output, force)
+    with ExitStack() as files:
+        # the last to be opened gets its name first
+        file = files.enter_context(open_output(output, force))
+        if no_weights or model is None:
+            whole = with_weights_as_inputs(exported, graph)
+        else:
+            stored = files.enter_context(open_output(data, force))
+            on_progress = files.enter_context(progress_bar("Writing weights"))
+            weights = LeafWeights(model)
+            whole = with_external_weights(exported, graph, weights, data.name, stored, on_progress)
+        file.write(whole.SerializeToString())
     n = len(exported.model.graph.node)
     notice(f"{output}: {counted(n, 'operator')}, {counted(len(exported.weights), 'weight')}")
     if exported.missing:
@@ -120,25 +130,3 @@ def _of_log(
         return graph, recorded_file(session, session.models[session.contexts[graph.ctx].model])
     except UsageError as error:
         raise UsageError(f"{error}; --no-weights needs no model file") from None
-
-
-def _write(
-    exported: Exported, graph: Graph, model: ModelFile | None, output: str, force: bool
-) -> None:
-    from converters.exports.onnx.weights import with_external_weights, with_weights_as_inputs
-    from llamacpp_instr.output import open_output
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights.leafs import LeafWeights
-
-    with ExitStack() as files:
-        # the last to be opened gets its name first
-        file = files.enter_context(open_output(output, force))
-        if model is None:
-            whole = with_weights_as_inputs(exported, graph)
-        else:
-            name = Path(output).with_suffix(".data")
-            data = files.enter_context(open_output(name, force))
-            on_progress = files.enter_context(progress_bar("Writing weights"))
-            weights = LeafWeights(model)
-            whole = with_external_weights(exported, graph, weights, name.name, data, on_progress)
-        file.write(whole.SerializeToString())

@@ -57,7 +57,7 @@ def to_perfetto(
     other logs have tracks of their own below.
     """
     from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.output import check_not_input, check_output, open_output
+    from llamacpp_instr.output import check_output, open_output
     from llamacpp_instr.terminal import print_line
 
     selection = Selection(
@@ -71,8 +71,7 @@ def to_perfetto(
         raise UsageError("--flows needs --format protobuf")
     kind = "json" if form == "json" else "pftrace"
     output = output or default_name(logs.names[0], kind + ".gz" * compress, "trace")
-    check_output(output, force)
-    check_not_input(output, *logs.names)
+    check_output(output, force, *logs.names)
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
     bound = SizeBound(max_size, whole=steps is None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.options import ReportOutput, command, report_options
+from llamacpp_instr.cli.options import ReportOutput, command, given_options, report_options
 from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
@@ -65,7 +65,7 @@ def weights(
     export = is_export(output.path) and output.flag is None
     if view and (output.flag is not None or output.path != "-"):
         raise UsageError("--view serves a page; it writes no file")
-    if serving.is_given and not view:
+    if not view and given_options("port", "no_browser"):
         raise UsageError("--port and --no-browser are options of --view")
     if raw and not export:
         raise UsageError("--raw is for an export: name it with -o FILE.npz or FILE.safetensors")
