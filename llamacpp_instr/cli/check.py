@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import chain
 
 import click
@@ -12,8 +13,7 @@ from llamacpp_instr.cli.options import command
 @command("instr check session.log")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
-@click.pass_context
-def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
+def check(logs: tuple[str, ...], as_json: bool) -> None:
     """Check logs strictly, line by line.
 
     Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
@@ -31,7 +31,7 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
             for finding in chain(*map(check_log, logs), missing_parts(logs))
         ]
         print_line(render_json(found).rstrip())
-        context.exit(1 if found else 0)
+        sys.exit(1 if found else 0)
     clean = True
     for log in logs:
         n_findings = 0
@@ -44,4 +44,4 @@ def check(context: click.Context, logs: tuple[str, ...], as_json: bool) -> None:
     for finding in missing_parts(logs):
         print_line(printable(str(finding)))
         clean = False
-    context.exit(0 if clean else 1)
+    sys.exit(0 if clean else 1)

@@ -12,10 +12,10 @@ import click
 
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
+    Logs,
     group_option,
     is_model,
     load_run,
-    load_sessions,
 )
 from llamacpp_instr.cli.options import (
     ReportOutput,
@@ -134,7 +134,7 @@ def compare(
 
 
 def _given(
-    inputs: Sequence[str], logs: Sequence[Sequence[str]], lenient: bool
+    inputs: Sequence[str], logs: Sequence[tuple[str, ...]], lenient: bool
 ) -> Iterator[Candidate]:
     from converters.analyses.compare.candidate import (
         Candidate,
@@ -164,7 +164,7 @@ def _given(
             )
         if sum(name == "-" for group in logs for name in group) > 1:
             raise UsageError("only one of the logs can be standard input")
-        recorded_by = [load_sessions(group, lenient) for group in logs]
+        recorded_by = [Logs(group, lenient).sessions() for group in logs]
     else:
         recorded_by = [[load_run(parts[of], lenient)] if of in parts else [] for of in inputs]
     names = short_names(

@@ -3,6 +3,7 @@ changed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,17 @@ import click
 
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
+    Logs,
     group_option,
     load_run,
-    load_sessions,
 )
-from llamacpp_instr.cli.options import ReportOutput, command, lenient_option, report_options
+from llamacpp_instr.cli.options import (
+    ReportOutput,
+    command,
+    lenient_option,
+    phase_option,
+    report_options,
+)
 from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     type=click.Choice(["phase", "block", "layer", "op", "tensor"]),
     help="How to break down the steps.  [default: block and op]",
 )
-@click.option("--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only one phase.")
+@phase_option
 @click.option(
     "--fail-above",
     metavar="PERCENT",
@@ -49,9 +56,7 @@ if TYPE_CHECKING:
 )
 @lenient_option
 @report_options
-@click.pass_context
 def diff(
-    ctx: click.Context,
     logs: tuple[str, ...],
     before: list[tuple[str, ...]],
     after: list[tuple[str, ...]],
@@ -90,7 +95,7 @@ def diff(
     sides = (
         _of_logs(logs, lenient)
         if logs
-        else [load_sessions(group, lenient) for group in (*before, *after)]
+        else [Logs(group, lenient).sessions() for group in (*before, *after)]
     )
     if len(sides) > 2:
         found = compute_trend(sides, by, phase)
@@ -99,7 +104,7 @@ def diff(
     output.write(found.reports, table=found.reports[1], charts=found.charts)
     if threshold is not None and (slower := found.slower_by(threshold)):
         notice(f"slower by more than {100 * threshold:g} %: {', '.join(slower)}")
-        ctx.exit(1)
+        sys.exit(1)
 
 
 def _of_logs(logs: Sequence[str], lenient: bool) -> list[list[Session]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from llamacpp_instr.cli.options import command
@@ -13,8 +15,7 @@ from llamacpp_instr.extras import how_to_install
     "instr doctor --json | jq .library.version",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Show what is installed and what is missing.
 
     Exits with status 0 if recording works, else 1.
@@ -25,7 +26,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     found = diagnose()
     if as_json:
         print_line(render_json(found.as_dict()).rstrip())
-        ctx.exit(0 if found.ok else 1)
+        sys.exit(0 if found.ok else 1)
     library = found.library
     rows = [
         ("llamacpp-instr", f"{found.package}, patch set {found.patches or 'not found'}"),
@@ -54,4 +55,4 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     for problem in found.problems:
         print_line(f"problem: {problem}")
     print_line("recording works" if found.ok else "recording does not work")
-    ctx.exit(0 if found.ok else 1)
+    sys.exit(0 if found.ok else 1)

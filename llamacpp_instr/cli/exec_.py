@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,7 @@ from llamacpp_instr.cli.recording import (
 )
 @live_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
 def exec_(
-    ctx: click.Context,
-    /,
     log: str | None,
     live: bool,
     command: tuple[str, ...],
@@ -90,4 +88,4 @@ def exec_(
             else "no log was written: no process of the command loaded a model with the llama_cpp "
             "of `instr build`, or it records itself, or no log could be created"
         )
-    ctx.exit(done.exit_code)
+    sys.exit(done.exit_code)

@@ -27,7 +27,9 @@ class Logs:
 
     def sessions(self) -> list[Session]:
         """The session of each run of the logs (`log.runs`), with a progress bar for each."""
-        return load_sessions(self.names, self.lenient)
+        from llamacpp_instr.log.runs import find_runs
+
+        return [load_run(run, self.lenient) for run in find_runs(self.names)]
 
     @contextmanager
     def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
@@ -93,13 +95,6 @@ class GroupedCommand(click.Command):
     def ends(self, _value: str) -> bool:
         """Whether a value does not belong to the group before it."""
         return False
-
-
-def load_sessions(logs: Sequence[str], lenient: bool = False) -> list[Session]:
-    """The session of each run of `logs` (`log.runs`), with a progress bar for each."""
-    from llamacpp_instr.log.runs import find_runs
-
-    return [load_run(run, lenient) for run in find_runs(logs)]
 
 
 def load_run(run: Run, lenient: bool = False) -> Session:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, load_sessions
+from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     ReportOutput,
     bytes_of_size,
@@ -90,7 +90,7 @@ def memory(
             "--ctx, --memory and the like"
         )
     else:
-        sessions = load_sessions(sources, lenient)
+        sessions = Logs(sources, lenient).sessions()
         shown = [
             (stored, named_by(session.path, reports) if len(sessions) > 1 else reports)
             for session in sessions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, load_sessions
+from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     MOST_TOKENS,
     ReportOutput,
@@ -59,6 +59,6 @@ def ops(
     elif tokens is not None or past is not None:
         raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
     else:
-        (session,) = load_sessions([source], lenient)
+        (session,) = Logs((source,), lenient).sessions()
         reports = ops_of_log(session)
     output.write(reports)

@@ -184,18 +184,6 @@ _FORMS = (
     click.option("--md", "flag", flag_value="md", help="Print Markdown."),
     click.option("--html", "flag", flag_value="html", help="Print one HTML page."),
 )
-_FILE = (
-    click.option(
-        "-o",
-        "--output",
-        "path",
-        default="-",
-        metavar="FILE",
-        help="Write to FILE; .json, .csv, .md and .html choose the format.",
-    ),
-    click.option("--force", is_flag=True, help="Overwrite files that exist."),
-)
-
 _WRITTEN_BY = {
     ".pftrace": ("--perfetto", "`instr to-perfetto`"),
     ".png": ("--heat-map", "`instr blocks --heat-map`"),
@@ -284,8 +272,25 @@ def default_name(log: str, suffix: str, what: str) -> str:
     return f"{name}.{suffix}"
 
 
-report_options = gathered("output", ReportOutput, *_FORMS, *_FILE)
+report_options = gathered(
+    "output",
+    ReportOutput,
+    *_FORMS,
+    click.option(
+        "-o",
+        "--output",
+        "path",
+        default="-",
+        metavar="FILE",
+        help="Write to FILE; .json, .csv, .md and .html choose the format.",
+    ),
+    click.option("--force", is_flag=True, help="Overwrite files that exist."),
+)
 """adds --json, --csv, --md, --html, -o and --force to a command, as the argument `output`"""
 
 form_options = gathered("report", ReportOutput, *_FORMS)
 """adds --json, --csv, --md and --html to a command, as the argument `report`"""
+
+phase_option = click.option(
+    "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
+)

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from llamacpp_instr.probe.file import Probe
 
 
+def _threads(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        counts = list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--threads is {text!r}; it must be numbers such as 1,2,4")
+    return counts
+
+
 @command(
     "instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2",
     "instr predict model.gguf --machine faster.json --ctx 256",
@@ -33,7 +45,10 @@ if TYPE_CHECKING:
     help="File types to predict, as llama.cpp would quantize MODEL.  [default: MODEL as it is]",
 )
 @click.option(
-    "--threads", metavar="N,...", help="Numbers of threads.  [default: all that were measured]"
+    "--threads",
+    metavar="N,...",
+    callback=_threads,
+    help="Numbers of threads.  [default: all that were measured]",
 )
 @click.option(
     "--batch",
@@ -50,7 +65,7 @@ def predict(
     model: str,
     machine: str | None,
     types: str | None,
-    threads: str | None,
+    threads: list[int],
     batch: int | None,
     ctx: int | None,
     output: ReportOutput,
@@ -77,7 +92,7 @@ def predict(
 
     output.check(model, machine)
     probe = read_probe(machine)
-    counts = _threads(probe, threads)
+    counts = threads or (probe.kernel_model.threads if probe.kernel_model else [1])
     for n in counts:
         kernel_model(probe, n)
     source = load_model_file(model)
@@ -92,18 +107,6 @@ def predict(
             on_progress(done, len(made))
             cases += _cases(name, file, probe, counts, options, past)
     output.write(predict_reports(cases, past, probe), title="Prediction")
-
-
-def _threads(probe: Probe, text: str | None) -> list[int]:
-    if text is None:
-        return probe.kernel_model.threads if probe.kernel_model else [1]
-    try:
-        counts = list(dict.fromkeys(int(word) for word in text.split(",")))
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--threads is {text!r}; it must be numbers such as 1,2,4")
-    return counts
 
 
 def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> int:

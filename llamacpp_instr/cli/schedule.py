@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, load_run
+from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     LAST,
     ReportOutput,
@@ -174,16 +174,14 @@ def schedule(
 
 def _tasks_of(source: str, chosen: _Chosen, machine: str | None, lenient: bool) -> MakeTasks:
     """What makes the tasks of a source for some engines; the source is read once."""
-    from llamacpp_instr.log.runs import find_runs
-
     if is_model(source):
         return _of_model(source, chosen, machine)
     if machine is not None:
         raise UsageError(f"{source} is not a GGUF model; --machine is for models")
     if source.lower().endswith(".toml"):
         return _of_graph(source, chosen)
-    (run,) = find_runs([source])
-    return _of_log(load_run(run, lenient), chosen)
+    (session,) = Logs((source,), lenient).sessions()
+    return _of_log(session, chosen)
 
 
 def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:

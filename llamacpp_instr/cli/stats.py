@@ -5,7 +5,13 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import ReportOutput, command, parse_range, report_options
+from llamacpp_instr.cli.options import (
+    ReportOutput,
+    command,
+    parse_range,
+    phase_option,
+    report_options,
+)
 
 
 @command(
@@ -20,9 +26,7 @@ from llamacpp_instr.cli.options import ReportOutput, command, parse_range, repor
     help="What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread.  "
     "[default: op; layer if the log has no ops]",
 )
-@click.option(
-    "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
-)
+@phase_option
 @click.option("--layer", "layers", metavar="A[-B]", help="Only kernels of layers A to B.")
 @click.option(
     "--op", "ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.cli.logs import is_model, load_sessions
+from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import MOST_TOKENS, command, lenient_option, past_option
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.extras import need
@@ -113,7 +113,7 @@ def _of_log(
     from converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.graph.copies import without_copies
 
-    (session,) = load_sessions([source], lenient)
+    (session,) = Logs((source,), lenient).sessions()
     computes = session.computes
     wanted = computes["step"] >= 0 if step is None else computes["step"] == step
     found = computes["graph"][wanted].tolist()
