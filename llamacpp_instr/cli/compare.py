@@ -29,7 +29,6 @@ from llamacpp_instr.errors import NativeError, UsageError
 if TYPE_CHECKING:
     from converters.analyses.compare.candidate import Candidate
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.run.session import RunOptions
 
 
 class _Compare(GroupedCommand):
@@ -89,11 +88,15 @@ def compare(
     noise is estimated from all of them. Each model is compared with the first.
     """
     from converters.analyses.compare import compute_comparison
+    from converters.analyses.compare.candidate import Candidate, recorded_memory
     from converters.analyses.compare.pictures import draw_comparison
+    from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.log.session import load_session
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.run.session import RunOptions
-    from llamacpp_instr.run.turns import PREFILL
+    from llamacpp_instr.run.turns import PREFILL, run_trials
+    from llamacpp_instr.terminal import notice
 
     if types is None:
         for option in given_options("prompt", "n", "rounds", "threads", "keep"):
@@ -118,7 +121,16 @@ def compare(
                 context=ContextOptions(threads=threads),
                 force=output.force,
             )
-            candidates = list(_tried(source, directory, types.split(","), options, rounds, against))
+            names = types.split(",")
+            candidates = []
+            # a single type is compared with the source
+            for trial in run_trials(
+                source, names, directory, options, rounds, notice, against.headers
+            ):
+                file = load_model_file(trial.model)
+                sessions = [load_session(path) for path in trial.logs]
+                stored, used = stored_in_file(file), recorded_memory(sessions[-1])
+                candidates.append(Candidate(trial.name, stored, file, sessions, used))
         if len(candidates) < 2:
             raise UsageError("only one model is given; name another, or use --types A,B")
         candidates = _with_errors(candidates, against)
@@ -191,29 +203,6 @@ def _given(
                 file = recorded_file(sessions[0], model)
         stored = stored_in_log(sessions[0], model, file)
         yield Candidate(name, stored, file, sessions, recorded_memory(sessions[-1]))
-
-
-def _tried(
-    source: ModelFile,
-    directory: Path,
-    types: Sequence[str],
-    options: RunOptions,
-    rounds: int,
-    against: ModelFile,
-) -> Iterator[Candidate]:
-    """Quantize, run and record; a single type is compared with the source."""
-    from converters.analyses.compare.candidate import Candidate, recorded_memory
-    from converters.analyses.stored_weights import stored_in_file
-    from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.run.turns import run_trials
-    from llamacpp_instr.terminal import notice
-
-    trials = run_trials(source, types, directory, options, rounds, notice, against.headers)
-    for trial in trials:
-        file, sessions = load_model_file(trial.model), [load_session(log) for log in trial.logs]
-        memory = recorded_memory(sessions[-1])
-        yield Candidate(trial.name, stored_in_file(file), file, sessions, memory)
 
 
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:

@@ -8,14 +8,8 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.cli import recording
 from llamacpp_instr.cli.options import bytes_of_size, command
-from llamacpp_instr.cli.recording import (
-    level_option,
-    live_option,
-    log_error_option,
-    stats_option,
-    watched,
-)
 
 
 @command(
@@ -31,9 +25,9 @@ from llamacpp_instr.cli.recording import (
     metavar="FILE",
     help="The log to write; %p is the process id.  [default: the command's name-%p.log]",
 )
-@level_option
-@stats_option
-@log_error_option
+@recording.level_option
+@recording.stats_option
+@recording.log_error_option
 @click.option(
     "--rotate",
     metavar="SIZE",
@@ -46,7 +40,7 @@ from llamacpp_instr.cli.recording import (
     is_flag=True,
     help="Keep arguments that look like secrets, instead of [redacted].",
 )
-@live_option
+@recording.live_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def exec_(
     log: str | None,
@@ -76,7 +70,7 @@ def exec_(
     def first_log() -> Path | None:
         return next((path for path, of in logs_of(target).items() if before.get(path) != of), None)
 
-    with watched(live, first_log):
+    with recording.watched(live, first_log):
         done = execute(command, log, **recorded)
     for path, missing in done.logs.items():
         notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")

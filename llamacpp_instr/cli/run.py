@@ -10,14 +10,8 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.cli import recording
 from llamacpp_instr.cli.options import command, context_options, read_text
-from llamacpp_instr.cli.recording import (
-    level_option,
-    live_option,
-    log_error_option,
-    stats_option,
-    watched,
-)
 from llamacpp_instr.errors import UsageError
 
 
@@ -45,7 +39,7 @@ from llamacpp_instr.errors import UsageError
     help="Read the prompt from a file, without the newline at its end; - is standard input.",
 )
 @click.option("-n", default=128, show_default=True, help="Tokens to generate at most.")
-@level_option
+@recording.level_option
 @click.option(
     "--log",
     type=click.Path(path_type=Path),
@@ -67,7 +61,7 @@ from llamacpp_instr.errors import UsageError
     is_flag=True,
     help="Print the embedding of each prompt as a JSON array, not normalized.",
 )
-@stats_option
+@recording.stats_option
 @click.option("--stop-on-nan", is_flag=True, help="Stop when a --stats tensor contains a NaN.")
 @click.option(
     "--capture",
@@ -88,13 +82,13 @@ from llamacpp_instr.errors import UsageError
     metavar="N",
     help="Run N times in one session; the first run is marked as warm-up.",
 )
-@live_option
+@recording.live_option
 @click.option(
     "--perfetto",
     metavar="TRACE",
     help="At the end, also write the session as a Perfetto trace.",
 )
-@log_error_option
+@recording.log_error_option
 def run(
     model: str,
     prompts: tuple[str, ...],
@@ -158,7 +152,7 @@ def run(
     before = _identity(log)
     out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
     with (
-        watched(live, lambda: log if _identity(log) not in (None, before) else None),
+        recording.watched(live, lambda: log if _identity(log) not in (None, before) else None),
         capturing(options.capture, options.output, force, notice)
         if options.capture and options.output
         else nullcontext() as debugger,
