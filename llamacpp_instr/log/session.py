@@ -163,8 +163,9 @@ def load_parts(
     refs = Resolver()
     loader = _Loader(refs, lenient)
     for line, event in refs.follow(reader, lenient):
-        begins = type(event) is schema.StepBegin and len(refs.open_steps) == 1  # it is open already
-        if begins and loader.n_rows >= part_rows:
+        is_full = loader.n_rows >= part_rows
+        # a step that begins is open already
+        if is_full and type(event) is schema.StepBegin and len(refs.open_steps) == 1:
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
             loader.begin_part()
         loader.take(event)
