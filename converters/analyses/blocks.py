@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from converters.report.report import Cell, Column, Figures, Report
+from converters.report.report import Cell, Column, Figures, Report, columns_of
 from llamacpp_instr.model.file import Weight
 from llamacpp_instr.terminal import counted, printable
 from llamacpp_instr.weights.blocks import OneBlock
@@ -119,10 +119,9 @@ def elements_report(block: OneBlock) -> Report:
             row += [number(theirs), number(float(value) - theirs)]
         rows.append(row)
     columns = [
-        Column("Element", "count"), Column("Sub-block", "count"), Column("Column", "count"),
-        Column("Code", "count"), Column("Level", "number"), Column("Value", "number"),
-        Column("Reference", "number"), Column("Error", "number"),
-    ]  # fmt: skip
+        *columns_of("count", "Element", "Sub-block", "Column", "Code"),
+        *columns_of("number", "Level", "Value", "Reference", "Error"),
+    ]
     return Report("Elements", columns, rows)
 
 
@@ -196,9 +195,7 @@ def _saturation_report(stats: BlockStats) -> Report:
             add(f"{name} at the least, {low}", counts.n_lowest, counts.n)
         add(f"{name} at the largest, {high}", counts.n_highest, counts.n)
         add(f"{name} of zero", counts.n_zero, counts.n)
-    columns = [
-        Column("What"), Column("Count", "count"), Column("Of", "count"), Column("Share", "share")
-    ]  # fmt: skip
+    columns = [Column("What"), *columns_of("count", "Count", "Of"), Column("Share", "share")]
     note = "The largest weight of a block sets its scale, so some quants are always at an end."
     if len(set(quants.codes.levels)) <= FEW_LEVELS:
         note = "With so few levels many quants are at an end; that alone is not a loss."
@@ -222,11 +219,10 @@ def _worst_report(stats: BlockStats, reference: str) -> Report:
         if worst.rmse != 0
     ]  # fmt: skip
     columns = [
-        Column("Block", "count"), Column("Matrix", "count"), Column("Row", "count"),
+        *columns_of("count", "Block", "Matrix", "Row"),
         Column("Columns"),
-        Column("RMSE", "number"), Column("Largest error", "number"),
-        Column("Times the tensor's", "number"),
-    ]  # fmt: skip
+        *columns_of("number", "RMSE", "Largest error", "Times the tensor's"),
+    ]
     notes = [f"RMSE of the tensor: {errors.rmse:.5g}, against {printable(reference)}."]
     if errors.non_finite:
         notes.append(f"{errors.non_finite:,} elements that are NaN or infinite were excluded.")

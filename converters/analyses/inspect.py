@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from converters.analyses.memory import compute_layers, compute_roles, compute_types, without
 from converters.analyses.stored_weights import stored_in_file
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Report, columns_of, shown
 from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, Weight
@@ -111,9 +111,7 @@ def compute_tensors(model: ModelFile) -> Report:
         for weight in model.weights
     ]  # fmt: skip
     columns = [
-        Column("Tensor"),
-        Column("type"),
-        Column("shape"),
+        *columns_of("text", "Tensor", "type", "shape"),
         Column("elements", "count"),
         Column("bytes", "bytes"),
         Column("bits/weight", "bits"),
@@ -294,8 +292,7 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
     columns = [
         Column("Tensor"),
         Column("row", "count"),
-        Column("wanted"),
-        Column("has"),
+        *columns_of("text", "wanted", "has"),
         Column("more", "bytes"),
     ]
     more = sum(found.more_bytes for found in fallbacks)

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import steps_inside
 from llamacpp_instr.terminal import counted
@@ -40,10 +40,7 @@ def compute_marks(session: Session) -> Report:
     columns = [
         Column("mark"),
         Column("count", "count"),
-        Column("total", "ns"),
-        Column("mean", "ns"),
-        Column("p50", "ns"),
-        Column("longest", "ns"),
+        *columns_of("ns", "total", "mean", "p50", "longest"),
         Column("steps", "count"),
         Column("in steps", "ns"),
         Column("tokens", "count"),

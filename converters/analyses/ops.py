@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from converters.report.report import BOUND, AtMost, Cell, Column, Report
+from converters.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Ubatch, attention_work, attentions
 from llamacpp_instr.graph.kernels import node_backends, node_work, weight_read
@@ -94,14 +94,11 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
         )  # fmt: skip
     columns = [
         Column("#", key="number"),
-        Column("op"),
-        Column("inputs"),
-        Column("output"),
+        *columns_of("text", "op", "inputs", "output"),
         Column("count", "count"),
         Column("FLOPs", "flop"),
         Column("bytes", "bytes"),
-        Column("weights"),
-        Column("parameters"),
+        *columns_of("text", "weights", "parameters"),
         Column(f"ONNX, opset {OPSET}", key="onnx"),
         Column("PyTorch"),
     ]

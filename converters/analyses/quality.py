@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from converters.report.charts import Chart, Point, scatter_size_error
-from converters.report.report import Cell, Column, Figures, Report
+from converters.report.report import Cell, Column, Figures, Report, columns_of
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
 from llamacpp_instr.terminal import counted
@@ -68,14 +68,10 @@ def _overview(
         Column("size", "bytes"),
         Column("bits/weight", "bits"),
         Column("SQNR", "decibel"),
-        Column("perplexity", "perplexity"),
-        Column("± ppl", "perplexity"),
+        *columns_of("perplexity", "perplexity", "± ppl"),
         Column("ppl ratio", "ratio"),
-        Column("mean KL", "nats"),
-        Column("± KL", "nats"),
-        Column("99.9 % KL", "nats"),
-        Column("same top", "probability"),
-        Column("RMS Δp", "probability"),
+        *columns_of("nats", "mean KL", "± KL", "99.9 % KL"),
+        *columns_of("probability", "same top", "RMS Δp"),
     ]
     rows: list[list[Cell]] = []
     for i, (file, name) in enumerate(zip(files, names, strict=True)):
@@ -121,10 +117,7 @@ def _notes(
 def _perplexities(pairs: Sequence[tuple[str, Divergence]], reference: str) -> Report:
     columns = [
         Column("model"),
-        Column("ratio", "perplexity"),
-        Column("± ratio", "perplexity"),
-        Column("difference", "perplexity"),
-        Column("± difference", "perplexity"),
+        *columns_of("perplexity", "ratio", "± ratio", "difference", "± difference"),
         Column("correlation", "probability"),
     ]
     rows: list[list[Cell]] = [

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.quantize.plan import QuantizationPlan, row_length
 from llamacpp_instr.terminal import counted, printable
 
@@ -27,8 +27,7 @@ def quantization_reports(
     sizes = Report(
         printable(title),
         [
-            Column("file"),
-            Column("type"),
+            *columns_of("text", "file", "type"),
             Column("bytes", "count"),
             Column("bits/weight", "bits"),
             Column("of source", "fraction"),

@@ -33,7 +33,7 @@ from converters.analyses.stats_keys import (
     where_of,
 )
 from converters.analyses.thread_stats import thread_report
-from converters.report.report import BOUND, Cell, Column, Report, Unit, rate_of
+from converters.report.report import BOUND, Cell, Column, Report, Unit, columns_of, rate_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.ops import BLOCKS
@@ -308,14 +308,9 @@ def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
         Column("count", "count"),
         Column("total", "ns"),
         Column("share", "fraction"),
-        Column("mean", "ns"),
-        Column("p50", "ns"),
-        Column("p90", "ns"),
-        Column("p99", "ns"),
-        Column("FLOP/s", "flop_per_second"),
-        Column("FLOP/s p50", "flop_per_second"),
-        Column("bytes/s", "bytes_per_second"),
-        Column("bytes/s p50", "bytes_per_second"),
+        *columns_of("ns", "mean", "p50", "p90", "p99"),
+        *columns_of("flop_per_second", "FLOP/s", "FLOP/s p50"),
+        *columns_of("bytes_per_second", "bytes/s", "bytes/s p50"),
         Column("waiting", "ns"),
     ]
     title = f"{counted} by {' and '.join(by)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Report, columns_of, shown
 from llamacpp_instr.log.session import Timed
 
 
@@ -32,8 +32,7 @@ def thread_report(ops: Sequence[Timed]) -> Report:
     columns = [
         Column("thread", "id"),
         Column("kernels", "count"),
-        Column("busy", "ns"),
-        Column("waiting", "ns"),
+        *columns_of("ns", "busy", "waiting"),
         Column("of its time", "fraction"),
     ]
     report = Report("Threads", columns, rows)

@@ -19,7 +19,7 @@ from converters.analyses.values import (
     number,
     values_of,
 )
-from converters.report.report import Cell, Column, Figures, Report, shown
+from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import TensorStats
@@ -54,14 +54,9 @@ def compare_values(a: Session, b: Session) -> list[Report]:
         )  # fmt: skip
     columns = [
         *NAMES,
-        Column("mean A", "number"),
-        Column("mean B", "number"),
-        Column("std A", "number"),
-        Column("std B", "number"),
-        Column("shift", "number"),
+        *columns_of("number", "mean A", "mean B", "std A", "std B", "shift"),
         Column("std B / A", "ratio"),
-        Column("not finite A", "count"),
-        Column("not finite B", "count"),
+        *columns_of("count", "not finite A", "not finite B"),
     ]
     title = "Values of B against A"
     figures: Figures = {}
@@ -130,8 +125,7 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
             ]
         )  # fmt: skip
     columns = [
-        Column("position"),
-        Column("token"),
+        *columns_of("text", "position", "token"),
         Column("largest shift", "number"),
         *NAMES,
         Column("std B / A, median", "ratio"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import TensorStats
@@ -103,14 +103,9 @@ def compute_values(session: Session) -> Report:
         rows.append([*name_of(read), len(events), of.n, *figures, zeros])
     columns = [
         *NAMES,
-        Column("computes", "count"),
-        Column("elements", "count"),
-        Column("min", "number"),
-        Column("max", "number"),
-        Column("mean", "number"),
-        Column("std", "number"),
-        Column("NaN", "count"),
-        Column("infinite", "count"),
+        *columns_of("count", "computes", "elements"),
+        *columns_of("number", "min", "max", "mean", "std"),
+        *columns_of("count", "NaN", "infinite"),
         Column("zeros", "fraction"),
     ]
     return Report(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.terminal import counted, first_names
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
 
@@ -17,8 +17,7 @@ _POOLED = [
     Column("bytes", "bytes"),
     Column("bits/weight", "bits"),
     Column("SQNR", "decibel"),
-    Column("RMSE", "number"),
-    Column("largest", "number"),
+    *columns_of("number", "RMSE", "largest"),
     Column("cosine", "cosine"),
 ]
 
@@ -50,17 +49,12 @@ def weight_error_reports(
 
 def _tensors(errors: Sequence[WeightError]) -> Report:
     columns = [
-        Column("Tensor"),
-        Column("type"),
+        *columns_of("text", "Tensor", "type"),
         Column("bytes", "bytes"),
         Column("SQNR", "decibel"),
-        Column("RMSE", "number"),
-        Column("largest", "number"),
+        *columns_of("number", "RMSE", "largest"),
         Column("cosine", "cosine"),
-        Column("p50", "number"),
-        Column("p90", "number"),
-        Column("p99", "number"),
-        Column("p99.9", "number"),
+        *columns_of("number", "p50", "p90", "p99", "p99.9"),
         Column("worst block", "count"),
         Column("its RMSE", "number"),
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from converters.flashinfer.workloads import Found
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Report, columns_of, shown
 from llamacpp_instr.errors import UsageError
 
 NOT_FOUND = "definition not found"
@@ -63,10 +63,8 @@ def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Re
         )
     rows.sort(key=lambda row: -(row[4] if isinstance(row[4], int) else 0))
     columns = [
-        Column("definition"),
-        Column("type"),
-        Column("workloads", "count"),
-        Column("times", "count"),
+        *columns_of("text", "definition", "type"),
+        *columns_of("count", "workloads", "times"),
         Column("time", "ns"),
         Column("share", "fraction"),
     ]

@@ -94,6 +94,11 @@ class Column:
         return self.name.removesuffix("_ns") if self.unit == "ns" else self.name
 
 
+def columns_of(unit: Unit, *names: str) -> list[Column]:
+    """A column of this unit for each name."""
+    return [Column(name, unit) for name in names]
+
+
 @dataclass
 class Report:
     """One table. Rows have a cell for each column; notes are complete sentences."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from converters.report.report import Cell, Column, Figures, Report
+from converters.report.report import Cell, Column, Figures, Report, columns_of
 from converters.scheduling.bounds import Bounds, compute_bounds
 from converters.scheduling.critical import Part, critical_path
 from converters.scheduling.engines import EngineKind
@@ -124,11 +124,8 @@ def _engines(made: Schedule) -> Report:
             ]
         )
     columns = [
-        Column("engines"),
-        Column("runs"),
-        Column("count", "count"),
-        Column("tasks", "count"),
-        Column("loads", "count"),
+        *columns_of("text", "engines", "runs"),
+        *columns_of("count", "count", "tasks", "loads"),
         Column("busy", "ns"),
         Column("utilization", "share"),
         Column("bytes", "bytes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from converters.scheduling.bounds import Bound, compute_bounds
 from converters.scheduling.schedule import Schedule
 
@@ -58,8 +58,7 @@ def sweep_reports(points: Sequence[SweepPoint], notes: Sequence[str]) -> list[Re
     columns = [
         Column("engines", "count"),
         Column("makespan", "ns"),
-        Column("speed-up", "ratio"),
-        Column("at most", "ratio"),
+        *columns_of("ratio", "speed-up", "at most"),
         Column("utilization", "fraction"),
         Column("lower bound", "ns"),
         Column("what binds", "text"),

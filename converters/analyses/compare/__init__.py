@@ -28,7 +28,7 @@ from converters.analyses.machine import machine_notes
 from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
 from converters.analyses.step_times import verb
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.memory.breakdown import Kind
 from llamacpp_instr.terminal import first_names
 
@@ -204,13 +204,7 @@ def _timed(row: Row, phase: str) -> list[Cell]:
 def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
     """Rows in words for a reader, with the times of the most important phase."""
     phase = _told_phase(rows)
-    columns = [
-        Column(what),
-        Column("type"),
-        Column("bytes"),
-        Column(phase or ""),
-        Column("SQNR, dB"),
-    ]
+    columns = columns_of("text", what, "type", "bytes", phase or "", "SQNR, dB")
     cells: list[list[Cell]] = []
     for row in rows:
         times = row.times.get(phase) if phase else None

@@ -9,7 +9,7 @@ from typing import Literal
 from converters.analyses.noise import MIN_BLOCKS, Ratio, describe
 from converters.analyses.step_times import StepTimes, verb
 from converters.report.page import Figure
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 
 EXCLUDED = "The steps exclude the time that the recorder itself took."
 TOO_FEW = f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
@@ -40,11 +40,9 @@ def columns(
 ) -> list[Column]:
     return [
         Column(first, unit),
-        Column(a, "ns"),
-        Column(b, "ns"),
+        *columns_of("ns", a, b),
         Column(f"{b} / {a}", "ratio", "ratio"),
-        Column("from", "ratio"),
-        Column("to", "ratio"),
+        *columns_of("ratio", "from", "to"),
         Column(f"{b} is", key="verdict"),
     ]
 

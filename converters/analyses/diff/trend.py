@@ -27,20 +27,15 @@ from converters.analyses.settings import ALIKE, facts, log_names, unlike_notes
 from converters.analyses.step_times import verb
 from converters.report.page import Figure
 from converters.report.plain_charts import Group, bars
-from converters.report.report import Cell, Column, Figures, Report
+from converters.report.report import Cell, Column, Figures, Report, columns_of
 from llamacpp_instr.log.session import Session
 
 STEPS = [
-    Column("Phase"),
-    Column("side"),
+    *columns_of("text", "Phase", "side"),
     Column("median step", "ns"),
-    Column("/ first", "ratio"),
-    Column("first from", "ratio"),
-    Column("first to", "ratio"),
+    *columns_of("ratio", "/ first", "first from", "first to"),
     Column("than first"),
-    Column("/ previous", "ratio"),
-    Column("previous from", "ratio"),
-    Column("previous to", "ratio"),
+    *columns_of("ratio", "/ previous", "previous from", "previous to"),
     Column("than previous"),
 ]
 

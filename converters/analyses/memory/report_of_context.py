@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from converters.analyses.stored_weights import StoredModel
-from converters.report.report import Cell, Column, Figures, Report, shown
+from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
 from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
 from llamacpp_instr.terminal import counted, first_names
 
@@ -37,13 +37,9 @@ class Held:
 def memory_report(model: StoredModel, held: Held) -> Report:
     """A row for each kind of memory and each buffer, and their sum."""
     columns = [
-        Column("Memory"),
-        Column("buffer"),
+        *columns_of("text", "Memory", "buffer"),
         Column("tensors", "count"),
-        Column("in file", "bytes"),
-        Column("predicted", "bytes"),
-        Column("measured", "bytes"),
-        Column("difference", "bytes"),
+        *columns_of("bytes", "in file", "predicted", "measured", "difference"),
     ]
     known = held.measured or held.predicted
     rows: list[list[Cell]] = []

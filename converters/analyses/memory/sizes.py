@@ -8,16 +8,11 @@ from typing import TypeVar
 
 from converters.analyses.memory.report_of_context import Held
 from converters.analyses.stored_weights import StoredModel, StoredTensor
-from converters.report.report import Cell, Column, Report
+from converters.report.report import Cell, Column, Report, columns_of
 
-_COST = [
-    Column("bits/weight", "bits"),
-    Column("of F16", "fraction"),
-    Column("of F32", "fraction"),
-]
+_COST = [Column("bits/weight", "bits"), *columns_of("fraction", "of F16", "of F32")]
 _SUMS = [
-    Column("tensors", "count"),
-    Column("elements", "count"),
+    *columns_of("count", "tensors", "elements"),
     Column("bytes", "bytes"),
     Column("share", "fraction"),
     *_COST,
@@ -27,10 +22,8 @@ _SUMS = [
 def compute_overview(model: StoredModel) -> Report:
     """The model as a whole, in one row."""
     columns = [
-        Column("Tensors", "count"),
-        Column("elements", "count"),
-        Column("file", "bytes"),
-        Column("weights", "bytes"),
+        *columns_of("count", "Tensors", "elements"),
+        *columns_of("bytes", "file", "weights"),
         *_COST,
     ]
     row: list[Cell] = [len(model.tensors), model.n_elements, model.file_size, model.n_bytes]
@@ -79,9 +72,7 @@ def compute_tensors(model: StoredModel, held: Sequence[Held]) -> Report:
         cells += [", ".join(places) if places else None, tensor.layer, tensor.role]
         rows.append(cells)
     columns = [
-        Column("Tensor"),
-        Column("type"),
-        Column("shape"),
+        *columns_of("text", "Tensor", "type", "shape"),
         Column("elements", "count"),
         Column("bytes", "bytes"),
         *_COST,
