@@ -159,6 +159,13 @@ def _session_notes(session: Session) -> list[str]:
     return notes
 
 
+def op_table(session: Session, ops: Sequence[Timed]) -> Report:
+    """The table by op of kernels of thread 0."""
+    return _report(
+        ("op",), "Kernels", _kernels(session, ops, ("op",), {of.compute: {} for of in ops}, ())
+    )
+
+
 # --- samples ---
 
 

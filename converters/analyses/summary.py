@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from converters.analyses.clock import clock_report, clock_sentences
-from converters.analyses.devices import device_times, untimed_note
+from converters.analyses.devices import untimed_note
 from converters.analyses.findings import compute_findings, gather_facts
 from converters.analyses.machine import Machine
 from converters.analyses.marks import compute_marks
-from converters.report.report import BOUND, Cell, Column, Figures, Report, rate_of, shown
+from converters.analyses.stats import op_table
+from converters.analyses.tree import beside, by_layer, by_op
+from converters.report.report import Cell, Column, Figures, Report, shown
 from llamacpp_instr.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
@@ -160,34 +161,11 @@ def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     """Every nanosecond of the steps, by block and by other activity."""
     phases = _phases(steps)
     spent: dict[str, dict[str, int]] = {phase: defaultdict(int) for phase in phases}
-    in_ops: dict[int, int] = {}
-    on_device = device_times(session)
-    for ops in session.ops:
-        phase = phase_of.get(ops.compute)
-        if ops.thread == 0 and phase is not None:
-            in_ops[ops.compute] = int(ops.dur.sum())
-            for block, ns in zip(session.kernels(ops.plan).block, ops.dur.tolist(), strict=True):
-                spent[phase][block] += ns
-    columns: tuple[str, ...] = ("compute", "apply", "build", "alloc", "dur")
-    for compute, apply, build, alloc, dur in zip(
-        *(session.computes[name].tolist() for name in columns), strict=True
-    ):
-        phase = phase_of.get(compute)
-        if phase is not None:
-            spent[phase]["KV slots"] += apply
-            spent[phase]["graph build"] += build + alloc
-            elsewhere = on_device.get(compute, 0)
-            spent[phase]["the device"] += elsewhere
-            spent[phase]["between ops" if compute in in_ops else "compute"] += dur - elsewhere
-            spent[phase]["between ops"] -= in_ops.get(compute, 0)
-    for label, recorder in zip(steps["phase"], steps["recorder"], strict=True):
-        spent[label]["the recorder"] += int(recorder)
-    waits = (steps["end"] - steps["returned"]).tolist()
-    for label, wait in zip(steps["phase"], waits, strict=True):
-        spent[label]["the device"] += wait
+    for (phase, _, block, _), ns in by_op(session, phase_of, "time")[0].items():
+        spent[phase][block] += ns
+    for phase, of in spent.items():
+        of |= beside(session, steps, phase_of, phase, session.ops, sum(of.values()))
     totals = _phase_totals(steps)
-    for phase in phases:
-        spent[phase]["the rest"] = totals[phase] - sum(spent[phase].values())
     order = [*knowledge.BLOCKS, *BESIDE]
     by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
     rows = _phase_rows(
@@ -229,17 +207,16 @@ def _phase_rows(
 
 def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
     phases = _phases(steps)
-    spent: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys(phases, 0))
-    for layers in session.layers:
-        phase = phase_of.get(layers.compute)
-        if phase is not None and layers.label is not None:
-            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
-                spent[layer][phase] += dur
-    rows = _phase_rows([(layer, spent[layer]) for layer in sorted(spent)], _phase_totals(steps))
+    found = by_layer(session, phase_of)
+    spent = {
+        layer: {phase: found.get((phase, layer, "", ""), 0) for phase in phases}
+        for layer in sorted({layer for _, layer, _, _ in found})
+    }
+    rows = _phase_rows(list(spent.items()), _phase_totals(steps))
     notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
     if not rows:
         return Report("Layers", [], [])
-    total = {layer: sum(spent[layer].values()) for layer in sorted(spent) if layer >= 0}
+    total = {layer: sum(spent[layer].values()) for layer in spent if layer >= 0}
     figures: Figures = {"layers": (len(total), "count")}
     if len(total) > ALL_LAYERS:
         slowest = sorted(total, key=lambda layer: -total[layer])[:ALL_LAYERS]
@@ -252,26 +229,18 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
 
 
 def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
-    totals: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(5))
-    for ops in session.ops:
-        if ops.thread == 0 and ops.compute in phase_of:
-            of = session.work(ops)
-            work = np.stack([np.ones(len(ops.dur)), ops.dur, of.flops, of.bytes, of.bound], 1)
-            for label, row in zip(session.kernels(ops.plan).label, work, strict=True):
-                totals[label] += row
-    all_time = sum(float(total[1]) for total in totals.values())
-    rows: list[list[Cell]] = []
-    for label, total in sorted(totals.items(), key=lambda item: -float(item[1][1])):
-        calls, ns, n_flops, n_bytes, n_bounds = total.tolist()
-        rate = [rate_of(amount, ns, n_bounds > 0) for amount in (n_flops, n_bytes)]
-        share = ns / all_time if all_time else None
-        rows.append([label, int(calls), int(ns), share, ns / calls, *rate])
-    notes = [BOUND] if any(total[4] for total in totals.values()) else []
+    ran = [of for of in session.ops if of.thread == 0 and of.compute in phase_of]
+    table = op_table(session, ran)
+    shown_keys = ("op", "count", "total", "share", "mean", "flop_per_s", "bytes_per_s")
+    at = [table.keys().index(key) for key in shown_keys]
+    rows = [[row[i] for i in at] for row in table.rows]
+    notes = list(table.notes)
     if rows and (untimed := untimed_note(session)):
         notes.append(untimed)
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
-        rest = sum(float(row[2] or 0) for row in rows[TOP_OPS:]) / max(all_time, 1)
+        ns = [int(row[2] or 0) for row in rows]
+        rest = sum(ns[TOP_OPS:]) / max(sum(ns), 1)
         figures["share of other ops"] = (rest, "fraction")
         others = counted(len(rows) - TOP_OPS, "other op")
         notes.append(f"Not shown: {others}, {100 * rest:.1f} % of the time.")

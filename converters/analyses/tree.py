@@ -7,6 +7,7 @@ of thread 0, which takes part in every kernel.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from converters.report.tree import Node, Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.graph.ops import BLOCKS
-from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.model.file import role_of
 
@@ -49,21 +50,23 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
         )
     steps, notes = counted_steps(session)
     phase_of = phase_of_compute(session, steps)
-    by_layer = by == "time" and not session.ops
+    layers_alone = by == "time" and not session.ops
     bounded = False
-    if by_layer:
-        amounts = _by_layer(session, phase_of)
+    if layers_alone:
+        amounts = by_layer(session, phase_of)
     else:
-        amounts, bounded = _by_op(session, phase_of, by)
+        amounts, bounded = by_op(session, phase_of, by)
     root = Node("session")
     for phase in PHASES:
         if (steps["phase"] == phase).any():
             of_phase = {place: n for place, n in amounts.items() if place[0] == phase}
             parts = _layer_nodes(of_phase)
             if by == "time":
-                parts += _beside(session, steps, phase_of, phase, sum(of_phase.values()))
+                timed, inside = session.ops or session.layers, sum(of_phase.values())
+                rest = beside(session, steps, phase_of, phase, timed, inside)
+                parts += [Node(name, amount) for name, amount in rest.items() if amount]
             root.children.append(Node(phase, children=parts))
-    if by_layer:
+    if layers_alone:
         notes.append("No ops were recorded: blocks and ops need the level detailed.")
     if by != "time":
         notes.append("Computed from the shapes of the kernels, not measured.")
@@ -73,7 +76,7 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
     return Tree(root, *MEASURES[by], levels=LEVELS, notes=notes)
 
 
-def _by_op(
+def by_op(
     session: Session, phase_of: dict[int, str], by: Measure
 ) -> tuple[dict[_Place, int], bool]:
     """The amount of every op by its place, summed over computes, and whether one of them is an
@@ -112,7 +115,7 @@ def _op_names(session: Session, plan: int) -> list[str]:
     return names
 
 
-def _by_layer(session: Session, phase_of: dict[int, str]) -> dict[_Place, int]:
+def by_layer(session: Session, phase_of: dict[int, str]) -> dict[_Place, int]:
     """The time of every layer, from its first kernel to its last, for logs without ops."""
     amounts: dict[_Place, int] = defaultdict(int)
     for layers in session.layers:
@@ -140,13 +143,18 @@ def _layer_nodes(amounts: dict[_Place, int]) -> list[Node]:
     return nodes
 
 
-def _beside(
-    session: Session, steps: Table, phase_of: dict[int, str], phase: str, inside: int
-) -> list[Node]:
-    """What the steps of a phase did beside kernels (or layers), which took `inside`; divided as in
-    `summary`. The last part is what remains."""
+def beside(
+    session: Session,
+    steps: Table,
+    phase_of: dict[int, str],
+    phase: str,
+    parts: Sequence[Timed],
+    inside: int,
+) -> dict[str, int]:
+    """What the steps of a phase did beside `parts`, the session's kernels or layers, which took
+    `inside`; ns. The last part is what remains."""
     computes = session.computes
-    timed = {of.compute for of in session.ops or session.layers if of.thread == 0}
+    timed = {of.compute for of in parts if of.thread == 0}
     of_phase = np.array([phase_of.get(n) == phase for n in computes["compute"].tolist()], np.bool_)
     has_parts = np.array([n in timed for n in computes["compute"].tolist()], np.bool_)
 
@@ -154,13 +162,13 @@ def _beside(
         return sum(int(computes[name][rows].sum()) for name in names)
 
     # layers last from their first kernel to their last, with what a device did between
-    on_device = device_times(session) if session.ops else {}
+    on_device = {} if parts is session.layers else device_times(session)
     elsewhere = np.array([on_device.get(n, 0) for n in computes["compute"].tolist()], np.int64)
     with_parts, without = (int(elsewhere[of_phase & of].sum()) for of in (has_parts, ~has_parts))
     ours = steps.rows(steps["phase"] == phase)
     amounts = {
         "compute": total(of_phase & ~has_parts, "dur") - without,
-        "between ops" if session.ops else "between layers": (
+        "between layers" if parts is session.layers else "between ops": (
             total(of_phase & has_parts, "dur") - inside - with_parts
         ),
         "KV slots": total(of_phase, "apply"),
@@ -169,5 +177,4 @@ def _beside(
         "the recorder": int(ours["recorder"].sum()),
     }
     whole = int((ours["end"] - ours["begin"]).sum())
-    amounts["the rest"] = whole - inside - sum(amounts.values())
-    return [Node(name, amount) for name, amount in amounts.items() if amount]
+    return amounts | {"the rest": whole - inside - sum(amounts.values())}
