@@ -19,8 +19,7 @@ def untimed_note(session: Session) -> str:
 def device_times(session: Session) -> dict[int, int]:
     """By compute with parts on a device: the ns in which thread 0 copied inputs for a part, waited
     for the part before it, or was in one that is not the CPU's. Then it ran no kernel."""
-    columns = (session.computes[name].tolist() for name in ("compute", "graph"))
-    graph_of = dict(zip(*columns, strict=True))
+    graph_of = dict(session.computes.tuples("compute", "graph"))
     found: dict[int, int] = {}
     for splits in session.splits:
         graph = session.graphs[graph_of[splits.compute]]

@@ -67,22 +67,19 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
     machine = machine.rows(touched)
     if not len(machine):
         return None
+    if not len(taken_shares(session, machine)):
+        return None
     loads = [load for load in machine["load"] if load is not None]
     running = [n for n in machine["running"] if n is not None]
-    shares = taken_shares(session, machine)
-    return (
-        Machine(
-            cpus=session.start.host.cores,
-            switches=int(machine["nivcsw"].sum()),
-            taken=taken_in_all(session, machine),
-            cpu=int(machine["cpu"].sum()),
-            load=max(loads, default=None),
-            running=float(np.mean(running)) if running else None,
-            steal=sum(steal or 0 for steal in machine["steal"]),
-            disturbed=int(disturbed_steps(session, steps).sum()),
-        )
-        if len(shares)
-        else None
+    return Machine(
+        cpus=session.start.host.cores,
+        switches=int(machine["nivcsw"].sum()),
+        taken=taken_in_all(session, machine),
+        cpu=int(machine["cpu"].sum()),
+        load=max(loads, default=None),
+        running=float(np.mean(running)) if running else None,
+        steal=sum(steal or 0 for steal in machine["steal"]),
+        disturbed=int(disturbed_steps(session, steps).sum()),
     )
 
 

@@ -125,8 +125,7 @@ def ops_of_log(session: Session) -> list[Report]:
     computes = session.computes
     chosen: dict[str, tuple[tuple[int, int], int, int]] = {}
     times: dict[int, int] = {}
-    columns = (computes[name].tolist() for name in ("compute", "graph", "n_tokens"))
-    for compute, graph, n_tokens in zip(*columns, strict=True):
+    for compute, graph, n_tokens in computes.tuples("compute", "graph", "n_tokens"):
         phase = phase_of.get(compute)
         if phase is None or session.graphs[graph].nodes is None:
             continue
@@ -136,7 +135,7 @@ def ops_of_log(session: Session) -> list[Report]:
             chosen[phase] = (rank, graph, compute)
     if not chosen:
         raise UsageError(f"{session.path}: no graphs; record with --level detailed")
-    tokens = dict(zip(computes["compute"].tolist(), computes["n_tokens"].tolist(), strict=True))
+    tokens = dict(computes.tuples("compute", "n_tokens"))
     reports = []
     for phase in PHASES:
         if phase in chosen:

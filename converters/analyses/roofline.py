@@ -102,8 +102,7 @@ def _report(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
 
 
 def _ops(session: Session, probe: Probe, phase_of: dict[int, str]) -> dict[tuple[str, str], _Op]:
-    columns = (session.computes[name].tolist() for name in ("compute", "n_threads"))
-    threads = dict(zip(*columns, strict=True))
+    threads = dict(session.computes.tuples("compute", "n_threads"))
     found: dict[tuple[str, str], _Op] = defaultdict(_Op)
     kernels: dict[int, list[tuple[str, str | None, int]]] = {}
     for ops in session.ops:

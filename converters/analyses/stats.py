@@ -246,8 +246,7 @@ def _by_phase(
     """Every step, with the time that its caller waited; its work is that of its ops, or unknown if
     a step of its group had kernels on a device."""
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    columns = (session.computes[name].tolist() for name in ("compute", "step"))
-    step_of = dict(zip(*columns, strict=True))
+    step_of = dict(session.computes.tuples("compute", "step"))
     n_flops, n_bytes = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
     bound = np.zeros(len(steps), np.bool_)
     for of in ops:

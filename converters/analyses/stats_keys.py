@@ -142,8 +142,7 @@ def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:
         contexts: list[Value] = steps["ctx"].tolist()
         return contexts
     if key == "sequence":
-        columns = (session.sequences[name].tolist() for name in ("step", "seq"))
-        return _one_of(steps, zip(*columns, strict=True))
+        return _one_of(steps, session.sequences.tuples("step", "seq"))
     if key == "request":
         by_time, requests = find_requests(session)
         number = by_time["step"].tolist()
@@ -165,9 +164,7 @@ def _marks_of(marks: Table, steps: Table) -> list[Value]:
     for thread in np.unique(steps["thread"]):
         inside = marks.rows(marks["thread"] == thread)
         inside = inside.rows(np.argsort(inside["begin"], kind="stable"))
-        begun = list(
-            zip(*(inside[name].tolist() for name in ("begin", "end", "name")), strict=True)
-        )
+        begun = list(inside.tuples("begin", "end", "name"))
         of_thread: NDArray[np.int64] = np.flatnonzero(steps["thread"] == thread)
         begins = steps["begin"][of_thread]
         still_open: list[tuple[int, str]] = []
@@ -194,10 +191,8 @@ def where_of(session: Session, steps: Table, keys: Collection[By]) -> Where:
         step: {key: column[i] for key, column in values}
         for i, step in enumerate(steps["step"].tolist())
     }
-    columns = (session.computes[name].tolist() for name in ("compute", "step"))
-    return {
-        compute: of_step[step] for compute, step in zip(*columns, strict=True) if step in of_step
-    }
+    computes = session.computes.tuples("compute", "step")
+    return {compute: of_step[step] for compute, step in computes if step in of_step}
 
 
 def kernel_keys(

@@ -43,9 +43,7 @@ class StepTimes:
         self.taken = machine.share if machine and machine.is_disturbed else 0.0
         """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())
-        step_of = zip(
-            session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
-        )
+        step_of = session.computes.tuples("compute", "step")
         at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
         self.column = {compute: at[step] for compute, step in step_of if step in at}
         ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)

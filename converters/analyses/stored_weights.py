@@ -5,6 +5,8 @@ Invariant: every tensor is listed once, with its bytes in the file, even if it i
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +59,14 @@ class StoredModel:
         for tensor in self.tensors:
             found.setdefault(tensor.layer, []).append(tensor)
         return found
+
+
+def types_of(tensors: Iterable[StoredTensor]) -> list[str]:
+    """Their storage types, ordered by bytes, the largest first."""
+    n_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        n_bytes[tensor.type] += tensor.n_bytes
+    return [name for name, _ in n_bytes.most_common()]
 
 
 def stored_in_file(model: ModelFile) -> StoredModel:

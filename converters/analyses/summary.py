@@ -294,8 +294,7 @@ def _fullest(session: Session, ctx: int) -> dict[int, tuple[int, int, int]]:
     now: dict[int, tuple[int, int, int]] = {}
     most, fullest = [-1, -1], now
     kv = session.kv.rows(session.kv["ctx"] == ctx)
-    columns = (kv[name].tolist() for name in ("cache", "bytes", "used", "size"))
-    for cache, *of in zip(*columns, strict=True):
+    for cache, *of in kv.tuples("cache", "bytes", "used", "size"):
         now[cache] = (of[0], of[1], of[2])
         if (total := [sum(of[i] for of in now.values()) for i in (0, 1)]) > most:
             most, fullest = total, dict(now)

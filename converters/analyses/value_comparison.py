@@ -16,10 +16,9 @@ from converters.analyses.values import (
     Spread,
     joined,
     name_of,
-    number,
     values_of,
 )
-from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
+from converters.report.report import Cell, Column, Figures, Report, columns_of, known, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import TensorStats
@@ -89,7 +88,7 @@ def shift_of(one: Spread | TensorStats, other: Spread | TensorStats) -> float | 
     """The difference of the means in deviations of `one`; None if it is not known."""
     if one.mean is None or other.mean is None:
         return None
-    return _ratio(number(other.mean - one.mean), one.std)
+    return _ratio(known(other.mean - one.mean), one.std)
 
 
 def _chosen(values: Values, order: Mapping[int, int]) -> Values:
@@ -161,4 +160,4 @@ def _words(read: Read) -> str:
 
 
 def _ratio(x: float | None, y: float | None) -> float | None:
-    return None if x is None or not y else number(x / y)
+    return None if x is None or not y else known(x / y)

@@ -68,11 +68,11 @@ def computed_tokens(session: Session) -> dict[int, Computed]:
 
 def _computed(session: Session, steps: Table, requests: list[Request]) -> dict[int, Computed]:
     pieces = _pieces(session, steps, requests)
-    computes = session.computes
     of_step: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    columns = (computes[name].tolist() for name in ("compute", "step", "n_tokens", "source"))
     found: dict[int, Computed] = {}
-    for compute, step, n, source in zip(*columns, strict=True):
+    for compute, step, n, source in session.computes.tuples(
+        "compute", "step", "n_tokens", "source"
+    ):
         found[compute] = Computed(n, ())
         if step >= 0 and source != "memory_update":
             of_step[step].append((compute, n))
@@ -112,9 +112,8 @@ def _pieces(session: Session, steps: Table, requests: list[Request]) -> dict[int
 
 def _sampled(session: Session) -> dict[tuple[int, int], tuple[int, str]]:
     """Id and text of the last token that was sampled from each step, by step and sequence."""
-    tokens = session.tokens
-    columns = (tokens[name].tolist() for name in ("step", "seq", "id", "text"))
-    return {(step, max(seq, 0)): (id, text) for step, seq, id, text in zip(*columns, strict=True)}
+    tokens = session.tokens.tuples("step", "seq", "id", "text")
+    return {(step, max(seq, 0)): (id, text) for step, seq, id, text in tokens}
 
 
 # --- two sessions ---

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from converters.report.report import Cell, Column, Report, columns_of
+from converters.report.report import Cell, Column, Report, columns_of, known
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.schema import TensorStats
@@ -75,17 +75,12 @@ def joined(events: Sequence[TensorStats]) -> Spread:
         sum(e.n for e in events),
         min((e.min for e in events if e.min is not None), default=None),
         max((e.max for e in events if e.max is not None), default=None),
-        number(mean),
-        number(std),
+        known(mean),
+        known(std),
         sum(e.nan for e in events),
         sum(e.inf for e in events),
         sum(e.zero for e in events),
     )
-
-
-def number(value: float | None) -> float | None:
-    """The value, None for NaN."""
-    return None if value is None or math.isnan(value) else value
 
 
 def compute_values(session: Session) -> Report:
@@ -127,11 +122,8 @@ def _whether_finite(session: Session) -> str:
     bad = [event for event in session.stats if event.nan or event.inf]
     if not bad:
         return "all that were read are finite"
-    step_of = dict(
-        zip(session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True)
-    )
     first = bad[0]
-    step = step_of.get(first.compute, -1)
+    step = dict(session.computes.tuples("compute", "step")).get(first.compute, -1)
     where = f"in {first.name}" + (f", step {step}" if step >= 0 else "")
     n_nan, n_inf = sum(event.nan for event in bad), sum(event.inf for event in bad)
     return f"{n_nan:,} NaN and {n_inf:,} infinite, first {where}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from converters.report.report import Cell, Column, Report, columns_of
+from converters.report.report import Cell, Column, Report, columns_of, known
 from llamacpp_instr.terminal import counted, first_names
 from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
 
@@ -65,9 +65,9 @@ def _tensors(errors: Sequence[WeightError]) -> Report:
             error.sqnr_db, error.rmse, error.max_error, error.cosine,
             error.p50, error.p90, error.p99, error.p999,
         )  # fmt: skip
-        worst: list[Cell] = [error.worst_block if measured else None, _cell(error.worst_block_rmse)]
+        worst: list[Cell] = [error.worst_block if measured else None, known(error.worst_block_rmse)]
         rows.append(
-            [error.name, _types(error), error.n_bytes, *map(_cell, numbers), *worst]
+            [error.name, _types(error), error.n_bytes, *map(known, numbers), *worst]
         )  # fmt: skip
     notes = ["p50 to p99.9 are percentiles of |x-y|; worst is the block with the largest RMSE."]
     if any(error.n_elements > SAMPLE and not error.skipped for error in errors):
@@ -103,15 +103,11 @@ def _pooled(errors: Sequence[WeightError]) -> list[Cell]:
     return [
         n_bytes,
         8 * n_bytes / n_elements if n_elements else None,
-        _cell(sums.sqnr_db),
-        _cell(sums.rmse),
+        known(sums.sqnr_db),
+        known(sums.rmse),
         max((error.max_error for error in errors if error.sums.n), default=None),
-        _cell(sums.cosine),
+        known(sums.cosine),
     ]
-
-
-def _cell(number: float) -> Cell:
-    return None if math.isnan(number) else number
 
 
 def _sqnr(row: list[Cell]) -> float:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from converters.report.charts import Chart, map_by_layer
-from converters.report.report import Cell, Column, Report, shown
+from converters.report.report import Cell, Column, Report, known, shown
 from llamacpp_instr.terminal import counted, first_names
 from llamacpp_instr.weights.distribution import (
     PERCENTS,
@@ -76,9 +76,9 @@ def each_tensor(stats: Sequence[WeightStats]) -> Report:
         weight, moments = of.weight, of.moments
         row: list[Cell] = [
             weight.name, weight.type.name, " x ".join(map(str, weight.ne)), weight.n_bytes,
-            _cell(moments.mean if moments.n else math.nan), _cell(moments.std), _cell(of.largest),
-            *map(_cell, of.percentiles), _cell(_ratio(of.n_zero, moments.n)),
-            _cell(moments.kurtosis), moments.norm,
+            known(moments.mean if moments.n else math.nan), known(moments.std), known(of.largest),
+            *map(known, of.percentiles), known(_ratio(of.n_zero, moments.n)),
+            known(moments.kurtosis), moments.norm,
         ]  # fmt: skip
         for side in (of.rows, of.columns):
             row += [None] * 3 if side is None else [side.median, side.largest, side.n_outliers]
@@ -107,9 +107,9 @@ def _roles(stats: Sequence[WeightStats], name: str) -> Report:
         moments = sum((of.moments for of in group), start=Moments())
         sides = ([of.rows for of in group], [of.columns for of in group])
         rows.append([
-            role, len(group), sum(of.weight.n_bytes for of in group), _cell(moments.rms),
-            _cell(moments.std), max((of.largest for of in group if of.moments.n), default=None),
-            _cell(moments.kurtosis), _cell(_ratio(sum(of.n_zero for of in group), moments.n)),
+            role, len(group), sum(of.weight.n_bytes for of in group), known(moments.rms),
+            known(moments.std), max((of.largest for of in group if of.moments.n), default=None),
+            known(moments.kurtosis), known(_ratio(sum(of.n_zero for of in group), moments.n)),
             *map(_count, sides),
         ])  # fmt: skip
     columns = [
@@ -161,7 +161,3 @@ def _count(sides: Sequence[Channels | None]) -> int | None:
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else math.nan
-
-
-def _cell(number: float) -> Cell:
-    return None if math.isnan(number) else number

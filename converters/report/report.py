@@ -94,6 +94,11 @@ class Column:
         return self.name.removesuffix("_ns") if self.unit == "ns" else self.name
 
 
+def known(value: float | None) -> float | None:
+    """The value; None for NaN."""
+    return None if value is None or math.isnan(value) else value
+
+
 def columns_of(unit: Unit, *names: str) -> list[Column]:
     """A column of this unit for each name."""
     return [Column(name, unit) for name in names]

@@ -7,10 +7,10 @@ all of the source is needed. An axis is ggml's: 0 is the length of a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
-from converters.scheduling.timed_graph import TimedGraph, written_cache
+from converters.scheduling.timed_graph import TimedGraph, leaf_below, written_cache
 from llamacpp_instr.graph.ops import is_cache
 from llamacpp_instr.graph.tensors import tensor
 
@@ -94,7 +94,7 @@ class Axes:
         for node in reversed(inside):
             own = slices.get(node)
             for k, source in enumerate(self._nodes.src[node]):
-                if k == written_cache(self._nodes, node) and self._below(source) < 0:
+                if k == written_cache(self._nodes, node) and leaf_below(self._nodes, source) < 0:
                     continue  # written in place: what it held does not matter
                 at, needed = self._through_views(source, self.to_source(node, k, own))
                 which = k if node == inside[0] else 9
@@ -175,7 +175,7 @@ class Axes:
         rows = self.result(writer)
         # a cache of values without flash attention gets its elements one by one
         axis = 0 if rows[0] > 1 else 1
-        target = self._below(self._nodes.src[node][2])
+        target = leaf_below(self._nodes, self._nodes.src[node][2])
         whole = target < 0 and rows[axis] == self.shape(target)[0]
         return Slice(axis, needed.n) if whole else None
 
@@ -185,13 +185,10 @@ class Axes:
         for kernel, inside in enumerate(self._timed.inside):
             for node in inside:
                 k = written_cache(self._nodes, node)
-                leaf = self._below(self._nodes.src[node][k]) if k is not None else 0
+                leaf = leaf_below(self._nodes, self._nodes.src[node][k]) if k is not None else 0
                 if leaf < 0 and self._is_cache(leaf):
                     found.setdefault(leaf, []).append(kernel)
         return found
-
-    def _below(self, source: int) -> int:
-        return self._through_views(source, None)[0]
 
     def _is_cache(self, leaf: int) -> bool:
         return is_cache(self._graph.leafs[-1 - leaf].name)
@@ -212,19 +209,12 @@ def _product_axis(op: str, k: int, axis: int, ours: list[int], its: list[int]) -
 def _reshaped(ours: list[int], its: list[int], axis: int) -> int | None:
     """The axis of a tensor with as many elements whose slices hold the same elements: the stride
     and the length of what is divided together cover the same run of elements."""
-    if _size(ours, 4) != _size(its, 4):
+    if prod(ours) != prod(its):
         return None
-    end = _size(ours, axis + 1)
+    end = prod(ours[: axis + 1])
     if ours[axis] == 1:
         return None
     for other in range(4):
-        if its[other] > 1 and _size(its, other + 1) == end:
+        if its[other] > 1 and prod(its[: other + 1]) == end:
             return other
     return None
-
-
-def _size(ne: list[int], axes: int) -> int:
-    total = 1
-    for n in ne[:axes]:
-        total *= n
-    return total

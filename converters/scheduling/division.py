@@ -6,10 +6,10 @@ Invariant: the parts cover the result once. A kernel that its op does not let be
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isqrt
+from math import isqrt, prod
 
 from converters.scheduling.axes import PRODUCTS, Axes, Slice
-from converters.scheduling.timed_graph import TimedGraph
+from converters.scheduling.timed_graph import TimedGraph, leaf_below
 
 Division = dict[int, list[int]]
 """axis -> where its slices begin, and its length; empty for a whole kernel"""
@@ -24,10 +24,7 @@ MOST_HEADS = 1024
 
 def n_parts(division: Division) -> int:
     """The number of parts."""
-    total = 1
-    for bounds in division.values():
-        total *= len(bounds) - 1
-    return total
+    return prod(len(bounds) - 1 for bounds in division.values())
 
 
 def by_heads(timed: TimedGraph, axes: Axes) -> dict[int, Division]:
@@ -102,12 +99,8 @@ def _head_axis(timed: TimedGraph, axes: Axes, node: int) -> int | None:
 
 
 def _is_weight(timed: TimedGraph, source: int) -> bool:
-    nodes = timed.nodes
-    while source >= 0 and not nodes.exec[source] and nodes.src[source]:
-        if nodes.src[source][0] >= source:
-            return False
-        source = nodes.src[source][0]
-    return source < 0 and timed.graph.leafs[-1 - source].tensor >= 0
+    leaf = leaf_below(timed.nodes, source)
+    return leaf < 0 and timed.graph.leafs[-1 - leaf].tensor >= 0
 
 
 def _reads(axes: Axes, reader: int, of: Slice, kernel: int, slices: Slice) -> bool:

@@ -7,8 +7,8 @@ so no later step has to check them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,14 @@ _SPEEDS = (1e-6, 1e6)
 _BANDWIDTHS = (1e3, 1e18)
 
 
-@dataclass(frozen=True)
-class EngineKind:
+class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Engines that are all alike."""
 
     name: str
-    count: int
+    count: int = 1
     runs: frozenset[str] | None = None
     """ops and kinds of tasks, such as MUL_MAT and matrix; None: everything"""
-    speed: Mapping[str, float] = field(default_factory=dict)
+    speed: dict[str, float] = {}
     """times as fast as the recording, by op, by kind, or for all others by `*`; else 1"""
     bandwidth: float | None = None
     """bytes per second of one engine: a task takes at least bytes / bandwidth"""
@@ -104,17 +103,8 @@ def parse_engines(text: str) -> Engines:
     return read_engines(text)
 
 
-class _Kind(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    count: int = 1
-    runs: list[str] | None = None
-    speed: dict[str, float] = {}
-    bandwidth: float | None = None
-    local_memory: int | None = None
-
-
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    engine: list[_Kind] = []
+    engine: list[EngineKind] = []
     handover_ns: int = 0
     transfers: bool = False
 
@@ -174,7 +164,8 @@ def _checked(path: str, file: _File) -> Engines:
             raise UsageError(f"{path}: an engine's name is empty")
         if given.name in kinds:
             raise UsageError(f"{where} is there twice; use count for engines that are alike")
-        kinds[given.name] = _checked_kind(where, given)
+        _check_kind(where, given)
+        kinds[given.name] = given
     engines = Engines(tuple(kinds.values()), file.handover_ns, file.transfers)
     if engines.count() > MAX_ENGINES:
         raise UsageError(f"{path}: {engines.count()} engines; at most {MAX_ENGINES} are possible")
@@ -182,12 +173,12 @@ def _checked(path: str, file: _File) -> Engines:
     return engines
 
 
-def _checked_kind(where: str, given: _Kind) -> EngineKind:
+def _check_kind(where: str, given: EngineKind) -> None:
     if given.count < 1:
         raise UsageError(f"{where}: count must be at least 1, got {given.count}")
     if given.runs is not None and not given.runs:
         raise UsageError(f"{where}: runs is empty; leave it out for an engine that runs everything")
-    for key in [*(given.runs or ()), *(key for key in given.speed if key != "*")]:
+    for key in [*sorted(given.runs or ()), *(key for key in given.speed if key != "*")]:
         if key not in KINDS and (not key or key != key.upper()):
             raise UsageError(
                 f"{where}: {printable(key)!r} is neither a kind ({', '.join(KINDS)})"
@@ -201,14 +192,6 @@ def _checked_kind(where: str, given: _Kind) -> EngineKind:
         raise UsageError(
             f"{where}: local_memory must be 2 to {MAX_MEMORY} bytes, got {given.local_memory}"
         )
-    return EngineKind(
-        given.name,
-        given.count,
-        None if given.runs is None else frozenset(given.runs),
-        given.speed,
-        given.bandwidth,
-        given.local_memory,
-    )
 
 
 def _check_range(what: str, value: float, bounds: tuple[float, float]) -> None:

@@ -115,14 +115,8 @@ def _computes(
             has = f"its steps are {min(ended)} to {max(ended)}" if ended else "it has no steps"
             raise UsageError(f"{session.path}: no step {step}; {has}")
         found, what, notes = {step}, f"step {step}", []
-    of_step = zip(
-        session.computes["step"].tolist(), session.computes["compute"].tolist(), strict=True
-    )
-    return (
-        {compute: row for row, (in_step, compute) in enumerate(of_step) if in_step in found},
-        what,
-        notes,
-    )
+    of_step = enumerate(session.computes.tuples("step", "compute"))
+    return {compute: row for row, (in_step, compute) in of_step if in_step in found}, what, notes
 
 
 def _shape_key(graph: Graph, plan: Plan) -> bytes:

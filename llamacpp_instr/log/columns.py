@@ -33,6 +33,10 @@ class Table:
         """The rows that a mask or an array of indices selects."""
         return Table({name: column[selected] for name, column in self.columns.items()})
 
+    def tuples(self, *names: str) -> Iterator[Any]:
+        """The values of these columns, row by row, as Python's own numbers."""
+        return zip(*(self[name].tolist() for name in names), strict=True)
+
 
 class Columns:
     """Collects rows with 8 bytes per number. `kinds` is the kind of each column: `q` integers, `b`

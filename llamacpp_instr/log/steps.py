@@ -39,9 +39,9 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
 
 def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
     """The phase of every compute in one of `steps`."""
-    phase = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True))
-    columns = (session.computes[name].tolist() for name in ("compute", "step"))
-    return {compute: phase[step] for compute, step in zip(*columns, strict=True) if step in phase}
+    phase = dict(steps.tuples("step", "phase"))
+    computes = session.computes.tuples("compute", "step")
+    return {compute: phase[step] for compute, step in computes if step in phase}
 
 
 def _in_warm_up(session: Session) -> NDArray[np.bool_]:

@@ -14,7 +14,6 @@ from converters.analyses.compare.candidate import (
     SHOWN_PHASES,
     Candidate,
     bits_per_weight,
-    types_of,
 )
 from converters.analyses.compare.rows import (
     Pair,
@@ -28,6 +27,7 @@ from converters.analyses.machine import machine_notes
 from converters.analyses.noise import describe
 from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
 from converters.analyses.step_times import verb
+from converters.analyses.stored_weights import types_of
 from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.memory.breakdown import Kind
 from llamacpp_instr.terminal import first_names
@@ -158,7 +158,7 @@ def _by_layer(candidates: Sequence[Candidate]) -> Report:
         row: list[Cell] = [layer]
         for of in candidates:
             weights = of.model.by_layer.get(layer, [])
-            row += [bits_per_weight(weights), types_of(weights)]
+            row += [bits_per_weight(weights), " ".join(types_of(weights))]
         rows.append(row)
     columns = [Column("layer", "layer")]
     for of in candidates:

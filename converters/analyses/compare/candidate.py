@@ -114,11 +114,3 @@ def bits_per_weight(tensors: Sequence[StoredTensor]) -> float:
     """Bits per weight of all tensors together; 0 if there are none."""
     elements = sum(tensor.n_elements for tensor in tensors)
     return 8 * sum(tensor.n_bytes for tensor in tensors) / elements if elements else 0.0
-
-
-def types_of(tensors: Sequence[StoredTensor]) -> str:
-    """Their storage types, ordered by bytes, the largest first."""
-    n_bytes: dict[str, int] = {}
-    for tensor in tensors:
-        n_bytes[tensor.type] = n_bytes.get(tensor.type, 0) + tensor.n_bytes
-    return " ".join(sorted(n_bytes, key=lambda name: -n_bytes[name]))

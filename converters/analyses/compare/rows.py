@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converters.analyses.compare.candidate import Candidate, bits_per_weight, types_of
+from converters.analyses.compare.candidate import Candidate, bits_per_weight
 from converters.analyses.compare.op_times import PhaseUses, Use, UseTimes, compute_use_times
 from converters.analyses.noise import Ratio, compare
 from converters.analyses.step_times import took_turns
-from converters.analyses.stored_weights import StoredTensor
+from converters.analyses.stored_weights import StoredTensor, types_of
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.steps import PHASES
 
@@ -155,7 +155,7 @@ def short(name: str) -> str:
 def _side(of: Candidate, names: Sequence[str]) -> Side:
     weights = [of.weights[name] for name in names]
     return Side(
-        types_of(weights),
+        " ".join(types_of(weights)),
         sum(weight.n_bytes for weight in weights),
         bits_per_weight(weights),
         of.sqnr_db(names),

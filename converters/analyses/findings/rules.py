@@ -136,7 +136,7 @@ def rebuilt_graphs(facts: Facts) -> Finding | None:
     of_decode = cost / max(int((steps["end"] - steps["begin"]).sum()), 1)
     if built.mean() < REBUILT or of_decode < REBUILT_COST:
         return None
-    sizes = set(zip(steps["n_seqs"].tolist(), steps["n_outputs"].tolist(), strict=True))
+    sizes = set(steps.tuples("n_seqs", "n_outputs"))
     return Finding(
         "rebuilt-graphs",
         f"{int(built.sum()):,} of {len(decodes):,} decodes built a new graph, which took"
@@ -309,7 +309,7 @@ def memory_bound(facts: Facts) -> Finding | None:
     if facts.probe is None:
         return None
     decodes = facts.computes.rows(facts.computes["phase"] == "decode")
-    threads = dict(zip(decodes["compute"].tolist(), decodes["n_threads"].tolist(), strict=True))
+    threads = dict(decodes.tuples("compute", "n_threads"))
     spent = moved = 0
     least = 0.0
     """ns that the roof allows"""

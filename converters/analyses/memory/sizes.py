@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from converters.analyses.memory.report_of_context import Held
-from converters.analyses.stored_weights import StoredModel, StoredTensor
+from converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
 from converters.report.report import Cell, Column, Report, columns_of
 
 _COST = [Column("bits/weight", "bits"), *columns_of("fraction", "of F16", "of F32")]
@@ -44,7 +44,7 @@ def compute_roles(model: StoredModel) -> Report:
     """By the tensors' role in a layer, in the order of the file."""
     groups = _grouped(model, lambda tensor: tensor.role)
     rows: list[list[Cell]] = [
-        [role, _types(tensors), *_sums(model, tensors)] for role, tensors in groups
+        [role, ", ".join(types_of(tensors)), *_sums(model, tensors)] for role, tensors in groups
     ]
     return Report("Roles", [Column("Role"), Column("types"), *_SUMS], rows)
 
@@ -53,7 +53,7 @@ def compute_layers(model: StoredModel) -> Report:
     """By layer; tensors without a layer come last."""
     groups = dict(_grouped(model, lambda tensor: tensor.layer))
     rows: list[list[Cell]] = [
-        [layer, _types(groups[layer]), *_sums(model, groups[layer])]
+        [layer, ", ".join(types_of(groups[layer])), *_sums(model, groups[layer])]
         for layer in sorted(groups, key=lambda layer: (layer < 0, layer))
     ]
     return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SUMS], rows)
@@ -118,11 +118,3 @@ def _cost(n_elements: int, n_bytes: int) -> list[Cell]:
 
 def _bytes(tensors: list[StoredTensor]) -> int:
     return sum(tensor.n_bytes for tensor in tensors)
-
-
-def _types(tensors: list[StoredTensor]) -> str:
-    """`Q4_K, Q6_K`: the types, ordered by bytes."""
-    n_bytes: dict[str, int] = {}
-    for tensor in tensors:
-        n_bytes[tensor.type] = n_bytes.get(tensor.type, 0) + tensor.n_bytes
-    return ", ".join(sorted(n_bytes, key=lambda name: -n_bytes[name]))

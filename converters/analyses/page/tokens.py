@@ -36,8 +36,7 @@ def tokens_with_times(session: Session) -> Iterator[Section]:
     passages: list[Passage] = []
     pieces: list[tuple[str, int]] = []
     before: tuple[int, int, int] | None = None
-    names = ("ctx", "seq", "t", "dur", "text")
-    for ctx, seq, t, dur, text in zip(*(tokens[name].tolist() for name in names), strict=True):
+    for ctx, seq, t, dur, text in tokens.tuples("ctx", "seq", "t", "dur", "text"):
         end = t + dur
         request = begins.get((ctx, max(seq, 0), end))
         if request is not None or before is None or before[:2] != (ctx, seq):
