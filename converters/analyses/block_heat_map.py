@@ -51,13 +51,13 @@ def write_heat_map(file: BinaryIO, stats: BlockStats, path: str) -> None:
         warnings.filterwarnings("ignore", message="Glyph")
         figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
-        _draw(figure, stats)
+        _draw(figure, stats, matplotlib.colormaps["viridis"].with_extremes(bad="red"))
         form = _form(path)
         metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
         figure.savefig(file, format=form, metadata=metadata)
 
 
-def _draw(figure: Any, stats: BlockStats) -> None:
+def _draw(figure: Any, stats: BlockStats, colours: Any) -> None:
     weight = stats.weight
     blocks_per_row = weight.ne[0] // weight.type.block
     if stats.error_grid is not None:
@@ -77,7 +77,7 @@ def _draw(figure: Any, stats: BlockStats) -> None:
         np.ma.masked_invalid(grid.cells),
         aspect="auto",
         interpolation="nearest",
-        cmap=_colours(),
+        cmap=colours,
         norm=norm_of(grid.cells),
         # the tick of a row or block is at its centre; the last cell may be incomplete
         extent=(
@@ -118,12 +118,6 @@ def _notes(grid: Grid, joined: str, n_sub: int) -> str:
     if not np.isfinite(grid.cells).all():
         notes.append("red: not finite")
     return "; ".join(notes)
-
-
-def _colours() -> Any:
-    import matplotlib
-
-    return matplotlib.colormaps["viridis"].with_extremes(bad="red")
 
 
 def _form(path: str) -> str:

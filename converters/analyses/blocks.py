@@ -15,7 +15,7 @@ from llamacpp_instr.model.file import Weight
 from llamacpp_instr.terminal import counted, printable
 from llamacpp_instr.weights.blocks import OneBlock
 from llamacpp_instr.weights.layout import LAYOUTS, CodeRange
-from llamacpp_instr.weights.statistics import BlockStats, CodeCounts, Distribution
+from llamacpp_instr.weights.statistics import BlockStats, CodeCounts
 
 FEW_LEVELS = 4
 MOST_CODES = 64
@@ -75,7 +75,8 @@ def fields_report(stats: BlockStats) -> Report:
         "blocks": (stats.n_blocks, "count"),
         "elements of a block": (type_.block, "count"),
     }
-    return Report(_title(weight), columns, rows, notes, figures=figures, key="tensor")
+    title = f"{weight.name} ({weight.type}, {' x '.join(map(str, weight.ne))})"
+    return Report(title, columns, rows, notes, figures=figures, key="tensor")
 
 
 def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
@@ -136,7 +137,9 @@ def _scales_report(stats: BlockStats) -> Report:
     rows: list[list[Cell]] = []
     for name, spread in (("d", stats.d), ("dmin" if layout.mins else "m", stats.dmin)):
         if spread is not None:
-            rows.append(_spread_row(name, spread))
+            values = map(number, (spread.least, spread.median, spread.largest))
+            zeros = spread.n_zero, spread.n_denormal, spread.n_non_finite
+            rows.append([name, spread.n, *values, *zeros])
     for name, counts in (("scales", stats.scales), ("mins", stats.mins)):
         if counts is not None:
             rows.append(_levels_row(name, counts))
@@ -157,13 +160,6 @@ def _formula(stats: BlockStats) -> str:
         (stats.dmin is not None, layout.mins is not None), ""
     )
     return f"An element is {scale} x level{added}."
-
-
-def _spread_row(name: str, spread: Distribution) -> list[Cell]:
-    return [
-        name, spread.n, number(spread.least), number(spread.median), number(spread.largest),
-        spread.n_zero, spread.n_denormal, spread.n_non_finite,
-    ]  # fmt: skip
 
 
 def _levels_row(name: str, counts: CodeCounts) -> list[Cell]:
@@ -292,10 +288,6 @@ def _sub_blocks_report(block: OneBlock) -> Report:
     if zero:
         notes.append(f"Scales are shown as stored: {zero} means 0.")
     return Report("Sub-blocks" if blocks.n_sub > 1 else "Scale", columns, rows, notes)
-
-
-def _title(weight: Weight) -> str:
-    return f"{weight.name} ({weight.type}, {' x '.join(map(str, weight.ne))})"
 
 
 def _row(weight: Weight, row: int) -> tuple[int | None, int]:

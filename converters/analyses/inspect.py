@@ -14,7 +14,7 @@ from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Cell, Column, Report, columns_of, shown
 from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
-from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.find import find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 
@@ -104,8 +104,8 @@ def compute_tensors(model: ModelFile) -> Report:
     split = len(model.headers) > 1
     rows: list[list[Cell]] = [
         [
-            weight.name, weight.type.name, _shape(weight), weight.n_elements, weight.n_bytes,
-            weight.type.bits_per_weight, weight.layer, weight.role, weight.offset,
+            weight.name, weight.type.name, " x ".join(map(str, weight.ne)), weight.n_elements,
+            weight.n_bytes, weight.type.bits_per_weight, weight.layer, weight.role, weight.offset,
             weight.path.name if split else None,
         ]
         for weight in model.weights
@@ -149,10 +149,11 @@ def _model(model: ModelFile) -> Report:
         ["tensors", len(model.weights), None if model.weights else "a vocabulary without weights"],
     ]
     head = sum(header.data_start for header in headers)
+    bits = round(8 * model.n_bytes / model.n_elements, 4) if model.n_elements else None
     if model.weights:
         rows += [
             ["parameters", model.n_elements, None],
-            ["bits per weight", _bits(model), None],
+            ["bits per weight", bits, None],
             _bytes("bytes of the weights", model.n_bytes),
             _bytes("bytes of headers", head),
             _bytes("bytes of padding", model.file_size - head - model.n_bytes),
@@ -178,10 +179,6 @@ def _unknown_file_type(model: ModelFile) -> str:
 
 def _bytes(what: str, n: int) -> list[Cell]:
     return [what, n, shown(n, "bytes") if n >= 1024 else None]
-
-
-def _bits(model: ModelFile) -> float | None:
-    return round(8 * model.n_bytes / model.n_elements, 4) if model.n_elements else None
 
 
 def _hyper_parameters(model: ModelFile) -> Report:
@@ -303,7 +300,3 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
     ]
     title = "Types that fell back because of the row length"
     return Report(title, columns, rows, notes, most=MOST_FALLBACKS)
-
-
-def _shape(weight: Weight) -> str:
-    return " x ".join(map(str, weight.ne))

@@ -7,7 +7,7 @@ all of each session.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from converters.analyses.value_tokens import Alike, same_tokens
 from converters.analyses.values import (
@@ -115,12 +115,13 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
         shifts = {read: shift_of(one, other) for read, one, other in of}
         known = {read: shift for read, shift in shifts.items() if shift is not None}
         most = max(known, key=lambda read: abs(known[read])) if known else None
-        ratios = [_ratio(other.std, one.std) for _, one, other in of]
+        every = (_ratio(other.std, one.std) for _, one, other in of)
+        ratios = [ratio for ratio in every if ratio is not None]
         rows.append(
             [
                 tokens.where, tokens.label, known[most] if most else None,
                 *(name_of(most) if most else ["", "", None]),
-                _median([ratio for ratio in ratios if ratio is not None]),
+                statistics.median(ratios) if ratios else None,
             ]
         )  # fmt: skip
     columns = [
@@ -134,10 +135,6 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
         " the last layer then computes only the tokens whose logits are asked for."
     ]
     return Report("B against A, token by token", columns, rows, notes, labels=2)
-
-
-def _median(ratios: Sequence[float]) -> float | None:
-    return statistics.median(ratios) if ratios else None
 
 
 def _extent(a: Session, b: Session, alike: Alike) -> str:

@@ -71,7 +71,6 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
     cells = [len(of.cells) for of in views]
     begins = {"kv_indptr": np.cumsum([0, *cells]).astype(np.int32)}
     fixed = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    lse = Tensor(("rows", "num_qo_heads"), about="log-sum-exp to the base of two")
     if all(of.queries == 1 for of in views):
         paged: Axes = {
             "batch_size": len(views),
@@ -105,7 +104,7 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
                 "v_cache": Tensor((*page, values), dtype),
                 **indices, **inputs_of_sinks,
             },
-            {"output": Tensor((*query, values)), "lse": _lse(lse, "batch_size")},
+            {"output": Tensor((*query, values)), "lse": _lse("batch_size")},
             _source(references.DECODE, sinks, CAP=cap), dtype, tags, constraints,
         )  # fmt: skip
         return Case(definition, paged, integers, scale)
@@ -130,7 +129,7 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
             "kv_indptr": Tensor(("len_indptr",), "int32"),
             "sm_scale": Tensor(None), **inputs_of_sinks,
         },
-        {"output": Tensor(("total_q", "num_qo_heads", values)), "lse": _lse(lse, "total_q")},
+        {"output": Tensor(("total_q", "num_qo_heads", values)), "lse": _lse("total_q")},
         _source(references.PREFILL, sinks, CAP=cap, CAUSAL=causal, WINDOW=window),
         dtype, tags, ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
     )  # fmt: skip
@@ -243,10 +242,7 @@ def _latent_decode(
             "kpe_cache": Tensor((*page, "head_dim_kpe"), dtype),
             **indices,
         },
-        {
-            "output": Tensor((*query, "head_dim_ckv")),
-            "lse": Tensor(query, about="log-sum-exp to the base of two"),
-        },
+        {"output": Tensor((*query, "head_dim_ckv")), "lse": _lse("batch_size")},
         with_values(references.MLA_DECODE), dtype, tags, constraints,
     )  # fmt: skip
 
@@ -259,8 +255,8 @@ def _with_values_dim(fixed: dict[str, int], dim: int, dim_v: int) -> dict[str, i
     return fixed if dim == dim_v else fixed | {"value_dim": dim_v}
 
 
-def _lse(of: Tensor, rows: str) -> Tensor:
-    return Tensor((rows, "num_qo_heads"), about=of.about)
+def _lse(rows: str) -> Tensor:
+    return Tensor((rows, "num_qo_heads"), about="log-sum-exp to the base of two")
 
 
 def _source(source: str, sinks: bool, **values: float) -> str:

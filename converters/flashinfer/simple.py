@@ -32,36 +32,20 @@ def gemm(g: GraphNodes, node: int) -> Use | None:
     stored = g.type(b)
     weight = dtype_of(stored)
     tags = type_tags("weights", stored)
-    about = "C = A @ B.T with a weight of the model as B; activations are float32."
-    if batch == others == 1:
-        definition = Definition(
-            f"gemm_n{n}_k{k}",
-            "gemm",
-            about,
-            {"N": n, "K": k},
-            ("M",),
-            {"A": Tensor(("M", "K")), "B": Tensor(("N", "K"), weight)},
-            {"C": Tensor(("M", "N"))},
-            with_values(references.GEMM),
-            weight,
-            tags,
-        )
-        return Use(definition, {"M": g.rows(a)}, (node,), {"A": a, "B": b})
-    if others != 1 or g.ne(a)[2:] != (batch, 1):
+    batched = not batch == others == 1
+    if batched and (others != 1 or g.ne(a)[2:] != (batch, 1)):
         return None
+    first = ("batch",) if batched else ()
     definition = Definition(
-        f"batched_gemm_b{batch}_n{n}_k{k}",
-        "gemm",
-        about,
-        {"batch": batch, "N": n, "K": k},
-        ("M",),
-        {"A": Tensor(("batch", "M", "K")), "B": Tensor(("batch", "N", "K"), weight)},
-        {"C": Tensor(("batch", "M", "N"))},
-        with_values(references.BATCHED),
-        weight,
-        tags,
-    )
-    return Use(definition, {"M": g.ne(a)[1]}, (node,), {"A": a, "B": b})
+        f"batched_gemm_b{batch}_n{n}_k{k}" if batched else f"gemm_n{n}_k{k}", "gemm",
+        "C = A @ B.T with a weight of the model as B; activations are float32.",
+        dict.fromkeys(first, batch) | {"N": n, "K": k}, ("M",),
+        {"A": Tensor((*first, "M", "K")), "B": Tensor((*first, "N", "K"), weight)},
+        {"C": Tensor((*first, "M", "N"))},
+        with_values(references.BATCHED if batched else references.GEMM), weight, tags,
+    )  # fmt: skip
+    axes = {"M": g.ne(a)[1] if batched else g.rows(a)}
+    return Use(definition, axes, (node,), {"A": a, "B": b})
 
 
 def experts(g: GraphNodes, node: int) -> Use | None:

@@ -123,7 +123,7 @@ def _take(task: Task, path: Path) -> Taken:
                 had = (known.steps, known.kernels, known.requests)
                 if known.source != source.name and counts <= had:
                     return Taken(source.name, "copy", f"the data set has it from {known.source}")
-            start = rows.start
+            start = rows.refs.start
             date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
             place = Place(date.isoformat(), task.host or host_of(start), log)
             files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
@@ -140,7 +140,7 @@ def _take(task: Task, path: Path) -> Taken:
 def _log_row(
     rows: LogRows, source: Source, log: str, end: LogEnd, left_out: int
 ) -> dict[str, object]:
-    start = rows.start
+    start = rows.refs.start
     return {
         "log": log,
         "source": source.name,
@@ -157,7 +157,7 @@ def _log_row(
         "build": start.producer.llama_cpp,
         "llama_cpp": start.producer.commit,
         "patches": start.producer.patches,
-        "models": sorted({name_of(model) for model in rows.models.values()}),
+        "models": sorted({name_of(model.event) for model in rows.refs.models.values()}),
         "state": end.state,
         "left_out": end.skipped + left_out,
         "steps": rows.n_steps,

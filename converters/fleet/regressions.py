@@ -47,7 +47,11 @@ def regressions(connection: DuckDBPyConnection) -> Report:
     table: list[list[Cell]] = []
     for where, builds in compared.items():
         before, after = sorted(builds, key=lambda build: age[build])[-2:]
-        a, b = (median_of_group(list(map(_of_log, builds[build]))) for build in (before, after))
+        # the noise within a log is not known
+        a, b = (
+            median_of_group([Median(ns, PROCESS, BLOCKS, BLOCKS - 2) for ns in builds[build]])
+            for build in (before, after)
+        )
         ratio = compare(a, b, len(compared))
         verdict = "" if not ratio.differs else "slower" if b.value > a.value else "faster"
         table.append(
@@ -72,8 +76,3 @@ def regressions(connection: DuckDBPyConnection) -> Report:
         " they differ by much more."
     )
     return report
-
-
-def _of_log(ns: float) -> Median:
-    """What a log counts as, where its own noise is not known."""
-    return Median(ns, PROCESS, BLOCKS, BLOCKS - 2)

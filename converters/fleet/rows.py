@@ -26,10 +26,7 @@ from llamacpp_instr.log.waits import LatestSteps
 from llamacpp_instr.schema import (
     Context,
     Mark,
-    Model,
     Ops,
-    SessionEnd,
-    SessionStart,
     StepBegin,
     StepEnd,
     Sync,
@@ -78,7 +75,7 @@ class LogRows:
 
     def __init__(self, write: Write, log: str) -> None:
         self._write, self._log = write, log
-        self._refs = Resolver()
+        self.refs = Resolver()
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._names: dict[tuple[str, str], int] = {}
         self._plans: dict[int, Int64] = {}
@@ -86,9 +83,6 @@ class LogRows:
         self._counts: dict[tuple[int, str], dict[int, _Counts]] = defaultdict(dict)
         self._finder = RequestFinder(self._found)
         self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._settled)
-        self.start: SessionStart
-        self.end: SessionEnd | None = None
-        self.models: dict[int, Model] = {}
         self.contexts: dict[int, Context] = {}
         self.n_steps = self.n_failed = self.n_warm_up = self.n_ops = self.n_requests = 0
 
@@ -96,9 +90,6 @@ class LogRows:
         """Reads the whole log; returns how many damaged events were left out. Raises `LogError`
         like `Resolver.feed`."""
         takers: Takers = {
-            SessionStart: self._session_start,
-            SessionEnd: self._session_end,
-            Model: self._model,
             Context: self._context,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
@@ -107,7 +98,7 @@ class LogRows:
             Token: self._token,
             Mark: self._mark,
         }
-        left_out = self._refs.feed(reader, takers, lenient)
+        left_out = self.refs.feed(reader, takers, lenient)
         self._latest.settle_all()
         self._finder.finish()
         for key in list(self._waiting):
@@ -119,15 +110,6 @@ class LogRows:
 
     # --- facts ---
 
-    def _session_start(self, start: SessionStart) -> None:
-        self.start = start
-
-    def _session_end(self, end: SessionEnd) -> None:
-        self.end = end
-
-    def _model(self, model: Model) -> None:
-        self.models[model.model] = model
-
     def _context(self, context: Context) -> None:
         self.contexts[context.ctx] = context
 
@@ -135,23 +117,27 @@ class LogRows:
         """What every row of a context has."""
         context = self.contexts[ctx]
         threads = context.n_threads if phase == "decode" else context.n_threads_batch
-        return {"ctx": ctx, "model": name_of(self.models[context.model]), "threads": threads}
+        return {
+            "ctx": ctx,
+            "model": name_of(self.refs.models[context.model].event),
+            "threads": threads,
+        }
 
     def _time(self, t: int) -> int:
         """µs since 1970, UTC."""
-        return (self.start.wall + t - self.start.t) // 1000
+        return (self.refs.start.wall + t - self.refs.start.t) // 1000
 
     # --- steps and requests ---
 
     def _step_begin(self, step: StepBegin) -> None:
         self._latest.settle(step.ctx)
-        warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
-        assert self._refs.step is not None
-        self._refs.step.kept = _Kept(warm_up)
+        warm_up = any(mark.name == WARM_UP for _, mark in self.refs.open_marks.values())
+        assert self.refs.step is not None
+        self.refs.step.kept = _Kept(warm_up)
 
     def _step_end(self, end: StepEnd) -> None:
-        assert self._refs.step is not None
-        known, ctx = self._refs.step, self._refs.step.event.ctx
+        assert self.refs.step is not None
+        known, ctx = self.refs.step, self.refs.step.event.ctx
         if end.status == 0 and not known.kept.warm_up:
             for plan, names, durations in known.kept.ops:
                 key = ctx, known.phase, plan
@@ -195,7 +181,7 @@ class LogRows:
 
     def _mark(self, mark: Mark) -> None:
         if mark.phase == "end" and mark.seq >= 0:
-            begun = self._refs.mark
+            begun = self.refs.mark
             self._finder.span(mark.seq, begun.t, mark.t, begun.name)
 
     def _found(self, request: Request) -> None:
@@ -226,7 +212,7 @@ class LogRows:
             return  # takes part in the same kernels
         self.n_ops += len(event.dur)
         names = self._names_of(event.plan)
-        known = self._refs.open_steps.get(self._refs.compute.event.step)
+        known = self.refs.open_steps.get(self.refs.compute.event.step)
         if known is not None:
             known.kept.ops.append((event.plan, names, event.dur))
 
@@ -234,13 +220,13 @@ class LogRows:
         """The number of each kernel's name."""
         found = self._plans.get(plan)
         if found is None:
-            known = self._refs.plans[plan]
+            known = self.refs.plans[plan]
             kernels = plan_kernels(known.graph.event, known.event)
             names = zip(kernels.label, kernels.block, strict=True)
             numbers = [self._names.setdefault(name, len(self._names)) for name in names]
             found = self._plans[plan] = np.array(numbers, np.int64)
             if len(self._plans) > PLANS:
-                self._plans = {n: of for n, of in self._plans.items() if n in self._refs.plans}
+                self._plans = {n: of for n, of in self._plans.items() if n in self.refs.plans}
                 for key in list(self._waiting):
                     self._count(key)
         return found

@@ -159,12 +159,8 @@ def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
         "between": lane.between,
         "n_tokens": max(lane.n_tokens, len(times)),
         "over": lane.over,
-        "tokens": [_token(token) for token in tokens],
+        "tokens": [[of.index, of.text, of.t, of.p] for of in tokens],
     }
-
-
-def _token(token: Shown) -> list[Any]:
-    return [token.index, token.text, token.t, token.p]
 
 
 def _machine(state: LiveState) -> Json | None:

@@ -104,7 +104,7 @@ class Hub:
             latest = self._frames.n
             lost = latest - after if 0 <= after < latest else 0
             key = self._frames.key_frame(self.is_late)
-            return latest, _encode({**key, "over": self._over, "lost": lost})
+            return latest, msgspec.json.encode({**key, "over": self._over, "lost": lost})
 
     def _tell_the_time(self) -> None:
         waits = self._reader.is_alive() and not self.is_late
@@ -140,7 +140,7 @@ class Hub:
                     seen = self._state.n_events
                     frame = self._frames.next_frame(self.is_late)
                     frame["over"] = None if reads else self._why()
-                    data = _encode(frame)
+                    data = msgspec.json.encode(frame)
                     with self._kept_lock:
                         self._over = frame["over"]
                         self._latest = self._frames.n
@@ -156,7 +156,3 @@ class Hub:
             return self.problem
         end = self._log.end
         return "closed" if end is not None and end.state == "closed" else "not closed"
-
-
-def _encode(frame: object) -> bytes:
-    return msgspec.json.encode(frame)

@@ -342,14 +342,14 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     away, draw a line to the point."""
     figure.canvas.draw()  # fixes the position of the axes
     figure.set_layout_engine("none")
-    renderer = figure.canvas.get_renderer()
+    renderer, ink = figure.canvas.get_renderer(), axes.xaxis.label.get_color()
     at = [tuple(axes.transData.transform((point.x, point.y))) for point in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
     room = axes.get_window_extent(renderer).extents
     for point, (x, y) in zip(points, at, strict=True):
         text = axes.annotate(
             drawn_text(point.name), (point.x, point.y), (0, 0), textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": _ink(axes), "alpha": 0.4, "linewidth": 0.8},
+            arrowprops={"arrowstyle": "-", "color": ink, "alpha": 0.4, "linewidth": 0.8},
         )  # fmt: skip
         extent = text.get_window_extent(renderer)
         places = [
@@ -362,10 +362,6 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
         if best < 8:
             text.arrow_patch.set_visible(False)
         taken.append(place)
-
-
-def _ink(axes: Any) -> Any:
-    return axes.xaxis.label.get_color()
 
 
 def _inline(svg: str, title: str) -> str:

@@ -211,7 +211,8 @@ def shown(cell: Cell, unit: Unit) -> str:
     if unit in ("fraction", "probability"):
         cell *= 100
     text = _FORMATS.get(unit, "{:,}").format(cell)
-    return text if unit not in ("nats", "probability") else _without_minus_zero(text)
+    is_zero = unit in ("nats", "probability") and not text.strip("-0. %")
+    return text.lstrip("-") if is_zero else text
 
 
 _FORMATS: dict[str, str] = {
@@ -248,10 +249,6 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
             return f"{three_digits(number)} {unit}"
         number /= step
     return f"{three_digits(number)} {units[-1]}"
-
-
-def _without_minus_zero(number: str) -> str:
-    return number if number.strip("-0. %") else number.lstrip("-")
 
 
 def three_digits(number: float) -> str:

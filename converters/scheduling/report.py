@@ -5,14 +5,13 @@ Invariant: the times of the tables by cause, layer, block and op each add up to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from converters.report.report import Cell, Column, Figures, Report, columns_of
 from converters.scheduling.bounds import Bounds, compute_bounds
 from converters.scheduling.critical import Part, critical_path
-from converters.scheduling.engines import EngineKind
 from converters.scheduling.pictures import gantt_chart, sweep_chart
 from converters.scheduling.schedule import Schedule
 from converters.scheduling.sweep import sweep_point, sweep_reports
@@ -114,7 +113,7 @@ def _engines(made: Schedule) -> Report:
         rows.append(
             [
                 kind.name,
-                _runs(kind),
+                "everything" if kind.runs is None else ", ".join(sorted(kind.runs)),
                 kind.count,
                 int(own.sum()),
                 int(brings.sum()) or None,
@@ -131,10 +130,6 @@ def _engines(made: Schedule) -> Report:
         Column("bytes", "bytes"),
     ]
     return Report("Engines", columns, rows)
-
-
-def _runs(kind: EngineKind) -> str:
-    return "everything" if kind.runs is None else ", ".join(sorted(kind.runs))
 
 
 def _causes(made: Schedule, parts: Sequence[Part]) -> Report:
@@ -168,16 +163,16 @@ def _by(
     parts: Sequence[Part],
     labels: Sequence[Label],
     column: Column,
-    key: Callable[[Label], Hashable],
+    key: Callable[[Label], str | int],
 ) -> Report:
     """The time of the critical path, and that of all tasks, of each key."""
-    time: dict[Hashable, int] = {}
+    time: dict[str | int, int] = {}
     for part, label in zip(parts, labels, strict=True):
         time[key(label)] = time.get(key(label), 0) + part.end - part.begin
     of_label = np.bincount(
         made.tasks.label, weights=made.end - made.begin, minlength=len(made.tasks.labels)
     )
-    whole: dict[Hashable, int] = {}
+    whole: dict[str | int, int] = {}
     for label, ns in zip(made.tasks.labels, of_label.tolist(), strict=True):
         whole[key(label)] = whole.get(key(label), 0) + int(ns)
     notes = []
@@ -191,7 +186,7 @@ def _by(
         notes = [f"Not shown: {others}, {100 * rest / made.makespan:.1f} % of it."]
         order = order[:TOP]
     rows: list[list[Cell]] = [
-        [_cell(name), time[name], time[name] / made.makespan, whole[name]] for name in order
+        [name, time[name], time[name] / made.makespan, whole[name]] for name in order
     ]
     columns = [
         column,
@@ -200,7 +195,3 @@ def _by(
         Column("of all engines", "ns"),
     ]
     return Report(f"Critical path, by {column.name}", columns, rows, notes)
-
-
-def _cell(name: Hashable) -> Cell:
-    return name if isinstance(name, int) else str(name)

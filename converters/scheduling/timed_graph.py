@@ -150,12 +150,6 @@ def leaf_below(nodes: Nodes, source: int) -> int:
     return source
 
 
-def is_load(graph: Graph, source: int) -> bool:
-    """Whether a leaf is a weight or a cache."""
-    leaf = graph.leafs[-1 - source]
-    return leaf.tensor >= 0 or is_cache(leaf.name)
-
-
 def written_cache(nodes: Nodes, node: int) -> int | None:
     """Which source of a node is what it writes to, or None: caches are written in place."""
     op, sources = nodes.op[node], nodes.src[node]
@@ -172,7 +166,8 @@ def _loaded(graph: Graph, nodes: Nodes, node: int) -> int:
     read = [tensor(graph, source) for source in nodes.src[node]]
     shapes = [of.ne for of in read]
     for k, source in enumerate(nodes.src[node]):
-        leaf = leaf_below(nodes, source)
-        if leaf < 0 and k != written and is_load(graph, leaf):
-            total += bytes_read(nodes.op[node], k, shapes, read[k].bytes)
+        if (below := leaf_below(nodes, source)) < 0 and k != written:
+            leaf = graph.leafs[-1 - below]
+            if leaf.tensor >= 0 or is_cache(leaf.name):
+                total += bytes_read(nodes.op[node], k, shapes, read[k].bytes)
     return total

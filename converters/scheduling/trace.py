@@ -174,11 +174,10 @@ class _Writer:
 
     def _cause(self, activity: Activity) -> str:
         cause = self._causes.cause(activity)
-        return cause.after if cause.of is None else f"{cause.after}: {self._name(cause.of.task)}"
-
-    def _name(self, task: int) -> str:
+        if cause.of is None:
+            return cause.after
         tasks = self._made.tasks
-        return tasks.labels[int(tasks.label[task])].name
+        return f"{cause.after}: {tasks.labels[tasks.label[cause.of.task]].name}"
 
     def _part(self, part: Part) -> None:
         label = self._made.tasks.labels[self._made.tasks.label[part.task]]

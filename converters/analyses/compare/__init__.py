@@ -85,7 +85,8 @@ def compute_comparison(
         else:
             reports.append(_in_words(f"{title}, by role", "role", roles))
             reports.append(_largest(title, tensors))
-        reports[-1].notes += list(_missing(pair))
+        only = ((name, names) for name, names in pair.only if names)
+        reports[-1].notes += [f"Only in {name}: {first_names(names)}." for name, names in only]
     return reports
 
 
@@ -243,9 +244,3 @@ def _largest(title: str, tensors: Sequence[Row]) -> Report:
             f"{len(largest)} of {len(tensors)} rows, those that {what}: -o FILE.html has all."
         )
     return report
-
-
-def _missing(pair: Pair) -> Iterator[str]:
-    for name, only in pair.only:
-        if only:
-            yield f"Only in {name}: {first_names(only)}."

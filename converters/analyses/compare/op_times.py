@@ -98,7 +98,8 @@ class PhaseUses:
     """The steps of one phase in some sessions of one model, by use."""
 
     def __init__(self, sessions: Sequence[StepTimes], phase: str) -> None:
-        found = dict.fromkeys(use for times in sessions for use in _uses(times))
+        every = (use for of in sessions for plan in of.plans for use in _plan_uses(of, plan))
+        found = dict.fromkeys(use for use in every if use)
         self.row = {use: i for i, use in enumerate(found)}
         """in the order of execution"""
         self.blocks = join_blocks([times.runs(phase) for times in sessions])
@@ -164,10 +165,6 @@ def _quantile(row: Float64, share: float) -> float:
     """NaN if nothing of it ran."""
     ran = row[~np.isnan(row)]
     return float(np.quantile(ran, share)) if len(ran) else np.nan
-
-
-def _uses(times: StepTimes) -> list[Use]:
-    return [use for plan in times.plans for use in _plan_uses(times, plan) if use]
 
 
 def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:

@@ -81,7 +81,7 @@ def align(*sides: Sequence[Session]) -> Alignment:
             roles_of[side].append(of_plan)
             for roles in chain.from_iterable(of_plan.values()):
                 for role in roles:
-                    _join(parent, roles[0], role)
+                    parent[_root(parent, role)] = _root(parent, roles[0])
     units: list[Unit] = []
     number: dict[Role, int] = {}
     of_kernel: list[list[dict[int, Int64]]] = [[{} for _ in sessions] for sessions in sides]
@@ -148,7 +148,3 @@ def _root(parent: dict[Role, Role], role: Role) -> Role:
     # path compression: later lookups go directly to the root
     parent.update(dict.fromkeys(passed, role))
     return role
-
-
-def _join(parent: dict[Role, Role], one: Role, other: Role) -> None:
-    parent[_root(parent, other)] = _root(parent, one)

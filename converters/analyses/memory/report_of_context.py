@@ -46,11 +46,13 @@ def memory_report(model: StoredModel, held: Held) -> Report:
     if known is None:
         row: list[Cell] = ["weights, mapped", MAPPED, len(model.tensors), model.n_bytes]
         return Report("Memory", columns, [[*row, model.span, None, None]], held.notes)
+    sides = held.predicted, held.measured
     for kind, buffer in _keys(held):
         row = [_words(kind, buffer), buffer]
         row += _stored(known, buffer) if kind == "weights" else [None, None]
-        rows.append([*row, *_figures(held, kind, buffer)])
-    total = [b.n_bytes if b else None for b in (held.predicted, held.measured)]
+        sizes = [of.of(kind, buffer) if of else None for of in sides]
+        rows.append([*row, *sizes, _difference(*sizes)])
+    total = [of.n_bytes if of else None for of in sides]
     rows.append(["total", None, None, None, *total, _difference(*total)])
     notes = [*_verdict(known, held), _settings_note(known)]
     notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
@@ -205,13 +207,6 @@ def _keys(held: Held) -> list[tuple[Kind, str]]:
         for side in (held.predicted, held.measured):
             keys |= {(u.kind, u.buffer): None for u in side.uses if u.kind == kind} if side else {}
     return list(keys)
-
-
-def _figures(held: Held, kind: Kind, buffer: str) -> list[Cell]:
-    predicted, measured = (
-        side.of(kind, buffer) if side else None for side in (held.predicted, held.measured)
-    )
-    return [predicted, measured, _difference(predicted, measured)]
 
 
 def _difference(predicted: int | None, measured: int | None) -> int | None:
