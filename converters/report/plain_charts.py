@@ -100,9 +100,8 @@ def lines_over_time(
     scale, ticks = _scale(axis, lines)
     parts = []
     for i, line in enumerate(lines):
-        x = [1000 * part for part in _parts(line.x, span)]
-        high, middle, low = ([1000 * (1 - scale(v)) for v in ys.tolist()]
-                             for ys in (line.high, line.middle, line.low))  # fmt: skip
+        x = _places(line.x, span)
+        high, middle, low = (_heights(scale, ys) for ys in (line.high, line.middle, line.low))
         ranges = "".join(
             f"M{at:.1f} {top:.1f}V{end:.1f}"
             for at, top, end in zip(x, high, low, strict=True)
@@ -111,11 +110,7 @@ def lines_over_time(
         if dots:
             drawn = "".join(f"M{at:.1f} {y:.1f}h0" for at, y in zip(x, middle, strict=True))
         else:
-            drawn = "".join(
-                f"{'H' if k else 'M'}{at:.1f} {f'V{y:.1f}' if k else f'{y:.1f}'}"
-                for k, (at, y) in enumerate(zip(x, middle, strict=True))
-            )
-            drawn += "H1000" if drawn else ""
+            drawn = _held_path(x, middle)
         color = COLORS[i % len(COLORS)]
         parts.append(f'<path class="range" stroke="{color}" d="{ranges}"/>' if ranges else "")
         kind = "dots" if dots else "line"
@@ -130,34 +125,27 @@ def areas_over_time(
     areas: dict[str, Float64],
     span: tuple[int, int],
     line: Line | None = None,
-    notes: Sequence[str] = (),
 ) -> Figure:
     """Amounts over time in ns, stacked, each held until the next sample; `line` is drawn above."""
     whole = np.sum(list(areas.values()), axis=0)
     top = Line("", x, whole, whole, whole)
     scale, ticks = _scale(axis, [top] if line is None else [top, line])
-    at = [1000 * part for part in _parts(x, span)]
+    at = _places(x, span)
     below, parts = np.zeros(len(x)), []
     for i, amounts in enumerate(areas.values()):
         above = below + amounts
-        up = _held(at, [1000 * (1 - scale(v)) for v in above.tolist()])
-        down = _held(at, [1000 * (1 - scale(v)) for v in below.tolist()])
+        up = _held(at, _heights(scale, above))
+        down = _held(at, _heights(scale, below))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*up, *reversed(down)])
         parts.append(f'<polygon fill="{COLORS[i % len(COLORS)]}" points="{points}"/>')
         below = above
     names = list(areas)
     if line is not None:
-        points = " ".join(
-            f"{px:.1f},{py:.1f}"
-            for px, py in _held(
-                [1000 * part for part in _parts(line.x, span)],
-                [1000 * (1 - scale(v)) for v in line.middle.tolist()],
-            )
-        )
+        drawn = _held_path(_places(line.x, span), _heights(scale, line.middle))
         color = COLORS[len(areas) % len(COLORS)]
-        parts.append(f'<polyline class="line" stroke="{color}" points="{points}"/>')
+        parts.append(f'<path class="line" stroke="{color}" d="{drawn}"/>')
         names.append(line.name)
-    return _figure(title, axis, "".join(parts), ticks, span, names, notes)
+    return _figure(title, axis, "".join(parts), ticks, span, names)
 
 
 def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> Figure:
@@ -217,7 +205,7 @@ _STYLE = """
 .chart { display: grid; grid-template-columns: max-content 1fr; padding-right: 1.6em;
   font-size: .85rem; font-variant-numeric: tabular-nums }
 .chart svg { width: 100%; height: 15rem; overflow: visible }
-.chart svg path, .chart svg polyline { fill: none; vector-effect: non-scaling-stroke }
+.chart svg path { fill: none; vector-effect: non-scaling-stroke }
 .chart .grid { stroke: currentColor; opacity: .18; stroke-width: 1 }
 .chart .range { opacity: .3; stroke-width: 2.5 }
 .chart .line { stroke-width: 2 }
@@ -258,7 +246,7 @@ def _figure(
     ticks: Sequence[tuple[float, float]],
     span: tuple[int, int],
     names: Sequence[str],
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> Figure:
     labels = [(at, _round(shown(value, axis.unit)) if value else "0") for value, at in ticks]
     wide = max((len(label) for _, label in labels), default=0)
@@ -301,10 +289,22 @@ def _round(text: str) -> str:
     return (number.rstrip("0").rstrip(".") if "." in number else number) + space + unit
 
 
-def _parts(x: Float64, span: tuple[int, int]) -> list[float]:
+def _places(x: Float64, span: tuple[int, int]) -> list[float]:
+    """From the left, in thousandths of the width."""
     low, high = span
-    parts: list[float] = np.clip((x - low) / max(high - low, 1), 0, 1).tolist()
-    return parts
+    places: list[float] = (1000 * np.clip((x - low) / max(high - low, 1), 0, 1)).tolist()
+    return places
+
+
+def _heights(scale: Callable[[float], float], values: Float64) -> list[float]:
+    """From the top, in thousandths of the height."""
+    return [1000 * (1 - scale(value)) for value in values.tolist()]
+
+
+def _held_path(x: Sequence[float], y: Sequence[float]) -> str:
+    """A line that holds each value until the next, and the last to the end."""
+    parts = [f"H{at:.1f} V{height:.1f}" for at, height in zip(x, y, strict=True)]
+    return f"M{x[0]:.1f} {y[0]:.1f}{''.join(parts[1:])}H1000" if parts else ""
 
 
 def _held(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:

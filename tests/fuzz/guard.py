@@ -174,7 +174,6 @@ FIGURES: dict[str, set[str]] = {
     "svg": {"style", "role", "aria-label", "viewbox", "preserveaspectratio"},
     "path": {"class", "d", "stroke"},
     "polygon": {"fill", "points"},
-    "polyline": {"class", "points", "stroke"},
     "rect": {"x", "y", "width", "height", "opacity"},
 }
 """the elements of a page of figures -> their attributes"""

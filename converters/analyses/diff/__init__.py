@@ -24,9 +24,8 @@ from converters.analyses.diff.sides import (
     prepare,
     step_median,
 )
-from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Ratio, compare
-from converters.analyses.settings import ALIKE, compute_settings, unlike_notes
+from converters.analyses.settings import ALIKE, compute_settings
 from converters.report.report import Cell, Column, Figures, Report
 from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
@@ -111,19 +110,17 @@ def _sum(rows: Float64) -> Float64:
 def _first_report(found: Sides) -> Report:
     """The settings, and what is to be known of the logs."""
     sessions = [[times.session for times in side] for side in found.sides]
-    named = list(zip("AB", sessions, strict=True))
     first = compute_settings(sessions[0], sessions[1], found.phases)
-    unlike = unlike_notes(named)
-    machines = [[times.machine for times in side] for side in found.sides]
+    machines, unlike = found.record_notes("AB")
     first.notes = [
-        *machine_notes(list(zip("AB", machines, strict=True))),
+        *machines,
         *unlike,
         *(note for note in first.notes if not (unlike and note == ALIKE)),
         *found.notes,
     ]
     first.notes += dict.fromkeys(
         f"{session.path} recorded {n} models; their steps and kernels are counted together."
-        for _, of in named
+        for of in sessions
         for session in of
         if (n := len(session.models)) > 1
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.analyses.machine import machine_notes
 from converters.analyses.noise import (
     MIN_BLOCKS,
     PROCESS,
@@ -21,6 +22,7 @@ from converters.analyses.noise import (
     disturb,
     median_of_group,
 )
+from converters.analyses.settings import unlike_notes
 from converters.analyses.step_times import StepTimes, took_turns
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
@@ -73,6 +75,15 @@ class Sides:
             f"{'Each log' if len(logs) == n else _some(list(dict.fromkeys(logs)), n)}: {note}"
             for note, logs in logs_of.items()
         ]
+
+    def record_notes(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """On disturbed machines, and on sides whose own logs differ in settings."""
+        machines = [[times.machine for times in side] for side in self.sides]
+        sessions = [[times.session for times in side] for side in self.sides]
+        return (
+            machine_notes(list(zip(names, machines, strict=True))),
+            unlike_notes(list(zip(names, sessions, strict=True))),
+        )
 
     def interval_note(self, names: Sequence[str]) -> str:
         """What the intervals have of the noise."""

@@ -21,9 +21,8 @@ from converters.analyses.diff.rows import (
     row,
 )
 from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
-from converters.analyses.machine import machine_notes
 from converters.analyses.noise import Median, Ratio, compare, describe
-from converters.analyses.settings import ALIKE, facts, log_names, unlike_notes
+from converters.analyses.settings import ALIKE, facts, log_names
 from converters.analyses.step_times import verb
 from converters.report.page import Figure
 from converters.report.plain_charts import Group, bars
@@ -106,18 +105,7 @@ def _first_report(found: Sides, names: Sequence[str], trends: dict[str, Trend]) 
         [name, _logs(side), *(of[what] for what in differing)]
         for name, side, of in zip(names, found.sides, of_side, strict=True)
     ]
-    notes = machine_notes(
-        [
-            (name, [times.machine for times in side])
-            for name, side in zip(names, found.sides, strict=True)
-        ]
-    )
-    unlike = unlike_notes(
-        [
-            (name, [times.session for times in side])
-            for name, side in zip(names, found.sides, strict=True)
-        ]
-    )
+    notes, unlike = found.record_notes(names)
     if not differing and not unlike:
         notes.append(ALIKE)
     notes += unlike
