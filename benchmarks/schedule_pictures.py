@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
 from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.part_shapes import part_shapes
-from converters.scheduling.pictures import gantt_chart
+from converters.scheduling.split import part_shapes
+from converters.scheduling.report import gantt_chart
 from converters.scheduling.policies import schedule_list
 from converters.scheduling.split import Split, divide
 from llamacpp_instr.build.cache import cache_dir

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -16,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from converters.flashinfer.attention import Case, Int32, case_of, views_of_log
+from converters.flashinfer import simple
+from converters.flashinfer.attention import Case, Int32, attention, case_of, views_of_log
 from converters.flashinfer.definition import Axes, Catalog, Definition
-from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.attention import Attention, Ubatch, attentions
@@ -28,6 +29,44 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.schema import Plan
+
+_Matcher = Callable[[GraphNodes, int], Use | None]
+_MATCHERS: dict[str, tuple[_Matcher, int]] = {
+    "MUL_MAT": (simple.gemm, 2),
+    "MUL_MAT_ID": (simple.experts, 3),
+    "RMS_NORM": (simple.norm, 1),
+    "NORM": (simple.norm, 1),
+    "GET_ROWS": (simple.rows, 2),
+    "ROPE": (simple.rope, 2),
+    "GLU": (simple.activation, 1),
+    "UNARY": (simple.activation, 1),
+    "SOFT_MAX": (simple.softmax, 1),
+    "ARGSORT": (simple.topk, 1),
+    "TOP_K": (simple.topk, 1),
+    "FLASH_ATTN_EXT": (attention, 3),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), (simple.elementwise, 2)),
+}
+"""by op: what describes a node, and how many sources it has at least"""
+
+
+def uses_of(g: GraphNodes) -> list[Use]:
+    """The uses of definitions, in the order of their first nodes. A node belongs to one use at
+    most; nodes in none have no definition."""
+    found: dict[int, Use] = {}
+    # a norm takes the sum before it and the product behind it
+    norms = [i for i, op in enumerate(g.nodes.op) if op in ("RMS_NORM", "NORM")]
+    for node in [*norms, *range(len(g.nodes.op))]:
+        matcher, least = _MATCHERS.get(g.nodes.op[node], (None, 0))
+        if node in found or matcher is None or not g.nodes.exec[node]:
+            continue
+        if len(g.nodes.src[node]) < least:
+            continue
+        with suppress(ArithmeticError, ValueError):  # impossible sizes and parameters
+            use = matcher(g, node)
+            if use is not None:
+                found.update(dict.fromkeys(use.nodes, use))
+    return sorted(dict.fromkeys(found.values()), key=lambda use: use.nodes[0])
+
 
 _MOST = 1 << 24
 """rows or cells, beyond which a log is damaged"""

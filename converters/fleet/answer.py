@@ -7,8 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from converters.fleet.database import ask
-from converters.fleet.queries import QUERIES
-from converters.fleet.regressions import NAME, QUESTION, regressions
+from converters.fleet.queries import QUERIES, QUESTION, REGRESSIONS, regressions
 from converters.report.report import Cell, Column, Report, Unit
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ NUMBERS = ("BIGINT", "INTEGER", "HUGEINT", "UBIGINT", "SMALLINT", "TINYINT", "DO
 def answer(connection: DuckDBPyConnection, question: str) -> Report:
     """The rows of a named query or of SQL. A column whose name is `ns` or ends in `_ns` is a time,
     `share` is one of 1, and `_per_s` a rate. Raises UsageError for SQL that is wrong."""
-    if question == NAME:
+    if question == REGRESSIONS:
         return regressions(connection)
     known = QUERIES.get(question)
     columns, rows = ask(connection, known.sql if known else question)
@@ -34,7 +33,7 @@ def answer(connection: DuckDBPyConnection, question: str) -> Report:
 def named_queries() -> Report:
     """Every named query, and what it answers."""
     rows: list[list[Cell]] = [[name, query.question] for name, query in QUERIES.items()]
-    rows.append([NAME, QUESTION])
+    rows.append([REGRESSIONS, QUESTION])
     return Report("Named queries", [Column("name"), Column("question")], rows)
 
 

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from converters.live.figures import ended, figures_of
-from converters.live.latencies import Histogram
+from converters.live.lanes import Histogram
 
 if TYPE_CHECKING:
     from converters.live.state import LiveState

@@ -6,19 +6,79 @@ Invariant: the times of the tables by cause, layer, block and op each add up to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from converters.report.charts import Chart
+from converters.report.lane_chart import Bar, curve_chart, lane_chart
 from converters.report.report import Cell, Column, Figures, Report, columns_of
-from converters.scheduling.bounds import Bounds, compute_bounds
+from converters.scheduling.bounds import Bound, Bounds, compute_bounds
 from converters.scheduling.critical import Part, critical_path
-from converters.scheduling.pictures import gantt_chart, sweep_chart
 from converters.scheduling.schedule import Schedule
-from converters.scheduling.sweep import sweep_point, sweep_reports
 from converters.scheduling.tasks import Label
 from llamacpp_instr.terminal import counted
 
-__all__ = ["gantt_chart", "schedule_reports", "sweep_chart", "sweep_point", "sweep_reports"]
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """What is kept of a schedule on some number of engines."""
+
+    engines: int
+    makespan: int
+    """ns"""
+    sequence: int
+    """ns of its tasks, one after the other"""
+    busy: int
+    """ns of all engines, with transfers"""
+    bound: Bound
+
+    @property
+    def speed_up(self) -> float:
+        """Against one engine, on which the tasks run in sequence."""
+        return self.sequence / max(self.makespan, 1)
+
+    @property
+    def most(self) -> float:
+        """The most that the bound allows."""
+        return self.sequence / max(self.bound.ns, 1)
+
+
+def sweep_point(made: Schedule) -> SweepPoint:
+    """What a curve needs of a schedule."""
+    busy = int((made.end - made.begin).sum() + (made.transfer_end - made.transfer_begin).sum())
+    bound = compute_bounds(made.tasks, made.engines).binding
+    return SweepPoint(made.engines.count(), made.makespan, int(made.tasks.ns.sum()), busy, bound)
+
+
+def sweep_reports(points: Sequence[SweepPoint], notes: Sequence[str]) -> list[Report]:
+    """A row for each number of engines: makespan, speed-up, utilization, the bound that binds."""
+    rows: list[list[Cell]] = [
+        [
+            point.engines,
+            point.makespan,
+            point.speed_up,
+            point.most,
+            point.busy / max(point.makespan * point.engines, 1),
+            point.bound.ns,
+            point.bound.name,
+        ]
+        for point in points
+    ]
+    columns = [
+        Column("engines", "count"),
+        Column("makespan", "ns"),
+        *columns_of("ratio", "speed-up", "at most"),
+        Column("utilization", "fraction"),
+        Column("lower bound", "ns"),
+        Column("what binds", "text"),
+    ]
+    said = [
+        "The speed-up is against one engine, on which the tasks run in sequence; at most: what the"
+        " lower bound of the makespan allows."
+    ]
+    return [Report("Speed-up by number of engines", columns, rows, [*said, *notes])]
+
 
 TOP = 15
 """ops of the critical path that are shown"""
@@ -195,3 +255,45 @@ def _by(
         Column("of all engines", "ns"),
     ]
     return Report(f"Critical path, by {column.name}", columns, rows, notes)
+
+
+MOST_LANES = 32
+MOST_BARS = 4000
+
+
+def gantt_chart(made: Schedule, title: str) -> Chart | None:
+    """A row for each engine, with its tasks in the colour of their block, and transfers; what is on
+    the critical path is marked. None if there are too many engines or tasks to be drawn."""
+    engines, tasks = made.engines, made.tasks
+    if engines.count() > MOST_LANES or not 0 < len(tasks) <= MOST_BARS:
+        return None
+    critical = {(part.task, part.what) for part in critical_path(made)}
+    bars = []
+    for task in range(len(tasks)):
+        label = tasks.labels[tasks.label[task]]
+        bars.append(
+            Bar(
+                int(made.engine[task]), int(made.begin[task]), int(made.end[task]), label.block,
+                label.name, (task, "task") in critical,
+            )
+        )  # fmt: skip
+    for task in np.flatnonzero(made.transfer_engine >= 0).tolist():
+        label = tasks.labels[tasks.label[task]]
+        bars.append(
+            Bar(
+                int(made.transfer_engine[task]), int(made.transfer_begin[task]),
+                int(made.transfer_end[task]), "load", label.name, (task, "transfer") in critical,
+            )
+        )  # fmt: skip
+    lanes = [engines.name(engine) for engine in range(engines.count())]
+    return lane_chart(title, lanes, bars, "critical path")
+
+
+def sweep_chart(points: Sequence[SweepPoint], title: str) -> Chart:
+    """The speed-up over the number of engines, and the most that the bounds allow."""
+    counts = [float(point.engines) for point in points]
+    curves = {
+        "speed-up": [point.speed_up for point in points],
+        "at most": [point.most for point in points],
+    }
+    return curve_chart(title, "engines", "speed-up", counts, curves)

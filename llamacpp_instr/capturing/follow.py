@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from converters.exports.onnx.tensors import Tensors
-from converters.flashinfer.match import uses_of
 from converters.flashinfer.use import GraphNodes, Use
-from converters.flashinfer.workloads import Found, Workload
+from converters.flashinfer.workloads import Found, Workload, uses_of
 from llamacpp_instr.capturing.arrays import Array, arrays_of_use
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop

@@ -23,7 +23,7 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     a multimodal projector, the first part of a split model, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
-    from converters.analyses.layer_chart import chart_bits_by_layer
+    from converters.analyses.memory.pictures import chart_bits_by_layer
     from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_any_file
 

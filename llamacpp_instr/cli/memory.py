@@ -72,9 +72,8 @@ def memory(
     file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
     other logs are shown one after the other.
     """
-    from converters.analyses.layer_chart import chart_bits_by_layer
     from converters.analyses.memory import joined_tensors, shortened
-    from converters.analyses.memory.pictures import draw_memory
+    from converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
     from converters.report.side_by_side import named_by
     from llamacpp_instr.llama.engine import ContextOptions
 
@@ -131,7 +130,7 @@ def _of_model(
 
 def _of_session(session: Session) -> Shown:
     from converters.analyses.memory import compression_reports
-    from converters.analyses.memory.recorded import recorded_memory
+    from converters.analyses.memory.report_of_context import recorded_memory
     from converters.analyses.stored_weights import recorded_file, stored_in_log
 
     if not session.tensors:

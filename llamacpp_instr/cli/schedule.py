@@ -215,7 +215,7 @@ def _of_graphs(
     chosen: _Chosen,
 ) -> MakeTasks:
     """`graph_of` makes the chosen graph, or the prefill beside it; their times are of `cpu`."""
-    from converters.scheduling.in_flight import beside
+    from converters.scheduling.tasks import beside
 
     dividers = [
         _divider(*graph_of(prefill), cpu, source, chosen.split)
@@ -235,8 +235,7 @@ def _of_graphs(
 
 def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: Any) -> MakeTasks:
     """Times the parts of kernels once, if they are wanted. `told` are notes about the graph."""
-    from converters.scheduling.part_shapes import part_shapes
-    from converters.scheduling.split import divide
+    from converters.scheduling.split import divide, part_shapes
 
     times = {}
     notes = []
@@ -310,7 +309,7 @@ def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
 
 
 def _in_flight(tasks: Tasks, chosen: _Chosen) -> Tasks:
-    from converters.scheduling.in_flight import several_sequences, several_tokens
+    from converters.scheduling.tasks import several_sequences, several_tokens
 
     return several_sequences(several_tokens(tasks, chosen.tokens), chosen.sequences)
 

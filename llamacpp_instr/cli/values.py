@@ -25,8 +25,7 @@ def values(logs: Logs, output: ReportOutput) -> None:
     prompt: `instr run MODEL --stats PATTERN`. LOG is a file, plain or compressed (.gz,
     .zst), or - for standard input; the parts of a rotated log are one.
     """
-    from converters.analyses.value_comparison import compare_values
-    from converters.analyses.value_maps import map_shifts, map_values
+    from converters.analyses.value_comparison import compare_values, map_shifts, map_values
     from converters.analyses.values import compute_values
 
     output.check(*logs.names)

@@ -15,8 +15,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from converters.serving import LoopbackServer, page_routes
-from converters.weights_view.routes import weight_routes
-from converters.weights_view.server import CHARTS
+from converters.weights_view.server import CHARTS, weight_routes
 from converters.weights_view.tensors import Tensors
 from llamacpp_instr.debug_page.hub import Hub
 from llamacpp_instr.debugger.dap.framing import ProtocolError

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from converters.analyses.memory import compression_reports
-from converters.analyses.memory.recorded import recorded_memory
-from converters.analyses.memory.report_of_context import Held, memory_report
+from converters.analyses.memory.report_of_context import Held, memory_report, recorded_memory
 from converters.analyses.stored_weights import StoredModel, stored_in_log
 from converters.report.report import shown
 from llamacpp_instr import schema

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from converters.analyses.value_comparison import compare_values
-from converters.analyses.value_maps import map_shifts, map_values
+from converters.analyses.value_comparison import compare_values, map_shifts, map_values
 from converters.analyses.value_tokens import same_tokens
 from converters.analyses.values import compute_values, joined
 from converters.report.charts import Chart

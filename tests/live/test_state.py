@@ -14,7 +14,7 @@ import pytest
 
 from converters.live.figures import figures_of
 from converters.live.frames import FrameMaker, step_details
-from converters.live.latencies import BETWEEN, TO_FIRST, Histogram
+from converters.live.lanes import BETWEEN, TO_FIRST, Histogram
 from converters.live.metrics import metrics_text
 from converters.live.state import MESSAGES, LiveState
 from llamacpp_instr.graph.ops import BLOCKS

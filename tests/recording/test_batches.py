@@ -196,11 +196,14 @@ def test_the_caches_of_a_context_are_told_apart(tmp_path: Path) -> None:
         kv = read_events(tmp_path / f"{name}.log", "kv")
         last = {event.get("cache", 0): event for event in kv if event["op"] == "apply"}
         kinds = [last[cache].get("kind", "kv") for cache in sorted(last)]
-        assert kinds == {
-            "gemma3-dense": ["kv", "kv"],
-            "mamba-dense": ["recurrent"],
-            "jamba-dense": ["kv", "recurrent"],
-        }[name]
+        assert (
+            kinds
+            == {
+                "gemma3-dense": ["kv", "kv"],
+                "mamba-dense": ["recurrent"],
+                "jamba-dense": ["kv", "recurrent"],
+            }[name]
+        )
         for event in last.values():
             recurrent = event.get("kind") == "recurrent"
             assert event["used"] == (2 if recurrent else 5)

@@ -17,7 +17,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from converters.analyses.layer_chart import chart_bits_by_layer
+from converters.analyses.memory.pictures import chart_bits_by_layer
 from converters.analyses.stored_weights import stored_in_file
 from converters.report import charts
 from converters.report.charts import Chart, Point

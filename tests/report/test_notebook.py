@@ -80,9 +80,7 @@ def test_a_diff_is_that_of_the_command(tmp_path):
     shown = printed("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
     found = a.diff(b, by="op")
     assert repr(found) == shown
-    assert found._repr_html_().count("<table") == sum(
-        len(of) > 0 for of in found.tables.values()
-    )
+    assert found._repr_html_().count("<table") == sum(len(of) > 0 for of in found.tables.values())
     reports = told("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
     for table, report in zip(found.tables.values(), reports, strict=True):
         assert table.to_numpy().tolist() == [list(row.values()) for row in report["rows"]]

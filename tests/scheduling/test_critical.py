@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from converters.scheduling.critical import critical_path
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
+from converters.scheduling.optimum import shifted_left
 from converters.scheduling.policies import schedule_list, schedule_program
 from converters.scheduling.schedule import Schedule
-from converters.scheduling.shift import shifted_left
 from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
 
 

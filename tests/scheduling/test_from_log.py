@@ -11,8 +11,8 @@ import pytest
 
 from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.in_flight import beside, several_sequences, several_tokens
 from converters.scheduling.split import Divided, divide
+from converters.scheduling.tasks import beside, several_sequences, several_tokens
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import plan_timeline

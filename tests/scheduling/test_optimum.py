@@ -7,9 +7,8 @@ from hypothesis import given, settings
 
 from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.optimum import MOST_TASKS, schedule_optimal
+from converters.scheduling.optimum import MOST_TASKS, schedule_optimal, shifted_left
 from converters.scheduling.policies import schedule_list
-from converters.scheduling.shift import shifted_left
 from llamacpp_instr.errors import UsageError
 from tests.kit.schedule_kit import (
     assert_valid,

@@ -14,10 +14,15 @@ from converters.report.text import render_text
 from converters.scheduling.bounds import compute_bounds
 from converters.scheduling.critical import critical_path
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.pictures import MOST_LANES, gantt_chart, sweep_chart
 from converters.scheduling.policies import schedule_list, schedule_program
-from converters.scheduling.report import schedule_reports
-from converters.scheduling.sweep import sweep_point, sweep_reports
+from converters.scheduling.report import (
+    MOST_LANES,
+    gantt_chart,
+    schedule_reports,
+    sweep_chart,
+    sweep_point,
+    sweep_reports,
+)
 from tests.kit.figures import drawn
 from tests.kit.schedule_kit import graphs, machines, make_tasks
 

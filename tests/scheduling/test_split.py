@@ -17,8 +17,7 @@ import pytest
 from converters.scheduling.axes import Axes
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.part_shapes import part_shapes
-from converters.scheduling.split import Divided, Split, divide
+from converters.scheduling.split import Divided, Split, divide, part_shapes
 from converters.scheduling.timed_graph import TimedGraph
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session

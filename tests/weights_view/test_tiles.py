@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converters.weights_view import tiles
-from converters.weights_view.cache import Cache
+from converters.weights_view.tensors import Cache
 from converters.weights_view.tiles import (
     MEASURES,
     SIDE,

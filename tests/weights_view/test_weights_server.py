@@ -18,8 +18,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from converters.weights_view.routes import FILES, weight_routes
-from converters.weights_view.server import WeightsServer
+from converters.weights_view.server import FILES, WeightsServer, weight_routes
 from converters.weights_view.tensors import Tensors
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.file import load_model_file

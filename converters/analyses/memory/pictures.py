@@ -1,12 +1,15 @@
-"""The chart of a model's memory by kind."""
+"""The charts of a model's memory: by kind, and its bits per weight by layer."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from converters.analyses.stored_weights import StoredTensor
+from converters.report.charts import Chart, bar_by_layer
 from converters.report.page import Figure
 from converters.report.plain_charts import Group, bars
-from converters.report.report import Report
+from converters.report.report import Report, shown
 
 
 def draw_memory(reports: Sequence[Report]) -> Iterator[Figure]:
@@ -23,3 +26,28 @@ def draw_memory(reports: Sequence[Report]) -> Iterator[Figure]:
                 group = Group(what, values, "bytes")
                 yield bars(f"{report.title} by kind", names, [group])
                 break
+
+
+MOST_LAYERS = 512
+"""as in llama.cpp; a chart omits further layers"""
+MOST_TYPES = 10
+"""types in a chart; those with fewer bytes are omitted"""
+
+
+def chart_bits_by_layer(tensors: Sequence[StoredTensor]) -> Chart:
+    """Bits per weight of every layer, stacked by storage type. Tensors without a layer come
+    last."""
+    n_elements: Counter[int] = Counter()
+    of_type: dict[str, Counter[int]] = defaultdict(Counter)
+    for tensor in tensors:
+        layer = tensor.layer
+        n_elements[layer] += tensor.n_elements
+        of_type[tensor.type][layer] += tensor.n_bytes
+    layers = sorted(n_elements, key=lambda layer: (layer < 0, layer))[:MOST_LAYERS]
+    types = sorted(of_type, key=lambda type_: -of_type[type_].total())[:MOST_TYPES]
+    parts = {
+        type_: [8 * of_type[type_][layer] / max(n_elements[layer], 1) for layer in layers]
+        for type_ in types
+    }
+    names = [shown(layer, "layer") for layer in layers]
+    return bar_by_layer("Bits per weight by layer", "bits per weight", names, parts)

@@ -5,11 +5,14 @@ Invariant: the rows of a section add up to its total, and every difference has a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
-from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown, read_breakdown
+from llamacpp_instr.schema import Memory
 from llamacpp_instr.terminal import counted, first_names
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
@@ -227,3 +230,20 @@ def _words(kind: Kind, buffer: str) -> str:
     if buffer == PLAIN:
         return "weights, read"
     return f"weights, {'repacked' if 'REPACK' in buffer or 'AMX' in buffer else 'copied'}"
+
+
+def recorded_memory(session: Session) -> dict[int, list[Held]]:
+    """The memory of each model's contexts, by model; equal contexts are combined."""
+    events: dict[int, list[Memory]] = defaultdict(list)
+    for event in session.memory:
+        events[event.ctx].append(event)
+    rss = max((event.rss for event in session.memory), default=0)
+    found: dict[int, dict[tuple[object, ...], Held]] = defaultdict(dict)
+    for ctx, of_context in events.items():
+        context = session.contexts[ctx]
+        tensors = session.tensors_of.get(context.model, [])
+        first, last = (read_breakdown(context, of_context[i].buffers, tensors) for i in (0, -1))
+        key = last.settings, tuple(first.uses), tuple(last.uses)
+        held = found[context.model].setdefault(key, Held(None, last, first, [], rss))
+        held.contexts.append(ctx)
+    return {model: list(helds.values()) for model, helds in found.items()}

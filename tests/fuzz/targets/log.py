@@ -25,7 +25,7 @@ from converters.analyses.diff import VIEWS, compute_diff
 from converters.analyses.diff.sides import KEYS
 from converters.analyses.diff.trend import compute_trend
 from converters.analyses.memory import compression_reports, joined_tensors, shortened
-from converters.analyses.memory import recorded as held
+from converters.analyses.memory import report_of_context as held
 from converters.analyses.ops import ops_of_log
 from converters.analyses.page import compute_page
 from converters.analyses.stats import By, compute_stats
