@@ -32,8 +32,7 @@ from converters.analyses.stats_keys import (
     step_values,
     where_of,
 )
-from converters.analyses.thread_stats import thread_report
-from converters.report.report import BOUND, Cell, Column, Report, Unit, columns_of, rate_of
+from converters.report.report import BOUND, Cell, Column, Report, Unit, columns_of, rate_of, shown
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.ops import BLOCKS
@@ -339,3 +338,44 @@ def _rank(key: By, value: Cell) -> int:
 def _joined(pieces: Sequence[Int64 | NDArray[np.bool_]]) -> Int64:
     column: Int64 = np.concatenate([np.zeros(0, np.int64), *pieces])
     return column
+
+
+def thread_report(ops: Sequence[Timed]) -> Report:
+    """Busy and waiting time of every thread, and how evenly the work of a compute is spread.
+
+    Busy is the time in kernels without their barriers. Imbalance is the sum over computes of the
+    busiest thread's time, divided by that of the mean thread: 1 if all threads work equally.
+    """
+    recorded = [of for of in ops if of.wait is not None]
+    per_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    busy_of: dict[int, list[int]] = defaultdict(list)
+    for of in recorded:
+        assert of.wait is not None
+        dur, wait = int(of.dur.sum()), int(of.wait.sum())
+        between = 0 if of.gap is None else int(of.gap.sum())
+        per_thread[of.thread].append((len(of.dur), dur - wait, wait + between))
+        busy_of[of.compute].append(dur - wait)
+    rows: list[list[Cell]] = []
+    for thread, of_thread in sorted(per_thread.items()):
+        n, busy, waiting = (sum(column) for column in zip(*of_thread, strict=True))
+        share = waiting / (busy + waiting) if busy + waiting else None
+        rows.append([thread, n, busy, waiting, share])
+    columns = [
+        Column("thread", "id"),
+        Column("kernels", "count"),
+        *columns_of("ns", "busy", "waiting"),
+        Column("of its time", "fraction"),
+    ]
+    report = Report("Threads", columns, rows)
+    mean = sum(sum(busy) / len(busy) for busy in busy_of.values())
+    longest = sum(max(busy) for busy in busy_of.values())
+    if rows:
+        report.notes.append("Waiting is time in barriers, inside kernels and between them.")
+    if mean and len(rows) > 1:
+        report.notes.append(
+            f"Imbalance {longest / mean:.3f}: over all computes, the busiest thread worked"
+            f" {shown(longest - mean, 'ns')} longer than the average thread."
+        )
+        report.figures["imbalance"] = (longest / mean, "ratio")
+        report.figures["busiest thread beyond the mean one"] = (longest - mean, "ns")
+    return report

@@ -11,8 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from converters.analyses.page.over_time import cells_over_time, memory_over_time, speed_over_time
-from converters.analyses.page.tokens import tokens_with_times
+from converters.analyses.page.over_time import (
+    cells_over_time,
+    memory_over_time,
+    speed_over_time,
+    tokens_with_times,
+)
 from converters.analyses.requests import compute_requests
 from converters.analyses.settings import facts
 from converters.analyses.stats import compute_stats
