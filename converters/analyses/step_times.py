@@ -69,6 +69,22 @@ class StepTimes:
         seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
         return seen.astype(np.float64)
 
+    def last_intervals(self, phase: str) -> bool:
+        """Whether the steps of a phase last at least as long as the intervals of the machine's
+        counts, so that those tell their CPU time."""
+        whole, intervals = self.whole_steps(phase), self.session.machine["dur"]
+        return len(intervals) > 0 and bool(np.median(whole) >= np.median(intervals))
+
+    def cpu_times(self, phase: str) -> Float64:
+        """ns of the process, all threads, in each step of a phase. An interval of the machine's
+        counts is spread evenly."""
+        machine, steps = self.session.machine, self.steps.rows(self.steps["phase"] == phase)
+        t = np.append(machine["t"][:1] - machine["dur"][:1], machine["t"])
+        cpu = np.append(0, np.cumsum(machine["cpu"]))
+        begin, end = (np.interp(steps[name], t, cpu) for name in ("begin", "end"))
+        spent: Float64 = end - begin
+        return spent
+
     def tokens_per_second(self, phase: str) -> float | None:
         """The median over the steps of a phase; None if there are none."""
         steps = self.steps.rows(self.steps["phase"] == phase)

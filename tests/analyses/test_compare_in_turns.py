@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,11 @@ def candidates(
     disturbed: bool = False,
     in_turns: bool = True,
     interrupted: Sequence[Sequence[int]] = (),
+    cpu: Sequence[float] = (),
 ) -> list[Candidate]:
     """Two models of one run a round; the second's steps and kernels take so many times as long.
-    `interrupted` has, by side and round, in how many of ten steps all kernels take twice longer."""
+    `interrupted` has, by side and round, in how many of ten steps all kernels take twice longer;
+    `cpu` how many times as much CPU time the second's steps take, counted four times a step."""
     sides = []
     for side in range(2):
         sessions = []
@@ -46,9 +49,12 @@ def candidates(
             start, end = log[0], max(event.t for event in log)
             assert isinstance(start, s.SessionStart)
             start.wall = (10**15) * (1 + (2 * i + side if in_turns else i + 10 * side))
-            delay = (end - start.t) // 2 if disturbed else 0
-            log.append(s.Machine(t=end, dur=end - start.t, cpu=end - start.t, delay=delay,
-                nvcsw=0, nivcsw=9))  # fmt: skip
+            n_parts = 4 * sum(isinstance(e, s.StepEnd) for e in log) if cpu else 1
+            times = np.linspace(start.t, end, n_parts + 1).astype(int).tolist()
+            used = (cpu[i] / steps[i] if side else 1) / load if cpu else 1
+            log += [s.Machine(t=t, dur=t - before, cpu=round((t - before) * used),
+                delay=(t - before) // 2 if disturbed else 0, nvcsw=0, nivcsw=9)
+                for before, t in pairwise(times)]  # fmt: skip
             sessions.append(session_of(directory / f"{side}-{i}.log", log))
         model = stored_in_log(sessions[0], recorded_model(sessions[0]), None)
         sides.append(Candidate("AB"[side], model, sessions=sessions))
@@ -107,7 +113,7 @@ def test_on_a_disturbed_machine_the_kernels_tell_what_the_clock_cannot(tmp_path:
     assert ratio.a == pytest.approx(sum(ops.dur))
     assert ratio.value == pytest.approx(1 + 0.5 * products / sum(ops.dur))
     notes = compute_comparison([pair.a, pair.b])[0].notes
-    assert any("by the sum of its kernels' lower deciles" in note for note in notes)
+    assert any("by the sum of their kernels' lower deciles" in note for note in notes)
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.2, "slower"), (1.0, "within noise")])
@@ -120,3 +126,17 @@ def test_interruptions_of_most_steps_do_not_hide_or_make_a_difference(
     ratio = pair.step_ratio("decode")
     assert ratio.verdict == verdict
     assert ratio.a == pytest.approx(sum(next(e for e in steady_log(0) if isinstance(e, s.Ops)).dur))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.2, "slower"), (1.0, "within noise")])
+def test_the_cpu_time_of_long_steps_tells_what_clock_and_kernels_cannot(
+    tmp_path: Path, factor: float, verdict: str
+) -> None:
+    """Nothing of a long step runs without interruptions, as in a prefill beside other work."""
+    steps, cpu = (3.0, 0.4, 2.0, 0.5, 1.0), [factor * x for x in (0.97, 1.03, 1, 1.02, 0.98)]
+    pair = Pair(*candidates(tmp_path, steps, steps, disturbed=True, cpu=cpu))
+    ratio = pair.step_ratio("decode")
+    assert [ratio.value, ratio.low, ratio.high] == pytest.approx(by_pairs(cpu), rel=0.02)
+    assert ratio.verdict == verdict
+    notes = compute_comparison([pair.a, pair.b])[0].notes
+    assert any("more than 100 ms are compared by the CPU time" in note for note in notes)

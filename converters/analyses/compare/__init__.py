@@ -63,10 +63,11 @@ def compute_comparison(
     if all(pair.in_turns for pair in pairs):
         n = len(candidates[0].times)
         models.notes.append(f"The models took turns: their speeds are compared in {n} pairs.")
-    if any(pair.by_kernels for pair in pairs):
+    if any(pair.disturbed for pair in pairs):
         models.notes.append(
-            "On a disturbed machine, a step is compared by the sum of its kernels' lower deciles,"
-            " which interruptions do not change."
+            "On a disturbed machine, steps of more than 100 ms are compared by the CPU time of the"
+            " process, shorter ones by the sum of their kernels' lower deciles, which interruptions"
+            " do not change."
         )
     models.notes += machine_notes([(of.name, [t.machine for t in of.times]) for of in candidates])
     models.notes += unlike_notes([(of.name, of.sessions) for of in candidates])

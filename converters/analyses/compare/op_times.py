@@ -139,7 +139,7 @@ class PhaseUses:
             return [disturb(median, self.taken) for median in found]
         parts = np.split(times, self.begins, axis=1)
         return [
-            median_of_group([Median(_quantile(part[i], 0.5), None, 1, 0) for part in parts])
+            median_of_sessions([_quantile(part[i], 0.5) for part in parts])
             for i in range(len(times))
         ]
 
@@ -147,8 +147,9 @@ class PhaseUses:
         """The lower deciles of all uses and of the other kernels, added up, over the sessions:
         what interrupts a kernel, also in most steps, does not change them."""
         parts = np.split(self.time, self.begins, axis=1)
-        sums = [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
-        return median_of_group([Median(total, None, 1, 0) for total in sums])
+        return median_of_sessions(
+            [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
+        )
 
     def group(self, uses: Sequence[Use]) -> _Sums | None:
         """The sums of all uses; None if one of them is missing or ran in no step."""
@@ -159,6 +160,11 @@ class PhaseUses:
         if not rows or np.isnan(time).all():
             return None
         return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
+
+
+def median_of_sessions(values: Sequence[float]) -> Median:
+    """That of a side in turns, whose sessions have these times in ns."""
+    return median_of_group([Median(value, None, 1, 0) for value in values])
 
 
 def _quantile(row: Float64, share: float) -> float:

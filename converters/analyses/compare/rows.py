@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from converters.analyses.compare.candidate import Candidate, bits_per_weight
-from converters.analyses.compare.op_times import PhaseUses, Use, UseTimes, compute_use_times
+from converters.analyses.compare.op_times import (
+    PhaseUses,
+    Use,
+    UseTimes,
+    compute_use_times,
+    median_of_sessions,
+)
 from converters.analyses.noise import Ratio, compare
 from converters.analyses.step_times import took_turns
 from converters.analyses.stored_weights import StoredTensor, types_of
@@ -59,7 +65,7 @@ class Pair:
         ]
         self.in_turns = took_turns(a.times, b.times)
         """whether the runs of both are pairs"""
-        self.by_kernels = self.in_turns and any(of.taken for of in (*a.times, *b.times))
+        self.disturbed = self.in_turns and any(of.taken for of in (*a.times, *b.times))
         """whether the times of whole steps say nothing, because other processes took them"""
         self.phases: dict[str, tuple[PhaseUses, PhaseUses]] = {}
         for phase in PHASES:
@@ -103,15 +109,20 @@ class Pair:
         return row
 
     def step_ratio(self, phase: str) -> Ratio:
-        """The ratio of whole steps, as their caller saw them, or of their kernels."""
+        """The ratio of whole steps, as their caller saw them. If others took the time: of their CPU
+        times if they last long enough for those, else of their kernels."""
+        sides = self.a.times, self.b.times
+        by_cpu = all(of.last_intervals(phase) for sessions in sides for of in sessions)
         medians = []
-        for sessions, uses in zip((self.a.times, self.b.times), self.phases[phase], strict=True):
-            whole = np.concatenate([of.whole_steps(phase) for of in sessions])
-            medians += (
-                [uses.kernels()]
-                if self.by_kernels
-                else uses.medians(whole[None], [1], in_turns=self.in_turns)
-            )
+        for sessions, uses in zip(sides, self.phases[phase], strict=True):
+            if not self.disturbed:
+                whole = np.concatenate([of.whole_steps(phase) for of in sessions])
+                medians += uses.medians(whole[None], [1], in_turns=self.in_turns)
+            elif by_cpu:
+                cpu = [float(np.median(of.cpu_times(phase))) for of in sessions]
+                medians.append(median_of_sessions(cpu))
+            else:
+                medians.append(uses.kernels())
         return compare(medians[0], medians[1], len(self.phases), in_turns=self.in_turns)
 
     def _uses(self, names: set[str]) -> list[Use]:
