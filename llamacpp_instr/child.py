@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -206,7 +207,8 @@ def serve(
             answer("error", type(error).__name__, str(error))
         except BaseException as error:
             traceback.print_exc()
-            answer("failed", type(error).__name__, str(error), getattr(error, "errno", None))
+            text = re.sub(r"^\[Errno \d+\] ", "", str(error))
+            answer("failed", type(error).__name__, text, getattr(error, "errno", None))
 
 
 def remove_output(request: Request) -> None:

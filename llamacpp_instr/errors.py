@@ -56,3 +56,8 @@ def error_named(name: str) -> type[InstrError]:
             return error
         todo += error.__subclasses__()
     return InstrError
+
+
+def reason(error: BaseException) -> str:
+    """What an error of the system or of a library says, in one line and without an error number."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 
 Of = TypeVar("Of")
 Result = TypeVar("Result")
@@ -19,7 +19,7 @@ def on_dask(address: str, function: Callable[[Of], Result], of: Sequence[Of]) ->
     try:
         client: Any = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
-        raise UsageError(f"--dask {address}: no scheduler answers ({error})") from None
+        raise UsageError(f"--dask {address}: no scheduler answers ({reason(error)})") from None
     with client:
         futures = client.map(function, of, pure=False)
         try:

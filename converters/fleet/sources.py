@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.errors import LogError, UsageError, reason
 from llamacpp_instr.extras import need
 from llamacpp_instr.temporary import temporary_directory
 
@@ -40,7 +40,7 @@ class Source:
             try:
                 system.get_file(inner, str(path))
             except Exception as error:  # every store has its own
-                raise LogError(f"cannot be fetched: {error}", self.name) from None
+                raise LogError(f"cannot be fetched: {reason(error)}", self.name) from None
             yield path
 
 
@@ -83,7 +83,7 @@ def _remote(name: str) -> Iterator[Source]:
         else:
             details = [system.info(inner)] if system.exists(inner) else []
     except Exception as error:  # every store has its own
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"{name}: {reason(error)}") from None
     for of in sorted(details, key=lambda of: str(of["name"])):
         if of["type"] == "file":
             marks = [of[key] for key in ("ETag", "etag", "mtime", "LastModified", "created")

@@ -24,7 +24,7 @@ from llamacpp_instr.build.upstream import (
     read_series,
     read_upstream,
 )
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.errors import BuildError, reason
 from llamacpp_instr.isolated import pip
 from llamacpp_instr.temporary import temporary_directory
 
@@ -173,7 +173,7 @@ def unpack_sdist(
                 if member.mode & 0o100:
                     target.chmod(0o755)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise BuildError(f"{sdist}: cannot be unpacked: {error}") from None
+        raise BuildError(f"{sdist}: cannot be unpacked: {reason(error)}") from None
     if len(roots) != 1 or not (into / min(roots) / VENDORED).is_dir():
         raise BuildError(f"{sdist}: it has no {VENDORED}; is it llama-cpp-python's sdist?")
     return into / roots.pop(), commit

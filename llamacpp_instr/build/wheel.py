@@ -34,7 +34,7 @@ from llamacpp_instr.build.upstream import (
     read_series,
     read_upstream,
 )
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.errors import BuildError, reason
 from llamacpp_instr.isolated import pip
 from llamacpp_instr.llama.threads import usable_cpus
 
@@ -272,5 +272,5 @@ def _compiler_version(path: str | None) -> str:
     try:
         asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the compiler {path} does not work: {error}") from None
+        raise BuildError(f"the compiler {path} does not work: {reason(error)}") from None
     return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]

@@ -23,7 +23,7 @@ from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.rows import token_numbers
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.errors import InstrError, UsageError, reason
 from llamacpp_instr.extras import need
 from llamacpp_instr.output import check_output_directory, file_mode, open_output
 from llamacpp_instr.terminal import counted
@@ -198,7 +198,6 @@ def _load_save() -> Callable[[dict[str, Array], str], None]:
             save_file(tensors, path)
             Path(path).chmod(mode)  # the library makes a file that only its owner reads
         except SafetensorError as error:
-            why = " ".join(str(error).split())
-            raise InstrError(f"a shard of the capture cannot be written: {why}") from None
+            raise InstrError(f"a shard of the capture cannot be written: {reason(error)}") from None
 
     return save

@@ -19,7 +19,7 @@ from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, write
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 from llamacpp_instr.extras import need
 
 NOTE = "instr.change"
@@ -101,12 +101,10 @@ def load_values(path: str | Path, name: str | None = None, most: int | None = No
         if path.suffix == ".safetensors":
             with open_safetensors(path) as file:
                 return np.asarray(file.get_tensor(_one(path, list(file.keys()), name)))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except UsageError:
         raise
     except Exception as error:  # zipfile's, numpy's and safetensors' own, about a damaged file
-        raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{path} cannot be read: {reason(error)}") from None
     raise UsageError(f"{path}: values come from a file .npy, .npz or .safetensors")
 
 

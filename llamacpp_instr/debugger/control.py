@@ -17,7 +17,7 @@ from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.debugger.tensors import read
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.errors import InstrError, UsageError, reason
 
 GRAPHS_KEPT = 8
 
@@ -84,7 +84,7 @@ class Debugger:
             return
         if isinstance(error, (InstrError, KeyboardInterrupt)):
             raise error
-        raise InstrError(f"the debugger stopped: {error}") from error
+        raise InstrError(f"the debugger stopped: {reason(error)}") from error
 
     def add(self, text: str, *, once: bool = False) -> Breakpoint:
         """A new breakpoint (see `points`). Raises `UsageError` if it is not understood, or if it

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 from llamacpp_instr.importer.source import read_json
 from llamacpp_instr.importer.tiktoken import N_SPECIAL, read_ranks, write_tokenizer
 
@@ -224,7 +224,9 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
         found = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UsageError(not_only_tensors(file, error)) from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {reason(error)}") from None
+    except (RuntimeError, EOFError, ValueError) as error:
         raise UsageError(f"{file} is damaged: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 from llamacpp_instr.extras import need
 from llamacpp_instr.model.hyper_parameters import MAX_EXPERTS, MAX_LAYERS
 from llamacpp_instr.output import begins_as_model, check_not_input
@@ -191,7 +191,7 @@ def _check_safetensors(file: Path, wanted: set[str]) -> None:
         with safe_open(str(file), framework="numpy") as opened:
             found = set(opened.keys())
     except (SafetensorError, OSError) as error:
-        raise UsageError(f"{file} is damaged: {error}") from None
+        raise UsageError(f"{file} is damaged: {reason(error)}") from None
     lacking = sorted(wanted - found)
     if lacking:
         raise UsageError(f"{file} lacks tensors that the index has there: {first_names(lacking)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 from llamacpp_instr.schema import MAX_LINE
 
 # together less than a line: a note has a name and data, `session_start` the arguments and the host
@@ -35,8 +35,7 @@ def log_json(what: str, data: Any, default: Callable[[Any], Any] | None = None) 
         if len(text) <= MAX_DATA:
             msgspec.json.decode(text)  # has its own limits for integers
     except (TypeError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{what} cannot be written as JSON: {reason}") from None
+        raise UsageError(f"{what} cannot be written as JSON: {reason(error)}") from None
     if len(text) > MAX_DATA:
         raise UsageError(f"{what} has {len(text)} bytes as JSON; a log allows {MAX_DATA}")
     brackets = re.sub(r"[^][{}]", "", _STRING.sub("", text))

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.errors import UsageError, reason
 from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.progress import OnProgress
@@ -84,7 +84,7 @@ class WeightReader:
         try:
             return np.memmap(weight.path, np.uint8, "r", weight.offset, (weight.n_rows, row))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{weight.path} cannot be read: {error}") from None
+            raise UsageError(f"{weight.path} cannot be read: {reason(error)}") from None
 
     def measure(
         self,
