@@ -4,7 +4,7 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 
 - they are the first of the sequence; a single one that has others before it is not, because the
   log then began in the middle of a request,
-- they go back before the end of the last prompt,
+- they go back before the end of the last prompt, which a context shift moves,
 - they are several of which not all have an output; several that all have one are the draft of
   speculative decoding,
 - or no token was sampled since the prompt before them began. Without tokens, which the application
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamacpp_instr.schema import StepBegin, Token
+from llamacpp_instr.schema import Kv, StepBegin, Token
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,13 @@ class Batches:
         for seq in known if token.seq < 0 else known.keys() & {token.seq}:
             if known[seq].step == token.step:
                 known[seq].waits = False
+
+    def moved(self, kv: Kv) -> None:
+        """Follows a context shift, which takes cells away and moves those behind to the front."""
+        of = self._sequences.get(-1 if kv.seq is None else kv.seq)
+        if of is not None and kv.op == "seq_add" and (kv.arg or 0) < 0:
+            moves = max(of.prompt_end, kv.p0 or 0)
+            of.prompt_end = min(of.prompt_end, moves + (kv.arg or 0))
 
     def _part(self, step: StepBegin, seq: int, pos: int, tokens: int, outputs: int) -> Part:
         of = self._sequences.get(seq)

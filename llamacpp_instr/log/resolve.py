@@ -348,6 +348,7 @@ class Resolver:
             yield self._missing("context", event.ctx)
         elif isinstance(event, schema.Kv):
             self.context.caches.take(event)
+            self.context.batches.moved(event)
         else:
             self.context.batches.sampled(event)
         if event.step != -1 and event.step not in self._given["step"]:

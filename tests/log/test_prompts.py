@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ from llamacpp_instr.schema import StepBegin, Token
 from tests.kit.completions import KINDS
 from tests.kit.native_kit import ROOT
 from tests.kit.reports import by_title, rows
+from tests.kit.shifted import SHIFTS
+
+
+def read_json(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Recorded:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        return read_json(self.log)
 
     @property
     def prompts(self) -> list[int]:
@@ -149,6 +155,16 @@ def test_prefills_have_the_tokens_that_the_prompts_had(recorded: Recorded) -> No
     state = followed(recorded.log)
     assert state.n_prompt == prefill["tokens"] == sum(second.prompt for second in state.seconds)
     assert state.lanes.n_requests == len(recorded.calls)
+
+
+@pytest.mark.native
+def test_a_context_shift_makes_no_step_a_prefill(tmp_path: Path) -> None:
+    log = tmp_path / "it.log"
+    subprocess.run([sys.executable, "-m", "tests.kit.shifted", log], cwd=ROOT, check=True)
+    phases, steps = _session(log), [e for e in read_json(log) if e["event"] == "step_begin"]
+    back = sum(step["pos"] < before["pos"] for before, step in pairwise(steps))
+    assert back == SHIFTS
+    assert list(phases.values()) == ["prefill", *["decode"] * (len(steps) - 1)]
 
 
 # --- by hand ---
