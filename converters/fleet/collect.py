@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from converters.fleet.dataset import (
     Place,
     folder_of_host,
     known_logs,
+    only_decider,
     only_writer,
     open_dataset,
 )
@@ -110,12 +112,13 @@ def _take(task: Task, path: Path) -> Taken:
     first = id_of(first_event, source.name)
     for number in itertools.count(1):
         log = first if number == 1 else f"{first}~{number}"
-        known = known_logs(task.dataset, log).get(log)
-        with LogFiles(task.dataset) as files:
+        with LogFiles(task.dataset) as files, ExitStack() as stack:
             rows = LogRows(files.write, log)
             reader = read_events(path, task.lenient)
             left_out = rows.read(reader, task.lenient)
             assert reader.end is not None
+            stack.enter_context(only_decider(task.dataset))
+            known = known_logs(task.dataset, log).get(log)
             if known is not None:
                 if not files.is_of_session(known.place):
                     continue  # another log with the same id

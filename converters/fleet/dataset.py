@@ -218,6 +218,16 @@ def known_logs(dataset: Path, log: str = "*") -> dict[str, Known]:
 
 
 @contextlib.contextmanager
+def only_decider(dataset: Path) -> Iterator[None]:
+    """No other worker of the same collect decides meanwhile whether the data set has a log."""
+    import fcntl
+
+    with (dataset / "_format").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def only_writer(dataset: Path) -> Iterator[None]:
     """Nobody else collects into the data set meanwhile. Removes what a killed process left. Raises
     UsageError if somebody does."""

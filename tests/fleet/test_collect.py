@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import pytest
 
 from converters.analyses.stats import compute_stats
 from converters.fleet.buckets import RELATIVE_ERROR, bucket_of
+from converters.fleet.collect import collect as collected
 from converters.fleet.database import ask, open_database
 from converters.fleet.dataset import known_logs
+from converters.fleet.sources import find_sources
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
@@ -315,6 +318,18 @@ def test_other_engines_read_the_files(tmp_path: Path) -> None:
     assert hosts == [("Sirius-9-100-2-cores-24-GiB",), ("rack 7/é%",)]
     assert sorted(frame.host.unique()) == [host for (host,) in hosts]
     assert all(path.name.startswith("_") for path in dataset.iterdir() if path.is_file())
+
+
+def test_logs_with_one_id_that_are_taken_at_once_are_all_kept(tmp_path: Path) -> None:
+    """As workers of a Dask scheduler take them."""
+    logs = [write_log(tmp_path / f"{i}.log", 1, slower=1 + i, repeat=1 + i) for i in range(4)]
+    dataset, sources = tmp_path / "fleet", find_sources([str(log) for log in logs])
+    with ThreadPoolExecutor(len(logs)) as workers:
+        taken = list(collected(sources, dataset, None, False, lambda *_: None, workers.map))
+    assert sorted(of.fate for of in taken) == ["conflict", "conflict", "conflict", "new"]
+    check(dataset)
+    found = rows(dataset, "select count(*) from steps group by log order by 1")
+    assert [n for (n,) in found] == [len(load_session(log).steps) for log in logs]
 
 
 @pytest.mark.native
