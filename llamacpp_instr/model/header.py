@@ -26,8 +26,8 @@ _MAX_DIMS = 4
 _MAX_NAME = 63  # bytes of a tensor's name
 _MAX_ITEMS = 1 << 30  # of an array
 _MAX_COUNT = 1 << 14
-"""tensors, and metadata entries, of a file. Real models have about a thousand and a hundred.
-llama.cpp compares each with all others, and our tables print every one"""
+"""tensors, metadata entries, and arrays in arrays, of a file. Real models have about a thousand, a
+hundred and none. llama.cpp compares each with all others, and our tables print every one"""
 _STRING, ARRAY = 8, 9
 """GGUF's numbers of types"""
 _MAX_DEPTH = 8  # of arrays in arrays
@@ -186,6 +186,7 @@ class _Reader:
         self.window = b""
         self.window_start = 0
         self.text = 0
+        self.nested = 0  # arrays in arrays
         self.arrays: dict[str, ArrayInfo] = {}
 
     def header(self) -> Header:
@@ -272,6 +273,9 @@ class _Reader:
                 self.truncated(what)
             self.skip_strings(count, what)
         elif item == ARRAY and depth < _MAX_DEPTH:
+            self.nested += count
+            if self.nested > _MAX_COUNT:
+                self.damaged(f"its arrays contain more than {_MAX_COUNT:,} arrays")
             for _ in range(count):
                 self.array(what, depth + 1)
         else:

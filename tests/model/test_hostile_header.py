@@ -37,6 +37,11 @@ def entry(key: str | bytes, type_: int, value: bytes) -> bytes:
     return text(key) + struct.pack("<I", type_) + value
 
 
+def nested(key: str, count: int) -> bytes:
+    """An array of empty arrays."""
+    return entry(key, ARRAY, struct.pack("<IQ", ARRAY, count) + struct.pack("<IQ", 4, 0) * count)
+
+
 def tensor(name: str | bytes, ne: list[int], type_: int = 0, offset: int = 0) -> bytes:
     return text(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type_, offset)
 
@@ -176,6 +181,8 @@ def test_a_header_of_any_parts(tmp_path: Path, entries: list[bytes], tensors: li
         ([entry("a", UINT32, bytes(4)), entry("a", ARRAY, struct.pack("<IQ", 4, 0))], [], "twice"),
         ([entry("", UINT32, bytes(4))], [], "the key of metadata entry 1 is empty"),
         ([entry("a", ARRAY, struct.pack("<IQIQ", 9, 1, 4, 0))], [], "'a' is an array of arrays"),
+        ([nested("a", MOST)], [], "'a' is an array of arrays"),
+        ([nested("a", MOST), nested("b", 1)], [], "its arrays contain more than 16,384 arrays"),
         ([entry("a", ARRAY, struct.pack("<IQ", 9, 1) * 20)], [], "the unknown value type 9"),
         ([entry("a", ARRAY, struct.pack("<IQ", 0, 2**31))], [], "array of 2,147,483,648 items"),
         ([entry("k" * 5000, 99, b"")], [], "kkk... has the unknown value type 99"),
