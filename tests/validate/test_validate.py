@@ -125,6 +125,14 @@ def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
     assert [row["verdict"] for row in cache["rows"]] == ["ok"]
 
 
+def test_onnx_runtime_collects_no_usage_data(environment: dict[str, str], tmp_path: Path) -> None:
+    """It would keep them in a database in the user's cache, and send them after ten seconds."""
+    command = [sys.executable, "-m", "llamacpp_instr", "validate", "demo", "-n", "1"]
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run(command, env=environment | home, cwd=tmp_path, capture_output=True, check=True)
+    assert list(tmp_path.rglob("*onnx*")) == []
+
+
 def test_a_graph_with_an_op_without_a_mapping_has_no_logits(tmp_path: Path) -> None:
     whole = whole_of(random_models() / "kimi-k3-moe.gguf", tmp_path)
     assert whole["rows"][0]["verdict"] == "not checked"
