@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGUSR2)  # fmt: skip
 
 _LOOK_S = 0.1
-"""how often the program is looked at until it has loaded llama.cpp"""
+"""how often the program is looked at; while it is young, after each tenth of its age"""
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,10 @@ def _run(
             # Python ignores these signals; a program expects the default
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )  # fmt: skip
+        begin = time.monotonic()
         while True:
-            number, from_kernel = _wait_for_signal(awaited)
+            look = min(_LOOK_S, 0.001 + (time.monotonic() - begin) / 10)
+            number, from_kernel = _wait_for_signal(awaited, look)
             library = library or _find_library(child)
             if number == signal.SIGCHLD:
                 pid, status = os.waitpid(child, os.WNOHANG)
@@ -168,11 +171,11 @@ def _run(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _wait_for_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
+def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> tuple[int, bool]:
     """The next signal's number, 0 if none came in time, and whether the kernel sent it rather than
     a process."""
     if hasattr(signal, "sigtimedwait"):
-        info = signal.sigtimedwait(awaited, _LOOK_S)
+        info = signal.sigtimedwait(awaited, seconds)
         return (info.si_signo, info.si_code > 0) if info else (0, True)
     return signal.sigwait(awaited), False
 

@@ -212,6 +212,25 @@ def test_without_a_log_the_library_that_was_loaded_is_named(
         assert errors.startswith("no log was written: no process of the command loaded a model ")
 
 
+SHORT = """
+#include <dlfcn.h>
+#include <unistd.h>
+int main(void) { return dlopen("./libllama.so", RTLD_NOW) ? usleep(50000) : 1; }
+"""
+
+
+def test_a_library_in_a_program_of_half_a_tenth_of_a_second_is_named(
+    instr: Instr, tmp_path: Path
+) -> None:
+    (tmp_path / "short.c").write_text(SHORT)
+    (tmp_path / "empty.c").write_text("")
+    for words in ("-shared -o libllama.so empty.c", "-o short short.c -ldl"):
+        subprocess.run(["cc", *words.split()], cwd=tmp_path, check=True)
+    named = f"the program loaded {tmp_path}/libllama.so, which is not the instrumented library"
+    # other work may take all its time from `instr exec`, but not every time
+    assert any(named in instr("exec", "--", "./short").stderr for _ in range(5))
+
+
 def test_a_program_that_records_itself_is_told_who_records(
     instr: Instr, application: Path, demo_model: Path, tmp_path: Path
 ) -> None:
