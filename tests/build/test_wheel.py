@@ -168,7 +168,16 @@ NEEDS = [
 
 
 def test_every_extra_has_a_command_that_names_it() -> None:
-    assert {extra for _, extra in NEEDS} == set(EXTRAS) - {"predict"}
+    assert {extra for _, extra in NEEDS} == set(EXTRAS) - {"predict"}  # the next test
+
+
+def test_a_probe_says_first_what_it_leaves_out_without_an_extra(run: Run) -> None:
+    done = run("-m", "llamacpp_instr", "probe", "-o", "machine.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    missing, library = done.stderr.splitlines()
+    assert missing.startswith("scipy is not installed, so the costs of kernels are not measured")
+    assert missing.endswith(how_to_install("predict"))
+    assert "run `instr build`" in library
 
 
 @pytest.mark.parametrize(
