@@ -20,6 +20,12 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
+
+from llamacpp_instr.extras import need
+from llamacpp_instr.log.batches import Batches
+from llamacpp_instr.schema import StepBegin, Token
+
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 NUMBERED = ("step", "compute")
@@ -102,10 +108,10 @@ def by_tables(log: Path) -> dict[str, float]:
 
 
 def by_parquet(log: Path) -> dict[str, float]:
-    from converters.exports.table_files import check_pyarrow, write_parquet
+    from converters.exports.table_files import write_parquet
     from converters.exports.tables import stream_tables
 
-    check_pyarrow()
+    need("parquet")
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as directory:
         write_parquet(stream_tables(log), Path(directory))
@@ -118,7 +124,7 @@ def by_rows(log: Path) -> dict[str, float]:
     import pandas as pd
 
     begin = time.process_time()
-    rows, nodes, plans, phase, step = [], {}, {}, {}, {}
+    rows, nodes, plans, batches, phase, step = [], {}, {}, {}, {}, {}
     with log.open() as file:
         for event in map(json.loads, file):
             kind = event["event"]
@@ -126,8 +132,14 @@ def by_rows(log: Path) -> dict[str, float]:
                 nodes[event["graph"]] = event["nodes"]
             elif kind == "plan":
                 plans[event["plan"]] = (nodes[event["graph"]], event["node"])
+            elif kind == "context":
+                batches[event["ctx"]] = Batches(event["n_batch"])
             elif kind == "step_begin":
-                phase[event["step"]] = event["phase"]
+                parts = batches[event["ctx"]].parts(msgspec.convert(event, StepBegin))
+                is_prompt = any(part.prompt for part in parts)
+                phase[event["step"]] = "prefill" if is_prompt else event["kind"]
+            elif kind == "token":
+                batches[event["ctx"]].sampled(msgspec.convert(event, Token))
             elif kind == "compute":
                 step[event["compute"]] = event["step"]
             elif kind == "ops":

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamacpp_instr import schema
+from llamacpp_instr.log.batches import Batches
 from llamacpp_instr.log.reader import read_events
 
 END_OF_TEXT = 2
@@ -83,6 +84,7 @@ class _Reader:
         self.session = ""
         self.step = 0  # the next one's number
         self.position = 0  # the next decode's
+        self.batches: dict[int, Batches] = {}  # of each context
 
     def part(self, number: int, path: Path) -> None:
         log = read_events(path)
@@ -99,14 +101,18 @@ class _Reader:
                 self._expect(path, "the part's number", event.part, number)
                 self.session = self.session or event.id
                 self._expect(path, "the session", event.id, self.session)
+            elif isinstance(event, schema.Context):
+                self.batches.setdefault(event.ctx, Batches(event.n_batch))
             elif isinstance(event, schema.StepBegin):
-                if cut and event.phase == "decode":
+                prompt = any(part.prompt for part in self.batches[event.ctx].parts(event))
+                if cut and not prompt:
                     self.into.cut += 1
                 cut = False
-                self._begin(path, event)
+                self._begin(path, event, prompt)
             elif isinstance(event, schema.StepEnd):
                 self._expect(path, f"the status of step {event.step}", event.status, 0)
             elif isinstance(event, schema.Token):
+                self.batches[event.ctx].sampled(event)
                 self._token(event)
         self.into.events += counted
         if end is None or log.end is None:
@@ -119,12 +125,12 @@ class _Reader:
         self._expect(path, "what was dropped", end.dropped + end.dropped_ops, 0)
         self._expect(path, "steps that ended", counted["step_end"], counted["step_begin"])
 
-    def _begin(self, path: Path, event: schema.StepBegin) -> None:
+    def _begin(self, path: Path, event: schema.StepBegin, prompt: bool) -> None:
         self._expect(path, "the step's number", event.step, self.step)
         self.step = event.step + 1
         self.into.steps += 1
         self.into.evaluated += event.n_tokens
-        if event.phase == "prefill":
+        if prompt:
             self.into.kept += event.pos
             self.into.generations.append(Generation(event.pos + event.n_tokens))
         else:

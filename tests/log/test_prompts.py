@@ -29,6 +29,7 @@ from tests.kit.completions import KINDS
 from tests.kit.native_kit import ROOT
 from tests.kit.reports import by_title, rows
 from tests.kit.shifted import SHIFTS
+from tests.load.account import read_recording
 
 
 def read_json(log: Path) -> list[dict[str, Any]]:
@@ -155,6 +156,14 @@ def test_prefills_have_the_tokens_that_the_prompts_had(recorded: Recorded) -> No
     state = followed(recorded.log)
     assert state.n_prompt == prefill["tokens"] == sum(second.prompt for second in state.seconds)
     assert state.lanes.n_requests == len(recorded.calls)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("recorded", ["drafts"], indirect=True)
+def test_the_account_of_make_load_has_each_prompt(recorded: Recorded) -> None:
+    """Also one of a single token, which the recorder calls a decode; but no drafts."""
+    found = [of.prompt_tokens for of in read_recording(recorded.log).generations]
+    assert found == recorded.prompts
 
 
 @pytest.mark.native
