@@ -5,17 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from llamacpp_instr.build import wheel as build
+from llamacpp_instr.cli import main
 from llamacpp_instr.model.find import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
 from tests.kit.nursery import Nursery, start_nursery
@@ -153,7 +156,8 @@ def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Checks that wrong input gave exit status 2 and one line that contains `words`."""
+    """Checks that wrong input gave exit status 2 and one line that contains `words`, and that it
+    names no option of another command without that command."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()
@@ -161,3 +165,18 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert lines[0].startswith("Error: ")
     for word in words:
         assert word in lines[0]
+    assert _options_of_others(done.args, lines[0]) == []
+
+
+def _options_of_others(args: Sequence[str], text: str) -> list[str]:
+    """The options that a text of `instr ARGS` names and that neither the command nor ARGS have.
+    Those of "record with --level detailed" and of `instr OTHER --option` are no advice for it."""
+    context = click.Context(main)
+    names = main.list_commands(context)
+    command = main.get_command(context, next((word for word in args if word in names), ""))
+    if command is None:
+        return []
+    has = {name for of in command.params for name in (*of.opts, *of.secondary_opts)}
+    has |= {word.partition("=")[0] for word in args}
+    rest = re.sub(r"`instr [^`]*`|record (it )?with(out)? --\S+", "", text)
+    return [name for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", rest) if name not in has]

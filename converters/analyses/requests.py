@@ -211,5 +211,7 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
         " and for the sampler and the application (the rest)."
     ]
     if len(order) < len(requests):
-        notes.append(f"{len(order)} of {len(requests):,}; --top {len(requests)} shows all.")
+        notes.append(
+            f"{len(order)} of {len(requests):,}; `instr requests --top {len(requests)}` shows all."
+        )
     return Report(shown, columns, rows, notes, key="requests")

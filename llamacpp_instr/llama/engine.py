@@ -284,7 +284,7 @@ class Context:
         if not 0 < len(tokens) <= self.n_batch:
             raise UsageError(
                 f"{len(tokens)} tokens at once; this context takes from 1 to {self.n_batch} "
-                "(--batch, --ubatch)"
+                "(n_batch, n_ubatch)"
             )
         outside = next((token for token in tokens if not 0 <= token < self.model.n_vocab), None)
         if outside is not None:
@@ -323,8 +323,8 @@ class Context:
         rows = self.model.n_positions
         if ctx and rows and ctx > rows:
             raise UsageError(
-                f"{self.model.path}: --ctx {ctx} exceeds the {rows} positions that the model has "
-                "learned"
+                f"{self.model.path}: a context of {ctx} exceeds the {rows} positions that the "
+                "model has learned"
             )
         # a file may claim any number, and unsigned numbers above INT_MAX are negative here
         trained = rows or max(self.model.n_ctx_train, 0) or DEFAULT_CTX

@@ -70,12 +70,12 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
     if len(prompt) > context.size:
         raise UsageError(
             f"the prompt has {counted(len(prompt), 'token')}, the context holds {context.size}; "
-            "use --ctx for a larger one"
+            "make the context larger"
         )
     if context.takes_whole_prompts and len(prompt) > context.n_batch:
         raise UsageError(
             f"the prompt has {len(prompt):,} tokens, but this model computes a prompt in one "
-            f"batch, here of at most {context.n_batch}; use larger --batch and --ubatch"
+            f"batch, here of at most {context.n_batch}; make n_batch and n_ubatch larger"
         )
 
 

@@ -46,7 +46,7 @@ def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -
         )
         raise UsageError(
             f"{model.path} needs {_gb(needed)} of memory ({parts}), this machine has {_gb(there)}; "
-            "a smaller --ctx needs less"
+            "a smaller context needs less"
         )
 
 

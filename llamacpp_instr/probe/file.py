@@ -200,7 +200,7 @@ def read_probe(path: str | Path | None = None) -> Probe:
         if path is not None:
             raise UsageError(f"{found}: no such file") from None
         raise UsageError(
-            "this machine was not measured; run `instr probe` when it is idle, or name a --probe"
+            "this machine was not measured; run `instr probe` when it is idle, or name its file"
         ) from None
     except OSError as error:
         raise UsageError(f"{found}: {error.strerror}") from None

@@ -170,7 +170,7 @@ def test_the_tables_are_what_the_lines_of_the_log_say(seed: int, tmp_path: Path)
 
     latencies, _, shown = compute_requests(session, top=3)
     assert shown.title == "The slowest requests"
-    assert f"3 of {len(wanted)}; --top {len(wanted)} shows all." in shown.notes
+    assert f"3 of {len(wanted)}; `instr requests --top {len(wanted)}` shows all." in shown.notes
     for row, of in zip(rows(shown), slowest[:3], strict=True):
         assert row.pop("from") == of["begin"] - began
         del row["Request"]

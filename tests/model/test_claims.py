@@ -43,7 +43,7 @@ def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_pat
         "large.gguf needs 2,",
         "cache 2,199.0 GB",
         "this machine has",
-        "a smaller --ctx needs less",
+        "a smaller context needs less",
     )
     assert [path.name for path in tmp_path.iterdir()] == ["large.gguf"]
     assert_refused(instr("quality", model, model, "--ctx", MAX_CTX), "this machine has")

@@ -52,7 +52,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--types", "Q8_0", "-o", "-"], ["-o"]),
         (["--types", "Q8_0", "-o", "nowhere"], ["no directory nowhere"]),
         (["--types", "Q8_0,Q4_0", "-o", "one.gguf"], ["one.gguf", "2 types"]),
-        (["--types", "IQ2_XS"], ["importance matrix", "blk.0.", "--imatrix"]),
+        (["--types", "IQ2_XS"], ["importance matrix", "blk.0.", "llama-imatrix"]),
         (["--types", "Q2_K_S"], ["importance matrix", "Q2_K"]),
         (["--types", "Q4_K", "--embedding-type", "IQ1_S"], ["importance", "token_embd.weight"]),
         (["--types", "Q4_K", "--tensor-type", "attn_q"], ["attn_q", "REGEX=TYPE"]),
@@ -97,7 +97,7 @@ def test_the_source_is_never_the_output(instr: Instr, wide: Path, tmp_path: Path
 
 def test_a_model_that_is_quantized_already(wide: Path, tmp_path: Path) -> None:
     eight = quantize_model(load_model_file(wide), "Q8_0", tmp_path / "eight.gguf").path
-    with pytest.raises(UsageError, match=r"already quantized.*Q8_0.*--allow-requantize"):
+    with pytest.raises(UsageError, match=r"already quantized.*Q8_0.*allow it to be requantized"):
         quantize_model(load_model_file(eight), "Q4_0", tmp_path / "four.gguf")
     # copied tensors lose nothing
     again = quantize_model(load_model_file(eight), "Q8_0", tmp_path / "again.gguf").path

@@ -102,7 +102,7 @@ function showStep({ step, blocks, kernels }) {
   }
   const title = document.createElement("p");
   title.textContent = `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
-    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at --level detailed.");
+    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at the level detailed.");
   rows.forEach((cells, i) => {
     const row = table.insertRow();
     for (const cell of cells) {
