@@ -232,12 +232,11 @@ def _heat(heat: Json, phase: str, width: int, height: int) -> Iterator[Text]:
     shares = [placed(band, bands[1]) for band in bands]
     for i, (first, end) in enumerate(rows):
         label = "outside" if not first else "layer " + _range(first - 1, end - 2)
-        line = Text(f"{label:<{NAME - 2}}", DIM)
-        for band, share in zip(bands, shares, strict=True):
-            for value, part in zip(band[i], share[i], strict=True):
-                line.append_text(_cell(value, part, each))
-            line.append("  ")
-        yield line
+        halves = [
+            Text.assemble(*map(_cell, band[i], share[i], [each] * len(blocks)))
+            for band, share in zip(bands, shares, strict=True)
+        ]
+        yield Text(f"{label:<{NAME - 2}}", DIM).append_text(Text("  ").join(halves))
 
 
 def _row_ranges(n: int, height: int) -> Iterator[tuple[int, int]]:

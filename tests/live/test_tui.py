@@ -11,85 +11,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 from textual.pilot import Pilot
 
-from converters.live.frames import glance
 from converters.live.hub import Hub
 from converters.live.screen import draw
-from converters.live.state import LiveState
 from converters.live.tui import Help, LiveApp
-from llamacpp_instr.schema import Message
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
-from tests.kit.made_log import encode, make_log
 from tests.kit.programs import line, program, say
 from tests.kit.pseudo_terminal import PATIENCE_S, PseudoTerminal
 from tests.live.followed_logs import followed, open_log
-from tests.live.test_state import state_of
 
 pytestmark = pytest.mark.native
 
-STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-EVIL = "\x1b]0;owned\x07\x9b2J\u202e[red]\x7f\x0b"
 RUNS = [one_line("docs/cli.md", "instr live server.log --tui")]
-SIZES = [(80, 24), (160, 48), (40, 12), (20, 5), (300, 90), (1, 1)]
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_screen_is_full_and_no_line_is_too_long(
-    size: tuple[int, int], seed: int, tmp_path: Path
-) -> None:
-    width, height = size
-    events = make_log(Random(seed).randint)
-    for n in (1, -2):
-        events.insert(n, Message(t=events[n].t, level="error", text=EVIL))
-    (tmp_path / "it.log").write_bytes(encode(events))
-    state, _ = state_of(tmp_path / "it.log")
-    for model in state.models.values():
-        model.name = model.ftype = EVIL
-    frame = {**glance(state, False, height, width), "over": "closed"}
-    for phase in (None, *frame["heat"]):
-        lines = draw(frame, width, height, phase, paused=seed == 1)
-        assert len(lines) == height
-        assert max(line.cell_len for line in lines) <= width
-        assert not any(STEERS.search(line.plain) for line in lines)
-
-
-def test_before_the_first_event_there_is_a_screen() -> None:
-    frame = {**glance(LiveState(), True, 24, 80), "over": None}
-    lines = draw(frame, 80, 24, None, paused=False)
-    assert len(lines) == 24
-    assert "reading what is there" in lines[0].plain
-
-
-def test_the_output_of_a_large_vocabulary_does_not_hide_the_layers(tmp_path: Path) -> None:
-    (tmp_path / "it.log").write_bytes(encode(make_log(Random(0).randint)))
-    state, _ = state_of(tmp_path / "it.log")
-    frame = {**glance(state, False, 24, 80), "over": None}
-    heat = frame["heat"]["decode"]
-    times = [[0] * 7 + [300_000_000], [1_000_000, 20_000_000] * 4]
-    heat.update(blocks=list("abcdefgh"), last=times, mean=times)
-    lines = [line.plain for line in draw(frame, 70, 24, "decode", paused=False)]
-    (first,) = (i for i, line in enumerate(lines) if line.startswith("outside"))
-    drawn = [line[12:].split() for line in lines[first : first + 2]]
-    assert drawn == [["██"] * 2, ["░░", "▓▓"] * 8]
-
-
-def test_a_step_that_takes_long_is_named(tmp_path: Path) -> None:
-    log, rest = open_log(tmp_path, seed=6)
-    begin = rest.index(b'"event":"step_begin"')
-    with log.open("ab") as file:
-        file.write(rest[: rest.index(b"\n", begin) + 1])
-    state, _ = state_of(log)
-    (step,) = state.under_way
-    for seconds, told in ((0.5, False), (5, True)):
-        state.idle = round(seconds * 1e9)
-        first = draw({**glance(state, False, 24, 160), "over": None}, 160, 24, None, False)[0]
-        assert (f"{step.phase} of {step.event.n_tokens} for 5.00 s" in first.plain) == told
 
 
 async def until(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
@@ -99,7 +36,7 @@ async def until(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
         await pilot.pause(0.01)
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=str)
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=str)
 def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Path) -> None:
     log, rest = open_log(tmp_path, seed=6)
     middle = rest.index(b"\n", len(rest) // 2) + 1
