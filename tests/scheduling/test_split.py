@@ -172,7 +172,11 @@ def test_measured_parts_take_the_place_of_attention() -> None:
             assert of[0] == {"ROPE Qcur", "SET_ROWS cache_k"}
             assert of[4] == {"NORMALIZATION", "SET_ROWS cache_v"}
             assert [len(sources) for sources in before[1:4]] == [1, 1, 1]
-    assert any("in the log" in note for note in divided.notes)
+    first, *others = divided.notes
+    assert first.startswith(f"--split heads made {len(divided.kernel)} tasks of {len(timed.chosen)}")
+    recorded = sum(float(timed.ns[kernel]) for kernel in shapes)
+    told = f"together 80.0 µs, and FLASH_ATTN_EXT took {recorded / 1000:.1f} µs in the log."
+    assert [note.partition("several runs: ")[2] for note in others] == [told]
 
 
 def test_a_fused_norm_becomes_its_two_ops() -> None:
