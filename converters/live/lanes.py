@@ -127,10 +127,11 @@ class Lanes:
 
     def mark(self, begin: Mark, end: Mark) -> None:
         """A mark has ended."""
-        if end.seq >= 0:
-            self._finder.span(end.seq, begin.t, end.t, begin.name)
-            for (_, seq), lane in self._of_sequence.items():
-                if seq == end.seq and lane.request.marked_end == end.t:
+        seq = end.seq if end.seq >= 0 else begin.seq
+        if seq >= 0:
+            self._finder.span(seq, begin.t, end.t, begin.name)
+            for (_, of), lane in self._of_sequence.items():
+                if of == seq and lane.request.marked_end == end.t:
                     self._end(lane)
 
     def count(self, lane: Lane) -> None:

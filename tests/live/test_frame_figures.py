@@ -113,6 +113,13 @@ def test_a_second_is_what_its_lines_say(lines: list[Line], state: LiveState) -> 
     assert glance(state, False, 9, 2)["seconds"] == expected[-2:]
 
 
+def test_only_seconds_that_may_have_changed_are_repeated(state: LiveState) -> None:
+    maker = FrameMaker(state)
+    numbers = [second[0] for second in maker.next_frame(late=False)["seconds"]]
+    again = [second[0] for second in maker.next_frame(late=False)["seconds"]]
+    assert again == numbers[-1:]
+
+
 def test_the_figures_beside_the_seconds(lines: list[Line], state: LiveState) -> None:
     frame = FrameMaker(state).next_frame(late=True)
     steps = good_steps(lines)

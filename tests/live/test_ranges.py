@@ -22,8 +22,6 @@ from tests.kit.made_log import encode
 from tests.kit.split_log import split_log
 from tests.live.followed_logs import events_of_this_process, followed
 
-pytestmark = pytest.mark.native
-
 
 @contextmanager
 def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:

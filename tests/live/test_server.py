@@ -28,8 +28,6 @@ from tests.kit.made_log import encode
 from tests.live.followed_logs import events_of_this_process, followed
 from tests.live.test_state import metrics_of
 
-pytestmark = pytest.mark.native
-
 
 @dataclass
 class Served:
@@ -209,6 +207,7 @@ def test_what_a_viewer_sends_is_ignored(served: Served) -> None:
         assert read(viewer)["frame"] > 0
 
 
+@pytest.mark.native
 def test_nothing_is_up_once_the_program_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

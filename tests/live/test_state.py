@@ -21,7 +21,7 @@ from llamacpp_instr.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.schema import Kv, Token
+from llamacpp_instr.schema import Kv, Mark, Token
 from tests.kit.made_log import encode, make_log
 
 
@@ -143,13 +143,39 @@ def test_the_lanes_are_the_requests(session: Session, state: LiveState) -> None:
     assert shown == found
 
 
+@pytest.mark.parametrize("phases", [("begin",), ("end",), ("begin", "end"), ()], ids=" ".join)
+def test_a_mark_names_the_request_that_it_served(phases: tuple[str, ...], tmp_path: Path) -> None:
+    """Whether the application said at its begin or at its end which sequence served it."""
+    events = make_log(Random(0).randint, 1, "detailed")
+    last = max(event.t for event in events)
+    for phase, t in (("end", last), ("begin", events[0].t)):
+        mark = Mark(t=t, mark=99, name="chat", phase=phase)
+        mark.seq = 0 if phase in phases else -1
+        if phase == "end":
+            events.insert(-1, mark)
+        else:
+            events.insert(1, mark)
+    events = [e for e in events if not isinstance(e, Mark) or e.mark == 99]
+    (tmp_path / "it.log").write_bytes(encode(events))
+    (lane,) = state_of(tmp_path / "it.log")[0].lanes
+    _, (request,) = find_requests(load_session(tmp_path / "it.log"))
+    arrival = events[0].t if phases else -1
+    for found in (lane.request, request):
+        assert (found.name, found.arrival) == ("chat" if phases else "", arrival)
+    assert lane.over
+
+
 @pytest.mark.parametrize("pause", [1, 7, 100])
 def test_frames_tell_what_a_key_frame_tells(log: Path, pause: int) -> None:
     _, frames = state_of(log, pause)
     *deltas, key = msgspec.json.decode(msgspec.json.encode(frames))
     assert [frame["frame"] for frame in deltas] == list(range(1, len(deltas) + 1))
     assert key["frame"] == len(deltas)
-    seconds = {of[0]: of for frame in deltas for of in frame["seconds"]}
+    seconds: dict[int, object] = {}
+    for frame in deltas:
+        # the latest of before may have changed; earlier ones are not repeated
+        assert all(of[0] >= max(seconds, default=0) for of in frame["seconds"])
+        seconds.update({of[0]: of for of in frame["seconds"]})
     assert list(seconds.values()) == key["seconds"]
     assert [step for frame in deltas for step in frame["steps"]][-2000:] == key["steps"]
     assert [message for frame in deltas for message in frame["messages"]] == key["messages"]

@@ -24,8 +24,6 @@ from tests.kit.programs import line, program, say
 from tests.kit.pseudo_terminal import PATIENCE_S, PseudoTerminal
 from tests.live.followed_logs import followed, open_log
 
-pytestmark = pytest.mark.native
-
 RUNS = [one_line("docs/cli.md", "instr live server.log --tui")]
 
 
@@ -107,6 +105,7 @@ def recorded(log: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("columns", "leave"),
     [(80, "q"), (160, "\x03"), (80, signal.SIGTERM)],
