@@ -18,6 +18,8 @@ SOURCE = '''"""One + two."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 LIMIT: int = 3
 
 
@@ -28,6 +30,11 @@ def tested(a: int = 1, b: int | None = None) -> int | None:
 
 def untested(a: int) -> bool:
     return a > 5
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Less."""
 '''
 TEST = """
 from llamacpp_instr.graph.sums import tested
@@ -39,10 +46,10 @@ def test_it():
 
 def test_only_what_runs_is_changed() -> None:
     lines = {line for line, _ in mutate.places(SOURCE)}
-    assert lines == {5, 8, 10, 14}
-    assert {column for line, column in mutate.places(SOURCE) if line == 5} == {13}
+    assert lines == {7, 10, 12, 16}
+    assert {column for line, column in mutate.places(SOURCE) if line == 7} == {13}
     # the default of `a`; neither the annotations nor the default None are numbers
-    assert {column for line, column in mutate.places(SOURCE) if line == 8} == {20}
+    assert {column for line, column in mutate.places(SOURCE) if line == 10} == {20}
 
 
 def test_the_same_seed_draws_the_same_mutants_and_modules_take_turns() -> None:
@@ -57,6 +64,19 @@ def test_the_same_seed_draws_the_same_mutants_and_modules_take_turns() -> None:
         after = each.source.splitlines()
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b]
         assert changed == [each.line]
+
+
+def test_what_kept_the_tests_from_ending_is_not_called_killed() -> None:
+    outcomes = {"a.py": "killed killed killed slow", "b.py": "killed lived lived lived"}
+    results = [
+        mutate.Mutant(module, 1, "", "", outcome)
+        for module, of in outcomes.items()
+        for outcome in of.split()
+    ]
+    lines = mutate.table(results).splitlines()
+    assert [re.sub(" +", " ", line.strip()) for line in lines] == [
+        "1 of 4 25 % b.py", "3 of 4 75 % a.py, 1 slow", "4 of 8 50 % all, 1 slow",
+    ]  # fmt: skip
 
 
 @pytest.mark.native
@@ -84,7 +104,7 @@ def test_a_mutant_lives_where_no_test_looks(tmp_path: Path) -> None:
     )  # fmt: skip
     found = json.loads((tmp_path / "found.json").read_text())
     outcomes = {each["line"]: each["outcome"] for each in found}
-    assert outcomes == {5: "killed", 8: "killed", 10: "killed", 14: "lived"}
+    assert outcomes == {7: "killed", 10: "killed", 12: "killed", 16: "lived"}
     n = len(found)
     killed = sum(each["outcome"] == "killed" for each in found)
     assert 0 < killed < n
