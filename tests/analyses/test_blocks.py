@@ -122,6 +122,11 @@ def test_one_block_by_hand(tmp_path: Path) -> None:
         assert row["Error"] == value - theirs
     (line,) = (line for line in blocks(path, "t", "--block", 3, "--csv").splitlines()[1:2])
     assert line == "0,,32,0,-8.0,-4.0,,"
+    (saturation,) = (of for of in tables(path, "t") if of["title"] == "Saturation")
+    assert [list(row.values()) for row in saturation["rows"]] == [
+        ["quants at the least level, -8", 66, 128, 66 / 128],
+        ["quants at the largest level, 7", 2, 128, 2 / 128],
+    ]
 
 
 @pytest.mark.native

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import Candidate, short_names
+from converters.analyses.compare.candidate import Candidate
 from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
-from converters.analyses.compare.rows import Pair, Row, faster_or_slower, more_or_fewer
+from converters.analyses.compare.rows import Pair, Row, more_or_fewer
 from converters.analyses.diff import compute_diff
-from converters.analyses.noise import Ratio
 from converters.analyses.step_times import StepTimes
 from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Report
@@ -206,41 +205,6 @@ def test_a_disturbed_machine_is_named_as_diff_names_it_and_is_noise(
     for one, none, half in zip(intervals[1], intervals[0], intervals[2], strict=True):
         assert none < half < one
         assert one > -math.log(1 - 0.3)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"),
-    [
-        (Ratio(170, 100, 100 / 170, 0.55, 0.62), "1.70× faster"),
-        (Ratio(100, 125, 1.25, 1.2, 1.3), "1.25× slower"),
-        (Ratio(100, 125, 1.25, 0.9, 1.6), "within noise"),
-        (Ratio(100, 125, 1.25, None, None), "too few to tell"),
-    ],
-)
-def test_a_speed_is_named_only_where_the_noise_allows(ratio: Ratio, words: str) -> None:
-    assert faster_or_slower(ratio) == words
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (0, "same bytes"),
-        (-0.4706, "47 % fewer bytes"),
-        (0.125, "12 % more bytes"),
-        (-0.0004, "0.04 % fewer bytes"),
-    ],
-)
-def test_how_many_bytes(change: float, words: str) -> None:
-    assert more_or_fewer(change) == words
-
-
-def test_short_names() -> None:
-    paths = [Path("a/model-7b-Q8_0.gguf"), Path("a/model-7b-Q4_K.gguf")]
-    assert short_names(paths, paths) == ["Q8_0", "Q4_K"]
-    same = [Path("a/m.gguf"), Path("b/m.gguf")]
-    assert short_names(same, [Path("x.log"), Path("y.log")]) == ["x", "y"]
-    assert short_names(same, same) == ["a/m.gguf", "b/m.gguf"]
-    assert short_names([Path("m.gguf"), Path("m-Q8_0.gguf")], same) == ["m", "m-Q8_0"]
 
 
 def test_the_tables_of_three_models() -> None:
