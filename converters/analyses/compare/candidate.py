@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from converters.analyses.step_times import StepTimes
-from converters.analyses.stored_weights import StoredModel, StoredTensor, stored_in_log
+from converters.analyses.stored_weights import (
+    StoredModel,
+    StoredTensor,
+    stored_in_log,
+    types_of,
+)
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown

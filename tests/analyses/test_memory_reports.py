@@ -1,0 +1,269 @@
+"""The tables of `instr memory`, of models and contexts whose bytes are written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from converters.analyses.memory import (
+    LARGEST,
+    MANY_LAYERS,
+    compression_reports,
+    joined_tensors,
+    shortened,
+)
+from converters.analyses.memory.recorded import recorded_memory
+from converters.analyses.memory.report_of_context import Held, explain_difference, memory_report
+from converters.analyses.stored_weights import StoredModel, StoredTensor
+from llamacpp_instr import schema as s
+from llamacpp_instr.memory.breakdown import (
+    ContextSettings,
+    MemoryBreakdown,
+    MemoryUse,
+    Placement,
+    read_breakdown,
+)
+from tests.kit.reports import rows, session_of
+from tests.kit.sketched_log import Sketch
+
+MIB = 1 << 20
+TENSORS = [
+    StoredTensor("token_embd.weight", "F16", (8, 4), 64),
+    StoredTensor("blk.0.ffn_up.weight", "Q8_0", (32, 2), 68),
+    StoredTensor("blk.1.ffn_up.weight", "Q4_0", (32, 2), 36),
+    StoredTensor("blk.1.ffn_up.bias", "F32", (2,), 8),
+]
+MODEL = StoredModel("m.gguf", "llama, Q8_0", TENSORS, 500, 200)
+SETTINGS = ContextSettings(
+    n_ctx=512, n_batch=2048, n_ubatch=64, n_seq_max=1, type_k="f16", type_v="q8_0",
+    flash_attn=True, embeddings=False, kv_unified=False, swa_full=False, mmap=True,
+)  # fmt: skip
+
+
+def breakdown(
+    *uses: tuple[str, str, int], placed: dict[str, str] | None = None, **settings: object
+) -> MemoryBreakdown:
+    placements = [Placement(name, buffer, MIB) for name, buffer in (placed or {}).items()]
+    made = [MemoryUse(kind, buffer, n) for kind, buffer, n in uses]  # type: ignore[arg-type]
+    return MemoryBreakdown(replace(SETTINGS, **settings), made, placements)  # type: ignore[arg-type]
+
+
+PLACED = {"a": "CPU_Mapped", "b": "CPU_Mapped", "c": "CPU_REPACK"}
+WHOLE = breakdown(
+    ("weights", "CPU_Mapped", 5 * MIB), ("weights", "CPU_REPACK", MIB), ("cache", "CPU", 3 * MIB),
+    ("compute", "CPU", 2 * MIB), placed=PLACED,
+)  # fmt: skip
+
+
+def test_sizes_by_type_role_layer_and_tensor() -> None:
+    overview, types, roles, layers, tensors = compression_reports(MODEL, [])
+    assert overview.title == "m.gguf: llama, Q8_0"
+    assert overview.rows == [[4, 162, 500, 176, 8 * 176 / 162, 176 / 324, 176 / 648]]
+
+    def sums(n: int, elements: int, n_bytes: int) -> list[float]:
+        cost = [8 * n_bytes / elements, n_bytes / (2 * elements), n_bytes / (4 * elements)]
+        return [n, elements, n_bytes, n_bytes / 176, *cost]
+
+    assert types.rows == [
+        ["Q8_0", *sums(1, 64, 68)], ["F16", *sums(1, 32, 64)], ["Q4_0", *sums(1, 64, 36)],
+        ["F32", *sums(1, 2, 8)],
+    ]  # fmt: skip
+    assert roles.rows == [
+        ["token_embd", "F16", *sums(1, 32, 64)], ["ffn_up", "Q8_0, Q4_0", *sums(2, 128, 104)],
+        ["ffn_up.bias", "F32", *sums(1, 2, 8)],
+    ]  # fmt: skip
+    assert layers.rows == [
+        [0, "Q8_0", *sums(1, 64, 68)], [1, "Q4_0, F32", *sums(2, 66, 44)],
+        [-1, "F16", *sums(1, 32, 64)],
+    ]  # fmt: skip
+    assert [row[:5] for row in tensors.rows] == [
+        ["token_embd.weight", "F16", "8x4", 32, 64],
+        ["blk.0.ffn_up.weight", "Q8_0", "32x2", 64, 68],
+        ["blk.1.ffn_up.weight", "Q4_0", "32x2", 64, 36], ["blk.1.ffn_up.bias", "F32", "2", 2, 8],
+    ]  # fmt: skip
+    assert [row[8:] for row in tensors.rows] == [
+        [None, -1, "token_embd"], [None, 0, "ffn_up"], [None, 1, "ffn_up"], [None, 1, "ffn_up.bias"]
+    ]  # fmt: skip
+    nothing = StoredModel("v.gguf", "", [])
+    assert compression_reports(nothing, [])[0].rows == [[0, 0, None, 0, None, None, None]]
+    assert compression_reports(nothing, [])[0].title == "v.gguf"
+
+
+def test_the_buffer_of_a_tensor_is_the_measured_one() -> None:
+    name = "blk.0.ffn_up.weight"
+    one, two = (breakdown(placed={name: buffer}) for buffer in ("CPU", "CPU_REPACK"))
+    twice = MemoryBreakdown(SETTINGS, [], [*one.placements, *two.placements])
+    for held, buffer in (
+        ([Held(one)], "CPU"), ([Held(one, two)], "CPU_REPACK"), ([Held(), Held(two)], "CPU_REPACK"),
+        ([Held(twice)], "CPU, CPU_REPACK"),
+    ):  # fmt: skip
+        tensors = rows(compression_reports(MODEL, held)[-1])
+        assert [row["buffer"] for row in tensors] == [None, buffer, None, None]
+
+
+def test_a_terminal_gets_the_largest() -> None:
+    many = StoredModel("m", "", [replace(TENSORS[1], name=f"t{i}") for i in range(LARGEST + 1)])
+    few = replace(many, tensors=many.tensors[1:])
+    for model, title in ((many, "Largest tensors"), (few, "Tensors")):
+        reports = shortened(compression_reports(model, [Held(WHOLE)]))
+        assert (reports[-1].title, reports[-1].most == LARGEST) == (title, model is many)
+        assert [column.name for column in reports[-1].columns] == [
+            "Tensor", "type", "shape", "bytes", "bits/weight", "buffer"
+        ]  # fmt: skip
+        assert "tensors" not in [column.name for column in reports[1].columns]
+        assert reports[-2].most == MANY_LAYERS + 1
+    both = joined_tensors([compression_reports(MODEL, [])] * 2)
+    assert len(both.rows) == 8
+    assert {row[-1] for row in both.rows} == {"m.gguf: llama, Q8_0"}
+    assert len(joined_tensors([compression_reports(MODEL, [])]).rows) == 4
+
+
+def test_a_row_for_each_buffer_and_their_sum() -> None:
+    measured = replace(WHOLE, uses=[*WHOLE.uses[:3], MemoryUse("compute", "CPU", 4 * MIB),
+                                    MemoryUse("compute", "GPU", 7)])  # fmt: skip
+    report = memory_report(MODEL, Held(WHOLE, measured, contexts=[0, 3], rss=9 * MIB))
+    assert report.title == "Memory of contexts 0, 3"
+    assert report.rows == [
+        ["weights, mapped", "CPU_Mapped", 2, 2 * MIB, 5 * MIB, 5 * MIB, 0],
+        ["weights, repacked", "CPU_REPACK", 1, MIB, MIB, MIB, 0],
+        ["KV cache, state", "CPU", None, None, 3 * MIB, 3 * MIB, 0],
+        ["compute buffers", "CPU", None, None, 2 * MIB, 4 * MIB, 2 * MIB],
+        ["compute buffers", "GPU", None, None, 0, 7, 7],
+        ["total", None, None, None, 11 * MIB, 13 * MIB + 7, 2 * MIB + 7],
+    ]
+    assert [figure[0] for figure in report.figures.values()] == [
+        512, 1, 2048, 64, 3 * MIB, 10 * MIB + 7, None, 9 * MIB
+    ]  # fmt: skip
+    alone = memory_report(MODEL, Held(WHOLE))
+    assert alone.title == "Memory"
+    assert [row[4:] for row in alone.rows] == [
+        [n * MIB, None, None] for n in (5, 1, 3, 2, 11)
+    ]  # fmt: skip
+    numbers = Held(None, WHOLE, contexts=list(range(9)))
+    assert memory_report(MODEL, numbers).title == "Memory of contexts 0, 1, 2, 3, 4, 5, 6, 7, …"
+    assert memory_report(MODEL, Held(None, WHOLE, contexts=[2])).title == "Memory of context 2"
+    unknown = memory_report(MODEL, Held(notes=["no library"]))
+    assert unknown.rows == [["weights, mapped", "CPU_Mapped", 4, 176, 200, None, None]]
+    assert unknown.notes == ["no library"]
+    plain = breakdown(("weights", "CPU", 5), ("weights", "AMX", 6), ("weights", "GPU", 7))
+    assert [row[0] for row in memory_report(MODEL, Held(plain)).rows[:-1]] == [
+        "weights, read", "weights, repacked", "weights, copied"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("room", "verdict", "again"),
+    [
+        (11 * MIB, "Fits into 11.0 MiB: 8.00 MiB of 11.0 MiB stay in use.", False),
+        (8 * MIB, "Fits into 8.00 MiB: 8.00 MiB of 11.0 MiB stay in use.", False),
+        (8 * MIB - 1, "Does not fit into 8.00 MiB: 8.00 MiB of 11.0 MiB stay in use.", True),
+        (6 * MIB, "Does not fit into 6.00 MiB: 8.00 MiB of 11.0 MiB stay in use.", True),
+        (6 * MIB - 1, "Does not fit into 6.00 MiB: 8.00 MiB of 11.0 MiB stay in use.", False),
+    ],
+)
+def test_what_stays_in_use_fits_or_not(room: int, verdict: str, again: bool) -> None:
+    """Of 5 MiB that are mapped, 3 are read only at loading; 2 can be read from the file again."""
+    with_gpu = replace(WHOLE, uses=[*WHOLE.uses, MemoryUse("compute", "GPU", 99 * MIB)])
+    for held in (WHOLE, with_gpu):
+        notes = memory_report(MODEL, Held(held, room=room)).notes
+        assert notes[0] == verdict
+        assert ("Each token would read" in notes[1]) == again
+
+
+def test_notes_say_for_what_it_holds() -> None:
+    notes = memory_report(MODEL, Held(WHOLE, rss=9 * MIB)).notes
+    settings, mapping, repacked, process = notes
+    assert settings == (
+        "For 512 tokens, batches of 2,048 computed 64 at a time, f16 keys and q8_0 values in the"
+        " cache, flash attention on, the file mapped."
+    )
+    assert "3.00 MiB of that are read only" in mapping
+    assert "8.00 MiB stay in use" in mapping
+    assert repacked.startswith("Repacked tensors have")
+    assert process.startswith("The whole process had up to 9.00 MiB resident.")
+    other = breakdown(
+        ("weights", "CPU", 5), n_seq_max=4, kv_unified=True, embeddings=True, swa_full=True,
+        flash_attn=False, mmap=False, placed={"a": "CPU"},
+    )  # fmt: skip
+    assert memory_report(MODEL, Held(other)).notes == [
+        "For 512 tokens of 4 sequences sharing one cache, batches of 2,048 computed 64 at a time,"
+        " flash attention off, embeddings, the whole context kept for sliding windows,"
+        " the file read, not mapped."
+    ]
+    each = replace(other, settings=replace(other.settings, kv_unified=False))
+    assert "4 sequences with a cache each" in memory_report(MODEL, Held(each)).notes[0]
+    twice = MemoryBreakdown(
+        SETTINGS, [MemoryUse("weights", "CPU", 2)],
+        [Placement("a", "CPU", 1), Placement("a", "GPU", 1), Placement("b", "CPU", 1)],
+    )  # fmt: skip
+    assert memory_report(MODEL, Held(twice)).notes[-1] == "Stored twice, for two uses: a."
+
+
+def changed(at: int, n_bytes: int, of: MemoryBreakdown = WHOLE) -> MemoryBreakdown:
+    uses = list(of.uses)
+    uses[at] = replace(uses[at], n_bytes=n_bytes)
+    return replace(of, uses=uses)
+
+
+def test_every_difference_has_a_reason() -> None:
+    first = "Predicted for the settings of the log."
+    assert explain_difference(Held(WHOLE)) == []
+    assert explain_difference(Held(WHOLE, WHOLE)) == [
+        f"{first} The measurement is equal to the byte."
+    ]
+    said, weights = explain_difference(Held(WHOLE, changed(0, 6 * MIB)))
+    assert (said, weights.partition(";")[0]) == (first, "The weights were in the same buffers")
+    _, cache = explain_difference(Held(WHOLE, changed(2, 4 * MIB)))
+    assert cache.startswith("The cache differs although")
+    _, compute = explain_difference(Held(WHOLE, changed(3, MIB)))
+    assert compute.startswith("The compute buffers differ although")
+    grown = Held(WHOLE, changed(3, 4 * MIB), at_first=WHOLE)
+    _, grew = explain_difference(grown)
+    assert grew.startswith("The compute buffers grew from 2.00 MiB to 4.00 MiB while")
+    same = Held(WHOLE, changed(3, 4 * MIB), at_first=changed(3, 4 * MIB))
+    assert explain_difference(same)[1] == compute
+    there = [Placement("a", "CPU_Mapped", MIB), Placement("b", "CPU_REPACK", MIB),
+             Placement("c", "CPU_REPACK", MIB), Placement("new", "CPU", 1)]  # fmt: skip
+    _, moved = explain_difference(Held(WHOLE, replace(changed(0, 4 * MIB), placements=there)))
+    assert moved.startswith(
+        "In other buffers than this library would use: 1 tensor, first b (CPU_REPACK, not"
+        " CPU_Mapped)."
+    )
+
+
+def test_equal_contexts_of_a_log_are_one(tmp_path: Path) -> None:
+    """Of three contexts, the second is like the first and the third larger."""
+    events = list(Sketch().events)
+    (context,) = (event for event in events if isinstance(event, s.Context))
+    for ctx in (1, 2):
+        more = {f.encode_name: getattr(context, f.name) for f in _fields(context)}
+        events.append(s.Context(**{**more, "ctx": ctx}))
+    for ctx, rss, uses in (
+        (0, 50, (10, 20, 30)), (1, 70, (10, 20, 30)), (2, 60, (10, 20, 31)), (0, 0, (10, 20, 40)),
+        (1, 5, (10, 20, 40)),
+    ):  # fmt: skip
+        model, cache, compute = uses
+        use = s.BufferUse(buffer="CPU", model=model, context=cache, compute=compute)
+        events.append(s.Memory(t=1, ctx=ctx, buffers=[use], rss=rss))
+    session = session_of(tmp_path / "a.log", events)
+    ((one, other),) = recorded_memory(session).values()
+    assert (one.contexts, other.contexts) == ([0, 1], [2])
+    assert one.rss == other.rss == 70
+    for held, first, last in ((one, 30, 40), (other, 31, 31)):
+        assert held.at_first is not None
+        assert held.measured is not None
+        assert (held.at_first.of_kind("compute"), held.measured.of_kind("compute")) == (first, last)
+        assert (
+            held.measured.uses
+            == read_breakdown(
+                context, [s.BufferUse(buffer="CPU", model=10, context=20, compute=last)], []
+            ).uses
+        )
+
+
+def _fields(event: s.Event) -> tuple[object, ...]:
+    import msgspec
+
+    return msgspec.structs.fields(event)
