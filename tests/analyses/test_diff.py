@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from converters.analyses.diff import VIEWS, Diff, compute_diff
+from converters.analyses.settings import ALIKE, compute_settings
 from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
@@ -104,15 +105,15 @@ def short_kernels(log: list[s.Event], products: int, layers: dict[int, int]) -> 
 def test_every_row_of_a_view_by_hand(tmp_path, by):
     """Steps are equal: their error is the assumed 2 % and that of the clock, 10 ns for each timed
     interval, uniformly; for all rows at once."""
-    a = short_kernels(steady_log(1), 100, {12: 10**6, 0: 10**6})
-    b = short_kernels(steady_log(1), 200, {12: 2 * 10**6, 0: 10**6})
+    a = short_kernels(steady_log(1), 100, {12: 100, 0: 10**6})
+    b = short_kernels(steady_log(1), 200, {12: 200, 0: 10**6})
     (report,) = diff(tmp_path, a, b, by=by, phase="decode").reports[2:]
     labels, rows = [row[0] for row in report.rows], [row[1:] for row in report.rows]
     (nodes,) = [e.nodes for e in a if isinstance(e, s.Graph) and e.nodes is not None]
     kernels = [nodes.op[i] for e in a if isinstance(e, s.Plan) for i in e.node]
     if by == "layer":
         assert labels == [0, 12]
-        assert [row[:3] for row in rows] == [[1e6, 1e6, 1.0], [1e6, 2e6, 2.0]]
+        assert [row[:3] for row in rows] == [[1e6, 1e6, 1.0], [100, 200, 2.0]]
     else:
         assert sum(row[0] for row in rows) == 100 * len(kernels)
         assert sum(row[1] for row in rows) == 100 * (len(kernels) + kernels.count("MUL_MAT"))
@@ -263,6 +264,25 @@ def test_an_adapter_is_a_setting_that_differs(tmp_path, several):
     sides = [[session_of(tmp_path / f"{i}.log", of)] * (1 + several) for i, of in enumerate((a, b))]
     (row,) = [of for of in compute_diff(*sides).reports[0].rows if of[0] != "log"]
     assert row == ["LoRA adapters", "none", "on 2 weights, rank 8"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_logs_that_were_recorded_alike_are_named(tmp_path, n):
+    a, b = (
+        [session_of(tmp_path / f"{name}{i}.log", steady_log(seed + i)) for i in range(n)]
+        for name, seed in (("a", 1), ("b", 5))
+    )
+    more = " and 1 more" * (n - 1)
+    found = compute_settings(a, b, ["decode"])
+    assert (found.rows, found.notes) == (
+        [], [f"A is {a[0].path}{more}, B is {b[0].path}{more}.", ALIKE]
+    )  # fmt: skip
+    b[0].start.level = "verbose"
+    found = compute_settings(a, b, ["decode"])
+    assert found.rows == [
+        ["log", f"{a[0].path}{more}", f"{b[0].path}{more}"], ["level", "detailed", "verbose"]
+    ]  # fmt: skip
+    assert found.notes == []
 
 
 def test_a_log_of_several_models_says_that_they_are_one_here(tmp_path):

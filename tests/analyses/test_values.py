@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from converters.analyses.value_comparison import compare_values, map_shifts, map_values
-from converters.analyses.value_tokens import same_tokens
+from converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
 from converters.analyses.values import compute_values, joined
 from converters.report.charts import Chart
 from llamacpp_instr import schema as s
@@ -198,3 +198,20 @@ def test_a_map_has_a_cell_for_each_layer_and_token(tmp_path: Path) -> None:
     wanted = [[e.std for e in session.stats if e.layer == layer] for layer in range(3)]
     assert cells.tolist() == wanted
     assert labels == ["20 tokens from 0", "20 tokens from 20", "0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "label", "where"),
+    [
+        ([], "1,500 tokens", ""),
+        ([Piece(0, -1, 1, -1, "")], "1 token", ""),
+        ([Piece(0, 0, 1, -1, "")], "1 token from 0", "0"),
+        ([Piece(0, 7, 3, -1, "")], "3 tokens from 7", "7-9"),
+        ([Piece(0, 0, 2, -1, "")], "2 tokens from 0", "0-1"),
+        ([Piece(0, 7, 1, 5, "x" * 99)], "x" * MOST_TEXT, "7"),
+        ([Piece(0, 7, 1, 5, "x"), Piece(1, 8, 1, 5, "y")], "1,500 tokens of 2 sequences", ""),
+    ],
+)
+def test_a_compute_is_named_by_its_tokens(pieces: list[Piece], label: str, where: str) -> None:
+    found = Computed(1500, tuple(pieces))
+    assert (found.label, found.where) == (label, where)
