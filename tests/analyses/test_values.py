@@ -11,7 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from converters.analyses.value_comparison import compare_values, map_shifts, map_values
+from converters.analyses.value_comparison import (
+    compare_values,
+    map_shifts,
+    map_values,
+    shift_of,
+)
 from converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
 from converters.analyses.values import compute_values, joined
 from converters.report.charts import Chart
@@ -215,3 +220,33 @@ def test_a_map_has_a_cell_for_each_layer_and_token(tmp_path: Path) -> None:
 def test_a_compute_is_named_by_its_tokens(pieces: list[Piece], label: str, where: str) -> None:
     found = Computed(1500, tuple(pieces))
     assert (found.label, found.where) == (label, where)
+
+
+def test_a_shift_is_counted_in_deviations() -> None:
+    """Without a mean or a deviation there is none; nor in a tensor of equal values."""
+
+    def stats(mean: float | None, std: float | None) -> s.TensorStats:
+        return s.TensorStats(
+            t=0, compute=0, graph=0, node=0, name="x", layer=0, n=4, min=None, max=None, mean=mean,
+            std=std, nan=0, inf=0, zero=0, hist=[],
+        )  # fmt: skip
+
+    one = stats(2.0, 4.0)
+    assert shift_of(one, stats(1.0, None)) == -0.25
+    assert shift_of(one, stats(None, 1.0)) is None
+    assert shift_of(stats(None, 1.0), one) is None
+    assert shift_of(stats(2.0, 0.0), one) is None
+    assert shift_of(stats(2.0, 0.0), stats(5.0, 0.0)) is None
+    assert shift_of(stats(2.0, None), stats(5.0, 0.0)) is None
+
+
+def test_without_deviations_the_ratio_is_unknown(tmp_path: Path) -> None:
+    a, b = with_values(tmp_path / "a.log", 2.0), with_values(tmp_path / "b.log", 6.0)
+    for of, std in ((a, 0.0), (b, None)):
+        for event in of.stats:
+            event.std = std
+    by_tensor, by_token = compare_values(a, b)
+    at = [column.name for column in by_tensor.columns].index("std B / A")
+    assert {row[at] for row in by_tensor.rows} == {None}
+    assert {row[-1] for row in by_token.rows} == {None}
+    assert "largest shift" not in by_tensor.figures
