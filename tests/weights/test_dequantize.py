@@ -22,8 +22,6 @@ from llamacpp_instr.weights.dequantize import (
     load_dequantizer,
 )
 
-pytestmark = pytest.mark.native
-
 GGML = load_dequantizer()
 GGUF = GgufDequantizer()
 ONLY_GGML = {"Q1_0", "Q2_0"}
@@ -41,16 +39,19 @@ def same(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
     )
 
 
+@pytest.mark.native
 def test_the_native_library_is_preferred() -> None:
     assert isinstance(GGML, GgmlDequantizer)
     assert (GGML.name, GGUF.name) == ("ggml", "gguf-py")
 
 
+@pytest.mark.native
 def test_ggml_reads_every_type_that_stands_in_files() -> None:
     assert {t.name for t in TYPES.values() if not GGML.reads(t)} == NOBODY
     assert {t.name for t in TYPES.values() if not GGUF.reads(t)} == NOBODY | ONLY_GGML
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("type_", BOTH, ids=str)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
@@ -64,7 +65,12 @@ def test_both_agree_to_the_bit_on_any_bytes(type_: GgmlType, data: st.DataObject
     assert same(GGML.to_float(type_, stored, n), GGUF.to_float(type_, stored, n))
 
 
-@pytest.fixture(params=[GGML, GGUF], ids=lambda d: d.name)
+@pytest.fixture(
+    params=[
+        pytest.param(GGML, marks=pytest.mark.native, id="ggml"),
+        pytest.param(GGUF, id="gguf-py"),
+    ]
+)
 def dequantizer(request: pytest.FixtureRequest) -> Any:
     return request.param
 
