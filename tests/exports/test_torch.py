@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -49,17 +50,21 @@ def events_of(folder: Path, category: str) -> list[Row]:
     return [of for of in trace_of(folder)["traceEvents"] if of.get("cat") == category]
 
 
-def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def events(folder: Path) -> Iterator[Any]:
     """Records: the length in 8 bytes, its checksum in 4, the message, its checksum in 4."""
     (path,) = folder.glob("events.out.tfevents.*")
-    data, found = path.read_bytes(), dict[str, list[tuple[int, float]]]()
-    at = 0
+    data, at = path.read_bytes(), 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 8], "little")
-        event: Any = Event.FromString(data[at + 12 : at + 12 + size])
+        yield Event.FromString(data[at + 12 : at + 12 + size])
+        at += size + 16
+
+
+def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for event in events(folder):
         for value in event.summary.value:
             found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        at += size + 16
     return found
 
 
@@ -137,6 +142,18 @@ def test_the_scalars_are_those_of_the_log(folder: Path, session: Session) -> Non
         "used"
     ].tolist()
     assert found["memory in bytes/weights"][-1][1] == sum(of.bytes for of in session.tensors)
+
+
+def test_a_scalar_has_the_time_of_the_wall(folder: Path, session: Session) -> None:
+    """To the precision of a number of seconds since 1970; the file begins with the session."""
+    start = session.start
+    records = [(of.wall_time, of.step, [v.tag for v in of.summary.value]) for of in events(folder)]
+    assert records[0][0] == pytest.approx(start.wall / 1e9, abs=1e-6)
+    speeds = [of for of in records if of[2] == ["tokens per second/decode"]]
+    ends = dict(zip(session.steps["step"].tolist(), session.steps["end"].tolist(), strict=True))
+    for wall, step, _ in speeds:
+        assert wall == pytest.approx((start.wall + ends[step] - start.t) / 1e9, abs=1e-6)
+    assert len(speeds) > 2
 
 
 def test_the_same_log_gives_the_same_files(folder: Path, instr: Instr, tmp_path: Path) -> None:
