@@ -220,6 +220,16 @@ def test_a_name_is_only_a_name(tmp_path: Path, name: str, shown: str) -> None:
     assert all(c.isprintable() or c == "\n" for c in refusal(path, name + "x"))
 
 
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [("w" * 60, "w" * 60), ("w" * 61, "w" * 59 + "…"), ("w" * 63, "w" * 59 + "…")],
+)
+def test_a_long_name_is_cut_in_the_picture(tmp_path: Path, name: str, title: str) -> None:
+    path = write_blocks(tmp_path / "m.gguf", {name: ("Q8_0", random_rows("Q8_0", 4, 2))})
+    blocks(path, name, "--heat-map", tmp_path / "p.svg")
+    assert f"{title}\nQ8_0, 64 x 4: scale by row and block" in svg_text(tmp_path / "p.svg")
+
+
 def test_what_is_not_finite_is_red_in_the_picture(tmp_path: Path) -> None:
     data = rows_of([half(d) + bytes(16) for d in (1.0, np.nan, 2.0, 3.0)], 2)
     path = write_blocks(tmp_path / "m.gguf", {"t": ("Q4_0", data)})

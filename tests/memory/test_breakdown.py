@@ -1,0 +1,103 @@
+"""Breakdowns that are changed, and ranges of files that are mapped, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamacpp_instr import schema as s
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.memory.breakdown import MemoryBreakdown, MemoryUse, mapped_bytes, read_breakdown
+from llamacpp_instr.memory.dry_run import MAX_CTX, _breakdowns, check_size
+from llamacpp_instr.model.file import load_model_file
+from tests.kit.gguf_files import save
+from tests.kit.made_log import encode
+from tests.kit.sketched_log import Sketch
+
+
+def context_of() -> s.Context:
+    (found,) = (event for event in Sketch().events if isinstance(event, s.Context))
+    return found
+
+
+def breakdown(*buffers: s.BufferUse, placed: dict[str, str] | None = None) -> MemoryBreakdown:
+    tensors = [
+        s.Tensor(t=0, model=0, tensor=i, name=name, type="f32", ne=[2], bytes=8, buffer=buffer)
+        for i, (name, buffer) in enumerate((placed or {}).items())
+    ]
+    return read_breakdown(context_of(), buffers, tensors)
+
+
+def use(buffer: str, model: int = 0, context: int = 0, compute: int = 0) -> s.BufferUse:
+    return s.BufferUse(buffer=buffer, model=model, context=context, compute=compute)
+
+
+def test_uses_are_in_order_and_none_is_empty() -> None:
+    found = breakdown(use("GPU", 1, 2, 3), use("CPU", 4, 0, 6), use("CPU_Mapped", 0, 5, 0))
+    assert [(of.kind, of.buffer, of.n_bytes) for of in found.uses] == [
+        ("weights", "CPU", 4), ("weights", "GPU", 1), ("cache", "CPU_Mapped", 5),
+        ("cache", "GPU", 2), ("compute", "CPU", 6), ("compute", "GPU", 3),
+    ]  # fmt: skip
+    assert (found.n_bytes, found.of_kind("compute"), found.of("cache", "GPU")) == (21, 9, 2)
+    assert not found.settings.mmap, "nothing of a model is in the mapped buffer"
+    assert breakdown(use("CPU_Mapped", 1)).settings.mmap
+
+
+def test_a_mapped_file_takes_the_place_of_plain_memory() -> None:
+    plan = breakdown(
+        use("CPU", 70, 5), use("CPU_REPACK", 9), placed={"a": "CPU", "b": "CPU_REPACK"}
+    )
+    found = plan.with_mapped_weights(100)
+    assert found.settings.mmap
+    assert found.uses == [
+        MemoryUse("weights", "CPU_Mapped", 100), MemoryUse("weights", "CPU_REPACK", 9),
+        MemoryUse("cache", "CPU", 5),
+    ]  # fmt: skip
+    assert found.buffers_of() == {"a": ["CPU_Mapped"], "b": ["CPU_REPACK"]}
+    assert plan.with_mapped_weights(0).of_kind("weights") == 9
+
+
+def test_compute_buffers_have_room_for_both() -> None:
+    one = breakdown(use("CPU", 3, 3, 10), use("GPU", 0, 0, 50))
+    other = breakdown(use("CPU", 9, 9, 20), use("GPU", 0, 0, 40))
+    assert one.with_room_for(other).uses == [
+        MemoryUse("weights", "CPU", 3), MemoryUse("cache", "CPU", 3),
+        MemoryUse("compute", "CPU", 20), MemoryUse("compute", "GPU", 50),
+    ]  # fmt: skip
+
+
+def test_a_file_is_mapped_from_its_first_tensor_to_its_last(tmp_path: Path) -> None:
+    """Of four tensors of 64 bytes, one after the other; in two parts, each is a range."""
+    for n, whole in ((0, 192), (2, 64 + 64)):
+        writer = gguf.GGUFWriter(tmp_path / f"m{n}.gguf", "llama", split_max_tensors=n)
+        for name in "abcd":
+            writer.add_tensor(name, np.zeros(16, np.float32))
+        save(writer)
+        path = next(iter(sorted(tmp_path.glob(f"m{n}*.gguf"))))
+        model = load_model_file(path)
+        assert mapped_bytes(model, {"b", "d"}) == whole
+        assert mapped_bytes(model, {"b"}) == 64
+        assert mapped_bytes(model, {"a", "b"}) == 128
+        assert mapped_bytes(model, set()) == 0
+
+
+def test_the_breakdown_of_each_context_in_a_log() -> None:
+    context = context_of()
+    other = s.Context(**{name: getattr(context, name) for name in context.__struct_fields__})
+    other.ctx, other.n_ctx = 1, 99
+    events: list[s.Event] = [
+        *Sketch().events, other,
+        s.Memory(t=0, ctx=1, buffers=[use("CPU", 0, 7)]), s.Memory(t=0, ctx=0, buffers=[]),
+    ]  # fmt: skip
+    one, two = _breakdowns(encode(events))
+    assert (one.settings.n_ctx, one.n_bytes) == (99, 7)
+    assert (two.settings.n_ctx, two.n_bytes) == (context.n_ctx, 0)
+
+
+def test_a_context_is_predicted_up_to_a_size() -> None:
+    check_size(MAX_CTX)
+    with pytest.raises(UsageError, match="memory is predicted for up to"):
+        check_size(MAX_CTX + 1)
