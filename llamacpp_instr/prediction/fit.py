@@ -312,12 +312,12 @@ def _non_negative(op: str, threads: int, kernels: Sequence[tuple[Other, float]])
 
     rows = np.array([[1.0, of.rows, of.units, of.flops] for of, _ in kernels])
     ns = np.array([time for _, time in kernels])
-    weight = 1 / ns
     scale = np.maximum(rows.max(axis=0), 1e-12)
+    off = np.zeros(len(ns))
     for _ in range(3):  # outliers, disturbed by other processes, lose weight
+        weight = 1 / ns / np.maximum(1, off / 0.1) ** 0.5
         costs, _ = nnls(rows / scale * weight[:, None], ns * weight)
         costs = costs / scale
         off = np.abs(np.log(np.maximum(rows @ costs, 1.0) / ns))
-        weight = 1 / ns / np.maximum(1, off / 0.1) ** 0.5
     fixed, per_row, per_unit, per_flop = (_round(float(cost)) for cost in costs)
     return OtherCost(op, threads, fixed, per_row, per_unit, per_flop, spread=0.0)

@@ -196,6 +196,17 @@ def test_the_spread_of_an_op_comes_from_kernels_that_its_fit_had_not_seen() -> N
     assert exact.spread == LEAST_SPREAD
 
 
+def test_relative_errors_count_and_outliers_lose_weight() -> None:
+    """A large kernel that took ten times as long moves small ones by a few percent at most."""
+    kernels = [Other("ADD", 0.0, 50.0 * 1.5**n, 0.0) for n in range(16)]
+    times = [100 + 2 * of.units for of in kernels]
+    times[-2] *= 10
+    cost = _fit_other("ADD", 1, list(zip(kernels, times, strict=True)))
+    found = [cost.ns + cost.ns_per_unit * of.units for of in kernels]
+    for i, (of, ns) in enumerate(zip(kernels, found, strict=True)):
+        assert ns == pytest.approx(100 + 2 * of.units, rel=0.1), i
+
+
 def test_the_bandwidth_is_fitted_at_sizes_that_lie_apart() -> None:
     def measured(size: float, tokens: int = 1, experts: bool = False) -> _Measured:
         return _Measured(Product("F16", False, experts, tokens, 1.0, 1.0, 1.0), size, 1.0)
