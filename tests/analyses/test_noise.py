@@ -158,3 +158,117 @@ def test_too_few_samples_have_no_interval():
     assert found.log_error is None
     assert compare(found, found, 1).low is None
     assert not compare(found, found, 1).differs
+
+
+def test_bounds_that_touch_one_exclude_nothing():
+    for low, high, differs in ((1.0, 1.2, False), (0.8, 1.0, False), (1.001, 1.2, True)):
+        assert Ratio(1.0, 1.0, 1.0, low, high).differs == differs
+    assert Ratio(1.0, 2.0, 2.0, 0.5, 3.99).verdict == "within noise"
+    assert Ratio(1.0, 2.0, 2.0, 0.5, 4.0).verdict == "too noisy to tell"
+
+
+def test_a_ratio_needs_both_medians():
+    none, some = Median(0.0, 0.1, 12, 10), Median(5.0, 0.1, 12, 10)
+    assert compare(none, some, 1) == Ratio(0.0, 5.0, None, None, None)
+    assert compare(some, none, 1) == Ratio(5.0, 0.0, 0.0, None, None)
+    both = compare(none, none, 1)
+    assert both.value == 1
+    assert both.low is not None
+    assert compare(some, Median(5.0, None, 3, 1), 1) == Ratio(5.0, 5.0, 1.0, None, None)
+
+
+def test_a_family_divides_the_error_among_its_intervals():
+    a, b = Median(100.0, 0.03, 11, 10), Median(110.0, 0.04, 11, 10)
+    for n in (1, 2, 8):
+        reach = stats.t.ppf(1 - 0.05 / 2 / n, 18) * 0.05
+        found = compare(a, b, n)
+        assert found.low == pytest.approx(1.1 * math.exp(-reach), rel=1e-6)
+        assert found.high == pytest.approx(1.1 * math.exp(reach), rel=1e-6)
+    assert compare(a, b, 0) == compare(a, b, 1)
+    # degrees of freedom are at least one
+    few = compare(Median(1.0, 0.1, 2, 1), Median(2.0, 0.001, 12, 10), 1)
+    assert few.high == pytest.approx(2 * math.exp(stats.t.ppf(0.975, 1) * math.hypot(0.1, 0.001)))
+
+
+def test_pairs_have_the_error_of_their_ratios():
+    """What disturbs both of a pair is no noise; a pair that lacks one has both errors."""
+    of_a, of_b = (100.0, 200.0, 150.0, 120.0, 90.0), (110.0, 230.0, 160.0, 130.0, 100.0)
+    a, b = (median_of_group([Median(v, None, 1, 0) for v in of]) for of in (of_a, of_b))
+    logs = np.log(of_b) - np.log(of_a)
+    reach = stats.t.ppf(0.975, 4) * logs.std(ddof=1) / math.sqrt(5)
+    paired = compare(a, b, 1, in_turns=True)
+    ratio = math.exp(logs.mean())
+    assert paired.value == pytest.approx(ratio)
+    assert paired.low == pytest.approx(ratio * math.exp(-reach))
+    assert paired.high == pytest.approx(ratio * math.exp(reach))
+    apart = compare(a, b, 1)
+    assert apart.high is not None
+    assert apart.high > 1.5 * paired.high
+    lacking = median_of_group(
+        [Median(math.nan, None, 0, 0), *[Median(v, None, 1, 0) for v in of_b]]
+    )
+    whole = median_of_group([Median(v, None, 1, 0) for v in (100.0, *of_a)])
+    assert compare(whole, lacking, 1, in_turns=True) == compare(whole, lacking, 1)
+    equal = compare(a, a, 1, in_turns=True)
+    assert equal.high == pytest.approx(math.exp(stats.t.ppf(0.975, 4) * 1e-4 / math.sqrt(5)))
+
+
+def test_all_time_that_was_taken_is_at_most_99_percent():
+    quiet = Median(100.0, 0.03, 12, 10)
+    for taken in (0.99, 0.995, 1.0):
+        error = math.hypot(0.03, math.log(100))
+        assert disturb(quiet, taken).log_error == pytest.approx(error)
+    assert disturb(quiet, 0.98).log_error == pytest.approx(math.hypot(0.03, math.log(50)))
+    assert disturb(quiet, -0.1) == quiet
+
+
+@pytest.mark.parametrize(("n", "known"), [(4, False), (5, True)])
+def test_from_five_blocks_on_the_noise_is_known(n, known):
+    found = compute_medians(np.linspace(90, 110, n)[None] * 1e4, cut_blocks(np.arange(n)), [1])[0]
+    assert (found.log_error is not None) == known
+    assert (found.n_blocks, found.freedom) == (n, n - 1)
+    group = median_of_group([Median(100.0 + i, None, 1, 0) for i in range(n)])
+    assert (group.log_error is not None) == known
+
+
+def test_rows_lack_samples_of_their_own():
+    """A row's median and blocks are those of the samples that it has."""
+    samples = np.full((3, 24), 1e6)
+    samples[0, :12] = np.nan
+    samples[1] = np.nan
+    samples[2, ::2] = 3e6
+    half, none, all_ = compute_medians(samples, cut_blocks(np.repeat(np.arange(12), 2)), [1] * 3)
+    assert (half.value, half.n_blocks) == (1e6, 6)
+    assert math.isnan(none.value)
+    assert (none.log_error, none.n_blocks, none.freedom) == (None, 0, 0)
+    assert (all_.value, all_.n_blocks) == (2e6, 12)
+
+
+def test_a_stratum_of_one_block_tells_no_noise():
+    """Three runs, of which one is longer: its last blocks have no others to be replaced by."""
+    run = np.repeat([1, 2, 3], [4, 4, 12])
+    blocks = cut_blocks(run)
+    assert len(set(blocks.block.tolist())) == 12
+    uneven = Blocks(np.arange(6), np.array([0, 0, 0, 1, 1, 2]))
+    found = compute_medians(np.linspace(1e6, 2e6, 6)[None], uneven, [1])[0]
+    assert (found.log_error, found.n_blocks, found.freedom) == (None, 6, 0)
+    pairs = Blocks(np.arange(6), np.array([0, 0, 1, 1, 2, 2]))
+    found = compute_medians(np.full((1, 6), 1e6), pairs, [1])[0]
+    assert (found.n_blocks, found.freedom) == (6, 3)
+    assert found.log_error == pytest.approx(PROCESS, rel=1e-3)
+
+
+def test_the_variance_of_draws_is_that_of_few_blocks():
+    """A bootstrap's variance of a mean of n blocks is (n - 1) / n of what it estimates: twice as
+    much for two in each stratum."""
+    values = np.tile([1.0, 1.2], 6) * 1e6
+    strata = Blocks(np.arange(12), np.repeat(np.arange(6), 2))
+    one = compute_medians(values[None], strata, [1])[0]
+    assert one.log_error is not None
+    assert one.freedom == 6
+    # the median of 12 samples, six of each value, drawn in pairs: simulated apart
+    random = np.random.default_rng(3)
+    draws = [np.log(np.median(np.concatenate([random.choice([1.0, 1.2], 2) for _ in range(6)])))
+             for _ in range(4000)]  # fmt: skip
+    seen = one.log_error**2 - PROCESS**2
+    assert seen == pytest.approx(2 * np.var(draws), rel=0.2)
