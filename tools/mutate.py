@@ -95,6 +95,8 @@ def _spared(source: str) -> list[tuple[Place, Place]]:
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
             spared.append(node)
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            spared.append(node.value)  # of zip: it asserts, and changes no result
         spared += getattr(node, "decorator_list", [])
     return [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from converters.analyses.layer_chart import MOST_LAYERS, MOST_TYPES, chart_bits_by_layer
 from converters.analyses.memory import (
     LARGEST,
     MANY_LAYERS,
@@ -267,3 +269,27 @@ def _fields(event: s.Event) -> tuple[object, ...]:
     import msgspec
 
     return msgspec.structs.fields(event)
+
+
+def stacked(tensors: list[StoredTensor]) -> list[list[float]]:
+    """The heights of the bars of each type, a bar for each layer."""
+    figure = Figure()
+    chart_bits_by_layer(tensors).draw(figure)
+    (axes,) = figure.axes
+    return [[bar.get_height() for bar in container] for container in axes.containers]
+
+
+def test_the_bars_of_a_layer_add_up_to_its_bits() -> None:
+    """The type with the most bytes is the lowest; what has no layer is last."""
+    assert stacked(TENSORS) == [
+        pytest.approx(of) for of in (
+            [8 * 68 / 64, 0, 0], [0, 0, 8 * 64 / 32], [0, 8 * 36 / 66, 0], [0, 8 * 8 / 66, 0]
+        )
+    ]  # fmt: skip
+    deep = [StoredTensor(f"blk.{i}.w", "F32", (8,), 32) for i in range(513)]
+    assert len(stacked(deep)[0]) == MOST_LAYERS == 512
+    mixed = [StoredTensor("blk.0.w", f"T{i}", (8,), 8 + i) for i in range(11)]
+    heights = [height for (height,) in stacked(mixed)]
+    # of 11 types, 8 elements each
+    assert heights == pytest.approx([8 * (18 - i) / 88 for i in range(10)])
+    assert MOST_TYPES == 10

@@ -35,6 +35,7 @@ def untested(a: int) -> bool:
 @dataclass(frozen=True)
 class Unchanged:
     """Less."""
+    pairs: object = zip((), (), strict=True)
 '''
 TEST = """
 from llamacpp_instr.graph.sums import tested

@@ -236,3 +236,29 @@ def test_one_bad_file_is_one_line(content: bytes | str, tmp_path: Path) -> None:
     assert f"{bad}: damaged, or not of instr collect" in done.stderr
     asked = instr_here("sql", dataset, "select log, source from logs")
     assert_refused(asked, "")
+
+
+@pytest.mark.parametrize(
+    ("sql", "labels"),
+    [
+        ("select 1 as n, 'a' as word", 1),
+        ("select 'a' as word, 1 as n, 'b' as other", 1),
+        ("select 'a' as word, 'b' as other, 1 as n", 2),
+        ("select 'a' as word, 'b' as other, 'c' as third", 3),
+    ],
+)
+def test_the_words_before_the_first_number_name_a_row(sql: str, labels: int, dataset: Path) -> None:
+    """They are repeated where a wide table is cut."""
+    with open_database(dataset) as connection:
+        assert answer(connection, sql).labels == labels
+
+
+def test_columns_have_the_units_of_their_names(dataset: Path) -> None:
+    names = ["ns", "a_ns", "nsb", "share", "a_share", "shared", "a_per_s", "half", "n"]
+    values = ", ".join(f"{0.5 if name == 'half' else 1} as {name}" for name in names)
+    with open_database(dataset) as connection:
+        report = answer(connection, f"select {values}, 'x' as share_of")
+    assert [column.unit for column in report.columns] == [
+        "ns", "ns", "count", "fraction", "fraction", "count", "per_second", "number", "count",
+        "text",
+    ]  # fmt: skip

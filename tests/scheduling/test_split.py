@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from converters.scheduling.axes import Axes
+from converters.scheduling.division import _is_weight
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.from_log import recorded_graph
 from converters.scheduling.split import Divided, Split, divide, part_shapes
@@ -216,3 +217,15 @@ def test_parts_are_timed_at_their_shape() -> None:
         time_parts(AttentionShape(512, 32, 8, 8192, 64, 64, "f16", "f16", fused=True))
     with pytest.raises(UsageError, match="bf16"):
         time_parts(AttentionShape(1, 4, 2, 48, 32, 64, "bf16", "bf16", fused=True))
+
+
+def test_a_source_is_a_weight_as_its_leaf_says() -> None:
+    timed = demo()
+    weights = [name.endswith(".weight") for name in (leaf.name for leaf in timed.graph.leafs)]
+    assert 0 < sum(weights) < len(weights)
+    assert [_is_weight(timed, -1 - i) for i in range(len(weights))] == weights
+    nodes = timed.nodes
+    views = [i for i, ran in enumerate(nodes.exec) if not ran and nodes.src[i][:1] < [0]]
+    assert views
+    assert [_is_weight(timed, i) for i in views] == [weights[-1 - nodes.src[i][0]] for i in views]
+    assert not _is_weight(timed, nodes.exec.index(1)), "what is computed"
