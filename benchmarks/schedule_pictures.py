@@ -20,10 +20,9 @@ from pathlib import Path
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
 from converters.scheduling.engines import equal_engines
 from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.split import part_shapes
-from converters.scheduling.report import gantt_chart
 from converters.scheduling.policies import schedule_list
-from converters.scheduling.split import Split, divide
+from converters.scheduling.report import gantt_chart
+from converters.scheduling.split import Split, divide, part_shapes
 from llamacpp_instr.build.cache import cache_dir
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.probe.parts import time_parts

@@ -17,7 +17,6 @@ from converters.analyses.compare.candidate import (
     check_recorded,
     recorded_model,
     short_names,
-    types_of,
 )
 from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
 from converters.analyses.compare.rows import (
@@ -31,7 +30,7 @@ from converters.analyses.compare.rows import (
 )
 from converters.analyses.noise import Ratio
 from converters.analyses.step_times import StepTimes
-from converters.analyses.stored_weights import StoredModel, StoredTensor
+from converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
@@ -135,9 +134,9 @@ def test_words_of_rows() -> None:
 def test_types_are_ordered_by_their_bytes() -> None:
     tensors = [StoredTensor(f"t{i}", name, (32,), n) for i, (name, n) in enumerate(
         [("Q8_0", 34), ("F32", 60), ("Q8_0", 34), ("F16", 64)])]  # fmt: skip
-    assert types_of(tensors) == "Q8_0 F16 F32"
+    assert types_of(tensors) == ["Q8_0", "F16", "F32"]
     assert bits_per_weight(tensors) == 8 * 192 / 128
-    assert (types_of([]), bits_per_weight([])) == ("", 0)
+    assert (types_of([]), bits_per_weight([])) == ([], 0)
 
 
 def test_a_log_of_another_model_is_refused(tmp_path: Path) -> None:

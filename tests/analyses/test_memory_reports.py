@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from converters.analyses.layer_chart import MOST_LAYERS, MOST_TYPES, chart_bits_by_layer
 from converters.analyses.memory import (
     LARGEST,
     MANY_LAYERS,
@@ -16,8 +15,13 @@ from converters.analyses.memory import (
     joined_tensors,
     shortened,
 )
-from converters.analyses.memory.recorded import recorded_memory
-from converters.analyses.memory.report_of_context import Held, explain_difference, memory_report
+from converters.analyses.memory.pictures import MOST_LAYERS, MOST_TYPES, chart_bits_by_layer
+from converters.analyses.memory.report_of_context import (
+    Held,
+    explain_difference,
+    memory_report,
+    recorded_memory,
+)
 from converters.analyses.stored_weights import StoredModel, StoredTensor
 from llamacpp_instr import schema as s
 from llamacpp_instr.memory.breakdown import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.graph.kernels import cpu_plan
 from llamacpp_instr.schema import Graph, Leaf, Nodes
 
 

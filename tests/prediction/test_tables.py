@@ -13,7 +13,7 @@ from converters.analyses.predict import Case, Step, predict_reports
 from converters.analyses.probe import busy_note, probe_reports
 from converters.report.report import Cell
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.fusion import cpu_plan
+from llamacpp_instr.graph.kernels import cpu_plan
 from llamacpp_instr.graph.timeline import plan_timeline
 from llamacpp_instr.memory.dry_graph import UbatchShape, window
 from llamacpp_instr.model.file import load_model_file

@@ -14,7 +14,6 @@ from converters.analyses.stored_weights import (
     StoredModel,
     StoredTensor,
     stored_in_log,
-    types_of,
 )
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import Session
