@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all, taken_shares
+from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.terminal import counted
 
@@ -61,10 +61,7 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
     machine = session.machine
     told = np.array([delay is not None for delay in machine["delay"]], np.bool_)
     machine = machine.rows(told)
-    if not len(machine) or not len(steps):
-        return None
-    touched = _overlaps(machine, steps)
-    machine = machine.rows(touched)
+    machine = machine.rows(_overlaps(machine, steps))
     if not len(machine):
         return None
     if not len(taken_shares(session, machine)):

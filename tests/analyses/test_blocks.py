@@ -122,6 +122,10 @@ def test_one_block_by_hand(tmp_path: Path) -> None:
         assert row["Error"] == value - theirs
     (line,) = (line for line in blocks(path, "t", "--block", 3, "--csv").splitlines()[1:2])
     assert line == "0,,32,0,-8.0,-4.0,,"
+    (bits,) = (of for of in tables(path, "t") if "Bits per weight" in of["units"])
+    assert [(row["Bytes"], row["Bits per weight"], row["Share"]) for row in bits["rows"]] == [
+        (2, 0.5, 2 / 18), (16, 4.0, 16 / 18), (18, 4.5, 1.0)
+    ]  # fmt: skip
     (saturation,) = (of for of in tables(path, "t") if of["title"] == "Saturation")
     assert [list(row.values()) for row in saturation["rows"]] == [
         ["quants at the least level, -8", 66, 128, 66 / 128],

@@ -9,11 +9,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from converters.analyses.devices import device_times
 from converters.analyses.findings import find_causes
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
@@ -141,3 +143,13 @@ def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:
     assert sum(int(of.gap.sum()) for of in session.ops if of.gap is not None) > 0.5 * whole
     steps, _ = counted_steps(session)
     assert "waiting-threads" not in {cause.rule for cause in find_causes(session, steps)}
+
+
+def test_parts_without_a_pause_have_none() -> None:
+    """A log leaves out a column of zeros."""
+    session = load_session(MIXED)
+    whole = device_times(session)
+    gaps = {of.compute: int(of.gap.sum()) for of in session.splits if of.gap is not None}
+    assert len(gaps) == len(whole) > 3
+    session.splits[:] = [replace(of, gap=None) for of in session.splits]
+    assert device_times(session) == {compute: ns - gaps[compute] for compute, ns in whole.items()}

@@ -16,7 +16,11 @@ from hypothesis import given, settings
 from scipy import stats
 
 from converters.analyses.diff import VIEWS, Diff, compute_diff
+from converters.analyses.diff.rows import answer
+from converters.analyses.noise import Ratio
 from converters.analyses.settings import ALIKE, compute_settings
+from converters.analyses.step_times import StepTimes
+from converters.report.report import Report
 from converters.report.text import render_text
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
@@ -236,6 +240,22 @@ def test_the_first_line_is_the_answer(tmp_path, factor, word):
     assert text.startswith(f"B decodes {speed} times as fast ({low} to {high}).")
     text = render_text(found.reports)
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["within noise"], ""),
+        (["slower", "within noise"], "; 1 of the parts below differs"),
+        (["slower", "within noise", "faster"], "; 2 of the parts below differ"),
+    ],
+)
+def test_parts_that_differ_are_counted_where_steps_do_not(tmp_path, words, said):
+    sessions = [StepTimes(session_of(tmp_path / "a.log", steady_log(1)))]
+    parts = [Report("", [], [["x", word] for word in words])]
+    steps = {"decode": Ratio(1.0, 1.0, 1.0, 0.9, 1.1)}
+    text = f"No difference beyond the noise in decode{said}."
+    assert answer(steps, parts, sessions, None) == text
 
 
 def test_differences_of_the_recordings_stand_before_the_figures(tmp_path):

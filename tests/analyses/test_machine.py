@@ -95,6 +95,9 @@ def test_figures_are_sums_over_the_intervals_that_count(tmp_path: Path) -> None:
     assert unknown is not None
     assert (unknown.load, unknown.running) == (None, None)
     assert machine_of(tmp_path / "c.log", machine(150, 100, delay=None)) is None
+    assert machine_of(tmp_path / "d.log") is None
+    session = session_of(tmp_path / "e.log", [*Sketch().events, machine(150, 100)])
+    assert compute_machine(session, counted_steps(session)[0]) is None, "no step"
 
 
 @pytest.mark.parametrize(

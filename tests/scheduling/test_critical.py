@@ -12,7 +12,7 @@ from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.optimum import shifted_left
 from converters.scheduling.policies import schedule_list, schedule_program
 from converters.scheduling.schedule import Schedule
-from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
+from tests.kit.schedule_kit import assert_valid, fed_core, graphs, machines, make_tasks
 
 
 def assert_whole(made: Schedule) -> None:
@@ -92,3 +92,23 @@ def test_transfers_are_on_the_path_if_they_bind() -> None:
     tasks = make_tasks([("MUL_MAT", 50, [])] * 4, load=[20] * 4)
     parts = critical_path(schedule_list(tasks, engines))
     assert [part.what for part in parts] == ["transfer"] + ["task"] * 4
+
+
+def test_a_task_waits_for_its_load_also_from_the_first_engine() -> None:
+    """One that brings loads, before a core with room for two of 100 bytes. The three tasks do not
+    depend on each other."""
+    kinds = (
+        EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
+        EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),
+    )
+    rows = [("MUL_MAT", ns, []) for ns in (300, 310, 320)]
+    tasks = make_tasks(rows, load=[100] * 3, bytes=[100] * 3)
+    made = schedule_list(tasks, Engines(kinds, transfers=True))
+    shifted = shifted_left(made)
+    assert_valid(shifted)
+    assert set(shifted.transfer_engine.tolist()) == {0}
+    for begin, brought in zip(shifted.begin.tolist(), shifted.transfer_end.tolist(), strict=True):
+        assert begin >= brought
+    begins = sorted(shifted.transfer_begin.tolist())
+    # there is room for the third once a task has ended
+    assert begins == [0, 100, max(200, min(shifted.end.tolist()))]

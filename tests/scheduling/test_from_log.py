@@ -61,6 +61,21 @@ def test_one_step_has_its_own_times(session: Session) -> None:
         assert found.timed.ns.tolist() == np.maximum(ops.dur, 1).tolist()
 
 
+def test_what_no_task_has_is_named(session: Session) -> None:
+    """Of one compute: what lies between its kernels, and its share."""
+    steps = session.steps.rows(session.steps["phase"] == "decode")["step"].tolist()
+    for step in steps[:3]:
+        (row,) = np.flatnonzero(session.computes["step"] == step)
+        compute, dur = (int(session.computes[name][row]) for name in ("compute", "dur"))
+        (ops,) = [of for of in session.ops if of.compute == compute and of.thread == 0]
+        rest = dur - int(ops.dur.sum())
+        note = (
+            f"A compute took {rest / 1000:.1f} µs more between its kernels,"
+            f" {100 * rest / dur:.1f} % of the compute: no task has that."
+        )
+        assert note in recorded_graph(session, step=step).notes
+
+
 def test_the_edges_are_the_graphs_and_those_through_the_cache(session: Session) -> None:
     timed = recorded_graph(session).timed
     found = edges(whole(session).tasks)
