@@ -277,4 +277,8 @@ def test_a_passage_for_each_request(tmp_path: Path) -> None:
         page = page_of(session)
         headings = [text for text in Texts(page).of("h3") if text.startswith("Context ")]
         assert len(headings) == len(requests)
+        assert sorted(text.partition(",")[0] for text in headings) == sorted(
+            f"Context {request.ctx}" for request in requests
+        )
+        assert not any("sequence" in text for text in headings), "the only one is not named"
         assert page.count(' data-t="') == sum(len(of.token_times) for of in requests)
