@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
-from llamacpp_instr.log.session import Session
 from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown, read_breakdown
 from llamacpp_instr.schema import Memory
 from llamacpp_instr.terminal import counted, first_names
+
+if TYPE_CHECKING:
+    from llamacpp_instr.log.session import Session
 
 _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute buffers"}
 
