@@ -6,7 +6,7 @@ blanks. To write an event, a form sets these fields of its protobuf message and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import setitem
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ class Form:
         category: str,
         begin: Blank,
         end: Blank,
-        args: dict[str, Value | Blank] | None = None,
+        args: Mapping[str, Value | Blank] | None = None,
         **flows: Blank,
     ) -> None:
         """Adds one slice; `flows` are TrackEvent's fields for flows."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -25,9 +24,8 @@ from converters.exports.perfetto.packets import (
     valid,
 )
 from converters.exports.perfetto.tracks import Tracks
-from llamacpp_instr.graph.kernels import KernelWork
-from llamacpp_instr.graph.timeline import Lanes, remember
-from llamacpp_instr.log.ids import KnownStep
+from converters.exports.steps import KEPT, OpenStep, compute_phases
+from llamacpp_instr.graph.timeline import Lanes
 from llamacpp_instr.log.machine import taken_share
 from llamacpp_instr.schema import (
     Compute,
@@ -45,28 +43,8 @@ from llamacpp_instr.schema import (
     Token,
 )
 
-KEPT = 4096
-"""ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
-
 VALUES = 1000
 """tensors of which the values are drawn as counters; a pattern may match all of a model"""
-
-
-@dataclass
-class OpenStep:
-    """A step that has not ended."""
-
-    known: KnownStep
-    begin: StepBegin
-    warm_up: bool = False
-    flows: list[int] = field(default_factory=list)
-    """of the tokens that it takes and of the requests that it serves"""
-    computes: list[bytes] = field(default_factory=list)
-    """packets of computes that wait, because `prepare` comes before them and is known at the end"""
-    first: int | None = None
-    """when its first ubatch began, apply included"""
-    last: int = 0
-    """when its last compute ended"""
 
 
 class StepSlices:
@@ -77,8 +55,6 @@ class StepSlices:
         self._tracks = tracks
         self._write = write
         self._forms = Forms()
-        self.ended: dict[int, tuple[int, int]] = {}
-        """begin and end of the most recent steps"""
         self._lanes = Lanes()
         self._tensors: dict[tuple[int, str], int] = {}
         """that have counters"""
@@ -118,7 +94,9 @@ class StepSlices:
         }
         self.slice(track, "load", model.t, model.t + model.dur, "model", args)
 
-    def memory(self, memory: Memory, home: int) -> None:
+    def memory(self, memory: Memory) -> None:
+        """Draws what the buffers of a context hold."""
+        home = self._tracks.context(memory.ctx)
         for use in memory.buffers:
             for kind in ("model", "context", "compute"):
                 counter = self._tracks.child(home, f"{use.buffer} {kind}", "bytes", below="memory")
@@ -137,7 +115,9 @@ class StepSlices:
                 begin = max(machine.t - machine.dur, 0)
                 self._write(sample(begin, track, value) + sample(machine.t, track, 0))
 
-    def kv(self, kv: Kv, home: int) -> None:
+    def kv(self, kv: Kv) -> None:
+        """Draws the use of a cache, and its change."""
+        home = self._tracks.context(kv.ctx)
         self._draw(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
         if kv.op != "apply":
             names = ("seq", "seq_dst", "p0", "p1", "arg")
@@ -194,9 +174,9 @@ class StepSlices:
 
     # --- steps ---
 
-    def step(self, step: OpenStep, end: StepEnd | None, t: int, home: int) -> None:
+    def step(self, step: OpenStep, end: StepEnd | None, t: int) -> None:
         """Draws a step; `end` is None if the log ended before the step."""
-        begin = step.begin
+        begin = step.known.event
         values = [begin.t, t, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs]
         values.append(begin.thread)
         if end is not None:
@@ -204,21 +184,9 @@ class StepSlices:
         took = t - begin.t
         rate = [begin.n_tokens * 1e9 / took] if end is not None and took and begin.n_tokens else []
         positions = _positions(begin)
+        home = self._tracks.context(begin.ctx)
         shape = (home, step.known.phase, end is not None, bool(rate), bool(positions))
         self._draw(self._step_form, shape, step.flows, *values, *rate, *positions)
-        remember(self.ended, begin.step, (begin.t, t), KEPT)
-        if end is not None and end.prepare > 0:
-            until = min(begin.t + end.prepare, t if step.first is None else step.first)
-            self._draw(self._phase_form, (home, "prepare"), begin.t, max(begin.t, until))
-        self._draw_computes(step)
-        if end is not None and end.readback > 0:
-            # the log has the sum over the ubatches, which is drawn after the last one
-            since = max(step.last, begin.t)
-            shown = min(since + end.readback, max(t, since))
-            if end.n_ubatch > 1:
-                self._draw(self._readbacks_form, (home,), since, shown, end.n_ubatch)
-            else:
-                self._draw(self._phase_form, (home, "readback"), since, shown)
 
     def _step_form(
         self, home: int, name: str, ended: bool, has_rate: bool, has_positions: bool
@@ -249,75 +217,57 @@ class StepSlices:
             form.zero(until, track)
         return form
 
-    def _phase_form(self, home: int, name: str) -> Form:
+    def phase(self, ctx: int, name: str, begin: int, end: int, args: dict[str, int]) -> None:
+        """Draws a phase before or after the computes of a step."""
+        shape = (self._tracks.context(ctx), "phases", name, "phase", tuple(args))
+        self._draw(self._named_form, shape, begin, end, *args.values())
+
+    def sync(self, sync: Sync) -> None:
+        """Draws the wait for a device."""
+        shape = (self._tracks.context(sync.ctx), "device waits", "synchronize", "wait", ())
+        self._draw(self._named_form, shape, sync.t, sync.t + sync.dur)
+
+    def _named_form(
+        self, home: int, track: str, name: str, category: str, args: tuple[str, ...]
+    ) -> Form:
         form = Form(self._packets)
-        begin, end = form.numbers(2)
-        form.slice(self._tracks.child(home, "phases"), name, "phase", begin, end)
+        begin, end, *values = form.numbers(2 + len(args))
+        numbers = dict(zip(args, values, strict=True))
+        form.slice(self._tracks.child(home, track), name, category, begin, end, numbers)
         return form
 
-    def _readbacks_form(self, home: int) -> Form:
-        form = Form(self._packets)
-        begin, end, several = form.numbers(3)
-        track = self._tracks.child(home, "phases")
-        form.slice(track, "readback", "phase", begin, end, {"sum_of_ubatches": several})
-        return form
-
-    def compute(self, compute: Compute, step: OpenStep | None, home: int) -> None:
-        """Draws a compute with its phases; if its step is open, when that is drawn."""
-        start = compute.t + compute.start
-        now = compute.t
-        durations = (compute.apply, compute.build, compute.alloc, compute.inputs)
-        drawn = tuple(dur > 0 for dur in durations)
-        times: list[int] = []
-        for dur in durations:
-            if dur > 0:
-                end = min(now + dur, start)
-                times += now, max(now, end)
-                now = end
-        end = start + compute.dur
-        drawing = self._forms.fill(
-            self._compute_form, (home, drawn, compute.source, compute.reused),
-            *times, start, end, compute.compute, compute.graph, compute.n_tokens,
-            compute.n_threads, compute.status,
+    def compute(self, compute: Compute) -> None:
+        """Draws a compute with its phases."""
+        names, begins, ends = zip(*compute_phases(compute), strict=True)
+        home = self._tracks.context(compute.ctx)
+        self._draw(
+            self._compute_form, (home, names, compute.source, compute.reused),
+            *begins, *ends, compute.compute, compute.graph, compute.n_tokens, compute.n_threads,
+            compute.status,
         )  # fmt: skip
-        if step is None:
-            self._write(drawing)
-            return
-        if step.first is None and compute.source != "memory_update":  # part of preparing
-            step.first = compute.t
-        step.last = end
-        step.computes.append(drawing)
-        if len(step.computes) > KEPT:
-            self._draw_computes(step)
 
-    def _draw_computes(self, step: OpenStep) -> None:
-        self._write(b"".join(step.computes))
-        step.computes.clear()
-
-    def _compute_form(self, home: int, drawn: tuple[bool, ...], source: str, reused: bool) -> Form:
+    def _compute_form(self, home: int, names: tuple[str, ...], source: str, reused: bool) -> Form:
         form = Form(self._packets)
         phases = self._tracks.child(home, "phases")
-        for what, there in zip(("apply", "build", "alloc", "inputs"), drawn, strict=True):
-            if there:
-                begin, end = form.numbers(2)
-                form.slice(phases, what, "phase", begin, end)
-        begin, end, number, graph, n_tokens, n_threads, status = form.numbers(7)
+        begins, ends = form.numbers(len(names)), form.numbers(len(names))
+        number, graph, n_tokens, n_threads, status = form.numbers(5)
         args: dict[str, Value | Blank] = {"compute": number, "graph": graph, "source": source}
         args |= {"n_tokens": n_tokens, "n_threads": n_threads, "status": status, "reused": reused}
-        form.slice(phases, "compute", "phase", begin, end, args)
+        for name, begin, end in zip(names, begins, ends, strict=True):
+            form.slice(phases, name, "phase", begin, end, args if name == "compute" else {})
         return form
 
-    def rates(self, work: KernelWork, compute: Compute, home: int) -> None:
-        """Draws the rates of a compute: the `work` of all its ops over its time."""
-        if (dur := compute.dur) > 0:
-            rates = int(work.bytes.sum()) / dur, int(work.flops.sum()) / dur
-            start = compute.t + compute.start
-            self._draw(self._rates_form, (home,), start, start + dur, *rates)
+    def rates(self, rates: list[tuple[str, float]], compute: Compute) -> None:
+        """Draws the rates of a compute, by unit."""
+        units, values = zip(*rates, strict=True)
+        start = compute.t + compute.start
+        shape = (self._tracks.context(compute.ctx), units)
+        self._draw(self._rates_form, shape, start, start + compute.dur, *values)
 
-    def _rates_form(self, home: int) -> Form:
+    def _rates_form(self, home: int, units: tuple[str, ...]) -> Form:
         form = Form(self._packets)
         start, end = form.numbers(2)
-        for unit in ("GB/s", "GFLOP/s"):
+        for unit in units:
             track = self._tracks.child(home, f"achieved {unit}", unit)
             form.sample(start, track, form.double())
             form.zero(end, track)
@@ -339,22 +289,13 @@ class StepSlices:
             name = f"submit to {split.backend}" if submitted else split.backend
             self.slice(track, name, begin, now, "split", args)
 
-    def sync(self, sync: Sync, home: int) -> None:
-        self._draw(self._sync_form, (home,), sync.t, sync.t + sync.dur)
-
-    def _sync_form(self, home: int) -> Form:
-        form = Form(self._packets)
-        begin, end = form.numbers(2)
-        form.slice(self._tracks.child(home, "device waits"), "synchronize", "wait", begin, end)
-        return form
-
-    def token(self, token: Token, home: int, flow: int | None) -> None:
-        """Draws a token on the sampler's track, and on the step that computed its logits while
-        that is kept."""
+    def token(self, token: Token, of_step: tuple[int, int] | None, flow: int | None) -> None:
+        """Draws a token on the sampler's track, and on the step that computed its logits, of which
+        `of_step` has begin and end."""
         step, p, hexadecimal = token.step, token.p, token.hex
+        home = self._tracks.context(token.ctx)
         text = valid(token.text)
         values: list[Value] = [token.t, token.t + token.dur, token.id, token.index]
-        of_step = self.ended.get(step)
         if step >= 0:
             values.append(step)
         if of_step is not None:

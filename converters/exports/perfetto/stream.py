@@ -12,16 +12,14 @@ import msgspec
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
 from converters.exports.perfetto.requests import RequestSlices
-from converters.exports.perfetto.steps import OpenStep, StepSlices
+from converters.exports.perfetto.steps import StepSlices
 from converters.exports.perfetto.tracks import Tracks
+from converters.exports.steps import OpenStep, TracedSteps, achieved
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.requests import RequestFinder
+from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.log.steps import WARM_UP
-from llamacpp_instr.log.waits import LatestSteps
 from llamacpp_instr.schema import (
     Compute,
     Context,
@@ -106,7 +104,6 @@ class _Writer:
         n_tracks: int,
         n_flows: int,
     ) -> None:
-        self._name = name
         self.n_tracks, self.n_flows = n_tracks, n_flows
         """of the logs before, and afterwards of this one too"""
         self._reader = reader
@@ -114,17 +111,19 @@ class _Writer:
         self._bytes = 0
         self._options = options
         self._selection = options.selection
-        self._whole = options.selection.steps is None
-        """whether what belongs to no step is wanted"""
-        self._packets = Packets()
-        self._computed = 0
-        """when the latest compute ended"""
+        self._packets = packets = Packets()
+        self._tracks = tracks = Tracks(self._emit, name, n_tracks)
+        self._draw = draw = StepSlices(packets, tracks, self._emit)
+        self._requests = RequestSlices(packets, tracks, self._emit, self._new_flows)
+        flows = self._new_flows if options.flows else None
+        self._kernels = KernelSlices(packets, self._emit, self._selection, flows)
         self._refs = Resolver()
-        """a step that is drawn is kept as an OpenStep"""
+        self._steps = steps = TracedSteps(
+            self._refs, self._selection, self._step, draw.phase, draw.compute, self._layers,
+            self._requests.draw,
+        )  # fmt: skip
         self._unloaded: dict[int, Model] = {}
         """models without a context"""
-        self._layers: dict[int, tuple[Layers, Compute]] = {}
-        """by context: the layers of which the ops may yet come"""
         self._tokens: dict[int, list[Token]] = {}
         """by context: tokens that the next step may take"""
         self._steps_seen: tuple[int, int] | None = None
@@ -133,22 +132,25 @@ class _Writer:
             SessionStart: self._start,
             Model: self._model,
             Context: self._context,
-            Memory: self._memory,
             StepBegin: self._step_begin,
-            StepEnd: self._step_end,
-            Compute: self._compute,
-            Layers: self._take_layers,
+            StepEnd: steps.end,
+            Compute: steps.compute,
+            Layers: steps.layers,
             Ops: self._ops,
             Splits: self._splits,
             Sync: self._sync,
             Kv: self._kv,
             Token: self._token,
             TensorStats: self._stats,
-            Machine: self._machine,
-            Mark: self._mark,
-            Note: self._note,
-            Message: self._message,
         }
+        if steps.whole:
+            self._takers |= {
+                Memory: draw.memory,
+                Machine: self._machine,
+                Mark: self._mark,
+                Note: self._note,
+                Message: self._message,
+            }
 
     def run(self) -> Written:
         left_out = self._refs.feed(self._reader, self._takers, self._options.lenient)
@@ -175,31 +177,15 @@ class _Writer:
             note += " Tensor values were read (--stats): do not compare times."
         if start.args.get("dialect"):
             note += " Converted from an earlier fork's log: it measured times differently."
-        self._tracks = Tracks(self._emit, note, self._name, self.n_tracks)
-        self._draw = StepSlices(self._packets, self._tracks, self._emit)
-        self._request_slices = RequestSlices(
-            self._packets, self._tracks, self._emit, self._new_flows
-        )
-        self._requests = RequestFinder(self._request_slices.draw)
-        self._latest: LatestSteps[tuple[OpenStep, StepEnd]] = LatestSteps(self._settled)
-        flows = self._new_flows if self._options.flows else None
-        self._kernels = KernelSlices(self._packets, self._emit, self._selection, flows)
+        self._tracks.begin(note)
 
     def _finish(self, start: SessionStart) -> None:
-        for ctx in list(self._layers):
-            self._flush_layers(ctx)
-        latest = max(self._refs.latest, self._computed)
-        self._latest.settle_all()
-        for known in self._refs.open_steps.values():
-            if step := known.kept:
-                end = max(latest, step.last, step.begin.t)
-                self._draw.step(step, None, end, self._tracks.context(step.begin.ctx))
-        self._requests.finish()
-        for ctx, tokens in self._tokens.items():
+        latest = self._steps.finish()
+        for tokens in self._tokens.values():
             for token in tokens:
-                self._draw.token(token, self._tracks.context(ctx), None)
+                self._draw_token(token, None)
         self._draw.end_marks(latest)
-        for model in self._unloaded.values() if self._whole else ():
+        for model in self._unloaded.values() if self._steps.whole else ():
             self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
         self._kernels.flush()
         self.n_tracks = self._tracks.latest
@@ -229,27 +215,15 @@ class _Writer:
     def _context(self, context: Context) -> None:
         home = self._tracks.context(context.ctx)
         model = self._unloaded.pop(context.model, None)
-        if model is not None and self._whole:
+        if model is not None and self._steps.whole:
             self._draw.model(model, home)
 
-    def _memory(self, memory: Memory) -> None:
-        home = self._tracks.context(memory.ctx)
-        if self._whole:
-            self._draw.memory(memory, home)
-
     def _machine(self, machine: Machine) -> None:
-        if self._whole:
-            self._draw.machine(machine, self._refs.start.host.cores)
+        self._draw.machine(machine, self._refs.start.host.cores)
 
     def _mark(self, mark: Mark) -> None:
-        if self._whole:
-            self._draw.mark(mark)
-        if self._whole and mark.phase == "end":
-            self._latest.settle_all()
-            begin = self._refs.mark
-            seq = mark.seq if mark.seq >= 0 else begin.seq
-            if seq >= 0:
-                self._requests.span(seq, begin.t, mark.t, begin.name)
+        self._draw.mark(mark)
+        self._steps.mark(mark)
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
@@ -259,83 +233,46 @@ class _Writer:
         self._said(message.t, message.level, "message", {"text": message.text})
 
     def _said(self, t: int, name: str, category: str, args: dict[str, Value]) -> None:
-        if self._whole:
-            track = self._tracks.child(self._tracks.home, "messages")
-            self._draw.instant(track, name, t, category, args)
+        track = self._tracks.child(self._tracks.home, "messages")
+        self._draw.instant(track, name, t, category, args)
 
     # --- steps ---
 
     def _step_begin(self, step: StepBegin) -> None:
-        home = self._tracks.context(step.ctx)
-        self._latest.settle(step.ctx)
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
-        warm_up = any(mark.name == WARM_UP for _, mark in self._refs.open_marks.values())
-        assert self._refs.step is not None
-        opened = OpenStep(self._refs.step, step, warm_up)
-        decodes = self._refs.step.phase == "decode"
+        opened = self._steps.begin(step)
+        self._step_matched |= opened is not None
+        flows = opened.flows if opened is not None else []
+        # a prompt takes no token of before; nor does what begins anew
+        takes = opened is not None and opened.known.phase == "decode" and step.pos != 0
         for token in self._tokens.pop(step.ctx, ()):
-            # a prompt takes no token of before; nor does what begins anew
-            taken = decodes and step.pos != 0 and len(opened.flows) < step.n_tokens
-            taken = taken and self._selection.has_step(step.step)
-            flow = self._new_flows(1) if taken else None
-            if flow is not None:
-                opened.flows.append(flow)
-            self._draw.token(token, home, flow)
-        if self._selection.has_step(step.step):
-            self._step_matched = True
-            self._refs.step.kept = opened
+            taken = takes and len(flows) < step.n_tokens
+            if taken:
+                flows.append(self._new_flows(1))
+            self._draw_token(token, flows[-1] if taken else None)
 
-    def _step_end(self, end: StepEnd) -> None:
-        known = self._refs.step
-        if known is None or known.kept is None:
-            return
-        step: OpenStep = known.kept
-        self._flush_layers(step.begin.ctx)
-        self._latest.add(step.begin.ctx, (step, end), max(end.t, step.begin.t))
+    def _step(self, step: OpenStep, end: StepEnd | None, t: int, served: Sequence[Request]) -> None:
+        flows = map(self._requests.flow, served)
+        step.flows += [flow for flow in flows if flow is not None]
+        self._draw.step(step, end, t)
 
-    def _settled(self, ended: tuple[OpenStep, StepEnd], t: int) -> None:
-        """Draws a step, with flows from the requests that it served."""
-        step, end = ended
-        begin = step.begin
-        if self._whole and end.status == 0 and not step.warm_up:
-            served = self._requests.step(begin.step, begin.ctx, begin.t, t, step.known.parts)
-            flows = map(self._request_slices.flow, served)
-            step.flows += [flow for flow in flows if flow is not None]
-        self._draw.step(step, end, t, self._tracks.context(begin.ctx))
-
-    def _compute(self, compute: Compute) -> None:
-        home, step = self._tracks.context(compute.ctx), self._refs.step
-        self._computed = max(self._computed, compute.t + compute.start + compute.dur)
-        self._flush_layers(compute.ctx)
-        if self._selection.has_step(compute.step):
-            self._draw.compute(compute, step.kept if step else None, home)
-
-    def _take_layers(self, layers: Layers) -> None:
-        compute = self._refs.compute.event
-        self._layers[compute.ctx] = layers, compute
-
-    def _flush_layers(self, ctx: int) -> None:
-        layers, compute = self._layers.pop(ctx, (None, None))
-        if layers and compute and self._selection.has_step(compute.step):
-            track = self._tracks.child(self._tracks.context(ctx), "layers")
-            self._kernels.add_layers(layers, track)
+    def _layers(self, ctx: int, layers: Layers) -> None:
+        track = self._tracks.child(self._tracks.context(ctx), "layers")
+        self._kernels.add_layers(layers, track)
 
     def _ops(self, ops: Ops) -> None:
-        compute, plan = self._refs.compute.event, self._refs.plan.event
-        waiting, _ = self._layers.get(compute.ctx, (None, None))
-        if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
-            del self._layers[compute.ctx]
-        if not self._selection.has_step(compute.step):
+        if not self._steps.ops(ops):
             return
-        known, home = self._refs.compute, self._tracks.context(compute.ctx)
-        timeline = self._kernels.timeline(known.graph.event, plan)
+        known = self._refs.compute
+        home = self._tracks.context(known.event.ctx)
+        timeline = self._kernels.timeline(known.graph.event, self._refs.plan.event)
         if ops.thread == 0:
             track = self._tracks.child(home, "layers")
             work = timeline.kernels.work(known.ubatch)
             self._kernels.add_ops(ops, timeline, track, work)
-            if not untimed_backends(known.graph.event):
-                self._draw.rates(work, compute, home)
+            if rates := achieved(work, known):
+                self._draw.rates(rates, known.event)
         if self._options.threads and ops.wait is not None:
             track = self._tracks.child(home, f"thread {ops.thread}", below="threads")
             self._kernels.add_ops(ops, timeline, track, None)
@@ -346,28 +283,25 @@ class _Writer:
             self._draw.splits(splits, known, self._tracks.context(compute.ctx))
 
     def _sync(self, sync: Sync) -> None:
-        home = self._tracks.context(sync.ctx)
-        self._latest.wait(sync)
-        if self._whole:
-            self._draw.sync(sync, home)
+        self._steps.sync(sync)
+        if self._steps.whole:
+            self._draw.sync(sync)
 
     def _kv(self, kv: Kv) -> None:
-        home = self._tracks.context(kv.ctx)
-        if self._selection.has_step(kv.step) and (self._whole or kv.step >= 0):
-            self._draw.kv(kv, home)
+        if self._steps.has(kv.step):
+            self._draw.kv(kv)
 
     def _token(self, token: Token) -> None:
-        home = self._tracks.context(token.ctx)
-        if not self._selection.has_step(token.step):
+        if not self._steps.token(token):
             return
-        self._latest.settle(token.ctx)
-        if self._whole:
-            self._requests.token(token.ctx, token.seq, token.step, token.t, token.dur)
         if self._options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)
         else:
-            self._draw.token(token, home, None)
+            self._draw_token(token, None)
+
+    def _draw_token(self, token: Token, flow: int | None) -> None:
+        self._draw.token(token, self._steps.spans.get(token.step), flow)
 
     def _stats(self, stats: TensorStats) -> None:
         compute = self._refs.compute.event

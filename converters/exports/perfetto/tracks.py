@@ -54,9 +54,7 @@ class Tracks:
     of several logs each has its own, with the log's name, below those with the `first` numbers.
     """
 
-    def __init__(
-        self, write: Callable[[bytes], object], note: str, log: str = "", first: int = 0
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], object], log: str = "", first: int = 0) -> None:
         self._write = write
         self._log = f", {log}" if log else ""
         self._first = first
@@ -64,7 +62,10 @@ class Tracks:
         self._contexts: dict[int, int] = {}
         self._suffixes: dict[int, str] = {}
         """what the tracks below a context's are called, besides; nothing for the first"""
-        self.home = self._new((0, HOME, 0), HOME + self._log, rank=first, note=note)
+
+    def begin(self, note: str) -> None:
+        """The session has begun; `note` describes it."""
+        self.home = self._new((0, HOME, 0), HOME + self._log, rank=self._first, note=note)
 
     @property
     def latest(self) -> int:
