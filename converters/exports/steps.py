@@ -31,8 +31,6 @@ from llamacpp_instr.schema import (
 
 KEPT = 4096
 """ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
-ON_THREADS = ("what", "tensor", "layer")
-"""arguments of an op on the track of a thread; the track of the layers has all of them"""
 
 
 @dataclass

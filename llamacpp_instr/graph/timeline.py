@@ -7,7 +7,7 @@ consecutive kernels.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
@@ -179,6 +179,25 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     block_runs = _runs([(op.layer, op.block) for op in ops], ops)
     edges = _edges(facts, plan, kernel_of)
     return PlanTimeline(ops, layer_runs, block_runs, edges, kernels)
+
+
+def thread_spans(
+    timeline: PlanTimeline, selection: Selection, gaps: bool
+) -> Iterator[tuple[int, int, int | None]]:
+    """What one of ggml's threads does in a compute: begin, end and kernel of each op, None for the
+    wait at the barrier between two of them and after the last, where the log has these (`gaps`).
+
+    Begin and end are numbers of times: the begins of all n kernels from 0 on, their ends from n on,
+    and 2n, when all threads are done.
+    """
+    n = len(timeline.ops)
+    for i, op in enumerate(timeline.ops):
+        if selection.has_op(op):
+            if gaps and i:
+                yield n + i - 1, i, None
+            yield i, n + i, i
+            if gaps and i == n - 1:
+                yield n + i, 2 * n, None
 
 
 _OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})

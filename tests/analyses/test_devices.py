@@ -98,6 +98,8 @@ def test_the_counters_of_traces_are_those_of_the_clock() -> None:
     events = json.loads(written.getvalue())["traceEvents"]
     values = [e["args"]["value"] for e in events if e["name"] == "tokens/s"]
     assert [value for value in values if value] == pytest.approx(steps, rel=CLOSE)
+    achieved = [e for e in events if e["name"].startswith("achieved")]
+    assert achieved == [], "no log times what the device computed"
 
 
 @needs_node

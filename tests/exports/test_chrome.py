@@ -89,9 +89,22 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
     assert rows("layers", "layer", "block") == Counter(row[:3] for row in wanted.rows["ops"])
     steps = Counter((e["ts"], e["dur"], e["name"]) for e in slices if e["cat"] == "step")
     assert steps == Counter(row[:3] for row in wanted.rows["steps"])
-    for thread in {row[0] for row in wanted.rows["threads"]}:
-        ops = Counter(row[1:4] for row in wanted.rows["threads"] if row[0] == thread)
-        assert rows(f"thread {thread}") == ops
+    threads = [e for e in slices if names[e["tid"]].startswith("thread ")]
+    ran = Counter(
+        (names[e["tid"]], e["ts"], e["dur"], e["name"].partition(" ")[0], e["args"]["wait_ns"])
+        for e in threads
+        if e["cat"] != "wait"
+    )
+    assert ran == Counter((f"thread {row[0]}", *row[1:]) for row in wanted.rows["threads"])
+    waited = Counter[str]()
+    for e in threads:
+        waited[names[e["tid"]]] += e["dur"] * (e["cat"] == "wait")
+    assert +waited == +Counter({f"thread {of}": gap for of, gap in wanted.gaps.items()})
+    for key, cat in (("phases", "phase"), ("texts", "token")):
+        found = Counter((e["ts"], e["dur"], e["name"]) for e in slices if e["cat"] == cat)
+        assert found == Counter(wanted.rows[key])
+    synced = Counter((e["ts"], e["dur"]) for e in slices if e["name"] == "synchronize")
+    assert synced == Counter(wanted.rows["syncs"])
     sampled = Counter(
         (e["ts"], e["dur"], e["args"]["text"]) for e in slices if e["cat"] == "sampler"
     )
@@ -111,8 +124,56 @@ def test_any_log_gives_its_own_numbers(
     data = encode(events)
     found = convert(tmp_path_factory.getbasetemp() / "any.log", data)
     assert_says(found, truth([json.loads(line) for line in data.splitlines()]))
-    nested([e for e in found if e.get("cat") not in ("step", "token", "model", "phase")])
+    nested([e for e in found if e.get("cat") not in ("step", "token", "model")])
     assert all(event.get("tid") != 0 and event["pid"] > 0 for event in found)
+    of_tracks = {event["tid"]: event["pid"] for event in found if event["name"] == "thread_name"}
+    assert all(event["pid"] == of_tracks[event["tid"]] for event in found if "tid" in event)
+
+
+@given(events=logs())
+@settings(max_examples=20, deadline=None)
+def test_a_context_of_any_log_serves_one_request(
+    events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """All of its steps: the prompt, and one token after the other."""
+    found = convert(tmp_path_factory.getbasetemp() / "any.log", encode(events))
+    wanted = []
+    for ctx in {event.ctx for event in events if isinstance(event, s.StepBegin)}:
+        steps = [e for e in events if isinstance(e, s.StepBegin) and e.ctx == ctx]
+        tokens = [e for e in events if isinstance(e, s.Token) and e.ctx == ctx]
+        begin, ends = steps[0].t - 1, [of.t + of.dur for of in tokens]
+        args = {
+            "context": ctx, "sequence": 0, "prompt_tokens": steps[0].n_tokens,
+            "reused_tokens": 0, "output_tokens": len(tokens), "first_step": steps[0].step,
+            "to_first_token_ns": ends[0] - steps[0].t, "last_step": steps[-1].step,
+        }  # fmt: skip
+        wanted.append((begin, ends[-1] - begin, "request", args))
+    drawn = [(e["ts"], e["dur"], e["name"], e["args"]) for e in found if e.get("cat") == "request"]
+    assert sorted(drawn, key=str) == sorted(wanted, key=str)
+
+
+@given(events=logs())
+@settings(max_examples=10, deadline=None)
+def test_computes_and_sums_of_ubatches_say_what_they_are(
+    events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = convert(tmp_path_factory.getbasetemp() / "any.log", encode(events))
+    names = ("compute", "graph", "source", "n_tokens", "n_threads", "status", "reused")
+    of_phase = [event for event in found if event.get("cat") == "phase"]
+    drawn = [event["args"] for event in of_phase if event["name"] == "compute"]
+    key = lambda args: args["compute"]  # noqa: E731
+    assert sorted(drawn, key=key) == [
+        {name: getattr(event, name) for name in names}
+        for event in sorted(
+            (e for e in events if isinstance(e, s.Compute)), key=lambda e: e.compute
+        )
+    ]
+    sums = Counter(str(event["args"]) for event in of_phase if event["name"] == "readback")
+    assert sums == Counter(
+        str({"sum_of_ubatches": event.n_ubatch} if event.n_ubatch > 1 else {})
+        for event in events
+        if isinstance(event, s.StepEnd) and event.readback
+    )
 
 
 def test_each_cache_of_a_context_has_a_counter(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_server_s_requests_are_drawn(tmp_path: Path) -> None:
 
 def test_requests_with_and_without_marks_and_tokens_are_drawn(tmp_path: Path) -> None:
     log = tmp_path / "made.log"
-    log.write_bytes(encode(_served(Random(5))))
+    log.write_bytes(encode(served(Random(5))))
     drawn, wanted = _compared(log, tmp_path)
     assert drawn == wanted
     assert {row[3] for row in drawn} == {0, 1}
@@ -88,7 +88,7 @@ def test_a_request_has_flows_to_its_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, trace = tmp_path / "made.log", tmp_path / "made.pftrace"
-    log.write_bytes(encode(_served(Random(5))))
+    log.write_bytes(encode(served(Random(5))))
     monkeypatch.setattr(requests_of_trace, "FLOWS", 3)
     with trace.open("wb") as file:
         write_perfetto(read_events(log), file, Options())
@@ -107,7 +107,7 @@ def test_a_request_has_flows_to_its_first_steps(
     assert any(len(r.steps) > 3 for r in requests)
 
 
-def _served(random: Random) -> list[s.Event]:
+def served(random: Random) -> list[s.Event]:
     """Two contexts serve three sequences each. A log has the tokens of the first. Some requests
     have marks, which may end during the next one's first step; some steps fail, some warm up."""
     made = make_log(lambda low, _: low, n_contexts=2, level="minimal")

@@ -150,10 +150,11 @@ def test_memory_is_flat_while_contexts_graphs_and_plans_come_and_go(
 
 
 @pytest.mark.native
-def test_a_request_that_goes_on_keeps_little_of_each_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["Perfetto", "Chrome"])
+def test_a_request_that_goes_on_keeps_little_of_each_step(reader: str, tmp_path: Path) -> None:
     peaks = []
     for n_steps in (6_000, 54_000):
         log = tmp_path / f"{n_steps}.log"
         assert write_coming_and_going(log, 1 << 20, n_steps, "minimal") == 1
-        peaks.append(peak_memory("Perfetto", log))
+        peaks.append(peak_memory(reader, log))
     assert peaks[1] - peaks[0] < 5 << 20

@@ -2,76 +2,121 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from llamacpp_instr.graph.kernels import KernelWork
-from llamacpp_instr.graph.timeline import PlanTimeline, Selection
+from converters.exports.chrome.tracks import Track
+from llamacpp_instr.graph.timeline import PlanTimeline, Selection, thread_spans
 
 Int64 = NDArray[np.int64]
 
-PER_CONTEXT = 10_000
-"""a track's number is its context's, from 1, times this, plus its own within the context"""
 SEPARATOR = b",\n"
+_THOUSANDTHS = np.array([b"%03d" % i for i in range(1000)], object)
+"""the digits behind the point: to look them up is twice as fast as to format them"""
+
+
+class Span(NamedTuple):
+    """A slice of every compute of a plan."""
+
+    begin: int
+    """number of the time (`graph.timeline.thread_spans`), as `end`"""
+    end: int
+    text: bytes
+    """from its name on"""
+    rates: Sequence[int] = ()
+    """numbers of amounts that it shows divided by its time"""
+    amounts: Sequence[int] = ()
+    """of those that it shows as they are, after the rates"""
 
 
 class Template:
     """The events of a plan's kernels on one track, built once and filled in for each compute."""
 
-    def __init__(self, timeline: PlanTimeline, chosen: Selection, tid: int, runs: bool) -> None:
-        spans: list[tuple[int, int, int, bytes]] = []
-        used: dict[int, tuple[bool, ...]] = {}
-        """by op: whether bytes per second, FLOP/s, bytes and FLOPs are shown"""
-        for level, cat, of in ((0, "layer", timeline.layers), (1, "block", timeline.blocks)):
-            for run in of if runs and chosen.ops is None else ():
-                if chosen.has_layer(run.layer):
-                    body = _body(run.name, cat, {"layer": run.layer}, b"")
-                    spans.append((run.first, level, run.last, body))
-        for i, op in enumerate(timeline.ops):
-            if chosen.has_op(op):
-                rates = b',"GB/s":%d.%03d' if op.bytes else b""
-                rates += b',"GFLOP/s":%d.%03d' if op.flops else b""
-                rates += b',"bytes":%d,"flops":%d' if op.varies else b""
-                body = _body(op.title, op.block, op.args, rates)
-                spans.append((i, 2, i, body))
-                used[i] = op.bytes > 0, op.flops > 0, op.varies, op.varies
-        self.matched = bool(spans)
-        # parents come before children that begin at the same time
-        spans.sort(key=lambda span: span[:2])
-        track = b'"pid":%d,"tid":%d' % (process_of(tid), tid)
-        prefix = SEPARATOR + b'{"ph":"X",' + track + b',"ts":%d.%03d,"dur":%d.%03d,'
-        self._text = b"".join(prefix + span[3] for span in spans)
-        self._first = np.array([span[0] for span in spans], np.intp)
-        self._last = np.array([span[2] for span in spans], np.intp)
-        shown = [used[span[0]] if span[1] == 2 else (False,) * 4 for span in spans]
-        of_rates, of_work = np.hsplit(np.array(shown, np.bool_).reshape(-1, 4), 2)
-        always = np.ones((len(spans), 4), np.bool_)
-        self._used = np.hstack((always, np.repeat(of_rates, 2, axis=1), of_work))
+    def __init__(self, track: Track, spans: Sequence[Span]) -> None:
+        prefix = b'{"ph":"X","pid":%d,"tid":%d,"ts":%%d.%%b,"dur":%%d.%%b,' % track
+        self._text = b"".join(SEPARATOR + prefix + span.text for span in spans)
+        self._times = np.array([span[:2] for span in spans], np.intp).reshape(-1, 2).T
+        rates = [(i, amount) for i, span in enumerate(spans) for amount in span.rates]
+        self._rates = np.array(rates, np.intp).reshape(-1, 2).T
+        # places in the text, and which of begins, durations and rates, or of the amounts, is there
+        exact: list[tuple[int, int]] = []
+        amounts: list[tuple[int, int]] = []
+        self.size = 0
+        """of numbers, those before and behind a point counted apart; 0 if nothing was selected"""
+        next_rate = 2 * len(spans)
+        for i, span in enumerate(spans):
+            for which in (i, len(spans) + i, *range(next_rate, next_rate + len(span.rates))):
+                exact.append((self.size, which))
+                self.size += 2
+            next_rate += len(span.rates)
+            amounts += enumerate(span.amounts, self.size)
+            self.size += len(span.amounts)
+        self._exact = np.array(exact, np.intp).reshape(-1, 2).T
+        self._amounts = np.array(amounts, np.intp).reshape(-1, 2).T
 
-    def fill(self, start: Int64, end: Int64, work: KernelWork) -> bytes:
-        """The events of a compute; `start` and `end` have the times of each kernel, in ns."""
-        if not self.matched:
+    def fill(self, start: Int64, end: Int64, tail: int, amounts: Int64) -> bytes:
+        """The events of a compute: begin and end of each kernel, the wait for all threads after the
+        last, all in ns, and the amounts that the spans number."""
+        if not self.size:
             return b""
-        begin = start[self._first]
-        dur = end[self._last] - begin
-        amounts = np.column_stack((work.bytes, work.flops))[self._first]
+        begin, until = np.concatenate((start, end, end[-1:] + tail))[self._times]
+        dur = until - begin
+        span, rated = self._rates
         # in thousandths; one per nanosecond is 10^9 per second
-        rates = amounts * 1000 // np.maximum(dur, 1)[:, None]
-        values = np.column_stack((begin, dur, rates))
-        halves = np.stack(np.divmod(values, 1000), axis=2).reshape(-1, 8)
-        numbers = np.column_stack((halves, amounts))
-        return self._text % tuple(numbers[self._used].tolist())
+        rates = amounts[rated] * 1000 // np.maximum(dur[span], 1)
+        at, which = self._exact
+        before, behind = np.divmod(np.concatenate((begin, dur, rates))[which], 1000)
+        numbers = np.empty(self.size, object)
+        numbers[at], numbers[at + 1] = before, _THOUSANDTHS[behind]
+        at, which = self._amounts
+        numbers[at] = amounts[which]
+        return self._text % tuple(numbers.tolist())
 
 
-def _body(name: str, cat: str, args: dict[str, Any], rates: bytes) -> bytes:
-    """The end of an event, from its name on. `rates` come after the args."""
+def layer_spans(
+    timeline: PlanTimeline, selection: Selection, bound: NDArray[np.bool_]
+) -> list[Span]:
+    """Layers, blocks in them, ops in those; the amounts are the kernels' bytes, then their FLOPs.
+    `bound` tells of which ops these are upper bounds."""
+    n = len(timeline.ops)
+    spans: list[tuple[int, int, Span]] = []
+    for level, cat, of in ((0, "layer", timeline.layers), (1, "block", timeline.blocks)):
+        for run in of if selection.ops is None else ():
+            if selection.has_layer(run.layer):
+                text = _text(run.name, cat, {"layer": run.layer})
+                spans.append((run.first, level, Span(run.first, n + run.last, text)))
+    for i, op in enumerate(timeline.ops):
+        if selection.has_op(op):
+            rates = [i] * (op.bytes > 0) + [n + i] * (op.flops > 0)
+            numbers = b',"GB/s":%d.%b' * (op.bytes > 0) + b',"GFLOP/s":%d.%b' * (op.flops > 0)
+            numbers += b',"bytes":%d,"flops":%d' * op.varies
+            args = {**op.args, "work": "at most"} if bound[i] else op.args
+            text = _text(op.title, op.block, args, numbers)
+            spans.append((i, 2, Span(i, n + i, text, rates, (i, n + i) if op.varies else ())))
+    # parents come before children that begin at the same time
+    spans.sort(key=lambda span: span[:2])
+    return [span for _, _, span in spans]
+
+
+def spans_of_thread(timeline: PlanTimeline, selection: Selection, gaps: bool) -> list[Span]:
+    """What one of ggml's threads did; the amounts are the kernels' waits."""
+    wait = _text("wait", "wait", {})
+    spans = []
+    for begin, end, kernel in thread_spans(timeline, selection, gaps):
+        if kernel is None:
+            spans.append(Span(begin, end, wait))
+        else:
+            op = timeline.ops[kernel]
+            text = _text(op.title, op.block, op.args, b',"wait_ns":%d')
+            spans.append(Span(begin, end, text, amounts=(kernel,)))
+    return spans
+
+
+def _text(name: str, cat: str, args: dict[str, Any], numbers: bytes = b"") -> bytes:
+    """The end of an event, from its name on. `numbers` come after the args."""
     text = orjson.dumps({"name": name, "cat": cat, "args": args}).replace(b"%", b"%%")
-    return text[1:-2] + rates + b"}}"
-
-
-def process_of(tid: int) -> int:
-    """The number of a track's context."""
-    return tid // PER_CONTEXT
+    return text[1:-2] + numbers + b"}}"

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
-from llamacpp_instr.graph.timeline import OpSlice, PlanTimeline, Run, Selection, layer_name
+from llamacpp_instr.graph.timeline import (
+    OpSlice,
+    PlanTimeline,
+    Run,
+    Selection,
+    layer_name,
+    thread_spans,
+)
 
 Int64 = NDArray[np.int64]
 
@@ -72,11 +79,6 @@ class ComputeTemplate:
     def end_of(self, kernel: int) -> int:
         """The number of the time when a kernel ended."""
         return self._n + kernel
-
-    @property
-    def done(self) -> int:
-        """The number of the time when all threads were done."""
-        return 2 * self._n
 
     def begin(self, time: int, name: str, category: str, layer: int | None = None) -> None:
         """Begins a slice at the time of that number."""
@@ -280,16 +282,11 @@ def thread_template(
     """What one of ggml's threads did: ops, each with its wait inside barriers, and the barriers
     between them where the log has them (`gaps`)."""
     template = ComputeTemplate(packets, track, len(timeline.ops))
-    last = len(timeline.ops) - 1
-    for i, op in enumerate(timeline.ops):
-        if not selection.has_op(op):
-            continue
-        if gaps and i:
-            template.begin(template.end_of(i - 1), "wait", "wait")
-            template.end(template.begin_of(i))
-        template.begin_op(i, op, ("what", "tensor", "layer"), waits=waits)
-        template.end(template.end_of(i))
-        if gaps and i == last:
-            template.begin(template.end_of(i), "wait", "wait")
-            template.end(template.done)
+    for begin, end, kernel in thread_spans(timeline, selection, gaps):
+        if kernel is None:
+            template.begin(begin, "wait", "wait")
+        else:
+            op = timeline.ops[kernel]
+            template.begin_op(kernel, op, ("what", "tensor", "layer"), waits=waits)
+        template.end(end)
     return template.close()
