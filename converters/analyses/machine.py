@@ -64,8 +64,6 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
     machine = machine.rows(_overlaps(machine, steps))
     if not len(machine):
         return None
-    if not len(taken_shares(session, machine)):
-        return None
     loads = [load for load in machine["load"] if load is not None]
     running = [n for n in machine["running"] if n is not None]
     return Machine(
