@@ -248,7 +248,8 @@ def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: A
         if (other := differs(cpu)) and flash:
             raise UsageError(
                 f"{source}: recorded on {cpu}, but this machine is {other}, and the parts of flash"
-                " attention must be timed where it ran; record there with --flash-attn off"
+                " attention must be timed where it ran; record there with"
+                " `instr run --flash-attn off`"
             )
         if other:
             notes.append(
