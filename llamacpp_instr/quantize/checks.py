@@ -73,7 +73,7 @@ def check_not_requantized(plan: QuantizationPlan) -> None:
         raise UsageError(
             f"{plan.source} is already quantized: {again[0].name!r} is {again[0].weight.type}, "
             f"and quantizing {len(again)} of {len(plan.tensors)} tensors again would lose more; "
-            "start from the F16 or F32 model, or allow it to be requantized"
+            "start from the F16 or F32 model, or use `instr quantize --allow-requantize`"
         )
 
 
@@ -124,7 +124,7 @@ def check_outputs(
         if needy and options.imatrix is None:
             raise UsageError(
                 f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
-                f"{needy[0].type}); compute one with llama-imatrix and quantize with it"
+                f"{needy[0].type}); compute one with llama-imatrix for `instr quantize --imatrix`"
             )
         if output.exists() and not output.is_file():
             raise UsageError(f"{output} is not a regular file; models are written only to files")

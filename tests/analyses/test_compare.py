@@ -331,7 +331,7 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", "--types", "Q4_0,Q4_0", "demo"), "twice")
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
     again = instr("compare", "--types", "Q4_0", q8)
-    assert_refused(again, "already quantized", "or allow it to be requantized")
+    assert_refused(again, "already quantized", "or use `instr quantize --allow-requantize`")
     assert_refused(instr("compare", "--types", "IQ2_XS", "demo"), "compute one with llama-imatrix")
     long = instr("compare", "--types", "Q4_0", "demo", "-p", "a " * 600, "--rounds", 1)
     assert "the context holds 512; make the context larger" in long.stderr
