@@ -176,7 +176,7 @@ def _options_of_others(args: Sequence[str], text: str) -> list[str]:
     command = main.get_command(context, next((word for word in args if word in names), ""))
     if command is None:
         return []
-    has = {name for of in command.params for name in (*of.opts, *of.secondary_opts)}
+    has = {name for of in command.get_params(context) for name in (*of.opts, *of.secondary_opts)}
     has |= {word.partition("=")[0] for word in args}
     rest = re.sub(r"`instr [^`]*`|record (it )?with(out)? --\S+", "", text)
     return [name for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", rest) if name not in has]

@@ -61,6 +61,10 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             if e["phase"] == "decode" and e.get("pos", -1) != 0:
                 found.n_taken += min(sampled[e["ctx"]], e["n_tokens"])
             sampled[e["ctx"]] = 0
+        elif kind == "kv" and e["op"] == "seq_add" and e["arg"] < 0 and e["ctx"] in prompts:
+            # a context shift: what was behind the prompt's end may lie before it now
+            end = prompts[e["ctx"]]
+            prompts[e["ctx"]] = min(end, max(end, e["p0"]) + e["arg"])
         elif kind == "step_end":
             b = begun[e["step"]]
             name = phase_of(b, prompts)

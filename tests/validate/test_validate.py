@@ -121,7 +121,8 @@ def test_the_command_says_what_was_checked(tmp_path: Path) -> None:
     assert ops["figures"]["faults"] == {"title": "faults", "value": 0, "unit": "count"}
     assert ops["figures"]["checked"]["value"] == 2 * 82
     assert [row["verdict"] for row in whole["rows"]] == ["ok"]
-    assert 0 < whole["figures"]["error"]["value"] < 1e-5
+    # how much of the tolerance of 2e-3 rounding takes depends on the processor
+    assert 0 < whole["figures"]["error"]["value"] < 1e-4
     assert [row["verdict"] for row in cache["rows"]] == ["ok"]
 
 
