@@ -23,8 +23,6 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     a multimodal projector, the first part of a split model, or demo for the demo model.
     """
     from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
-    from converters.analyses.memory.pictures import chart_bits_by_layer
-    from converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_any_file
 
     output.check(model)
@@ -37,5 +35,9 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
         reports.append(list_tensors(file))
     charts = []
     if output.form == "html" and file.weights:
+        # it draws with NumPy, which the headers do not need
+        from converters.analyses.memory.pictures import chart_bits_by_layer
+        from converters.analyses.stored_weights import stored_in_file
+
         charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
     output.write(reports, table=every, charts=charts, title=file.path.name)
