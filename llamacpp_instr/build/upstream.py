@@ -8,26 +8,27 @@ source, so two libraries with equal digests were built from the same text.
 from __future__ import annotations
 
 import hashlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta, Struct
 
 from llamacpp_instr.errors import BuildError
 
 PIN_FILE = "UPSTREAM.toml"
 
+_LINE = re.compile(r'(?P<key>\w+)\s*=\s*(?:"(?P<text>[^"]*)"|(?P<number>\d+))\s*(?:#.*)?')
 
-class Upstream(Struct, frozen=True, forbid_unknown_fields=True):
+
+@dataclass(frozen=True)
+class Upstream:
     """The pin: the sdist of llama-cpp-python, and the llama.cpp that it vendors."""
 
-    version: Annotated[str, Meta(pattern=r"^\d+(\.\d+)+$")]
+    version: str
     """of llama-cpp-python"""
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """of its sdist"""
-    commit: Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
-    """of the vendored llama.cpp"""
+    sha256: str
+    """of its sdist, 64 hexadecimal digits"""
+    commit: str
+    """of the vendored llama.cpp, 40 hexadecimal digits"""
     revision: int
     """number of the patch set's release for this version"""
 
@@ -52,13 +53,35 @@ def patches_dir() -> Path:
 
 
 def read_upstream(patches: Path) -> Upstream:
-    """The pin of the patch set in `patches`. Raises BuildError, which names the wrong key
-    or line."""
+    """The pin of the patch set in `patches`. Raises BuildError, which names the wrong line.
+
+    Parsed by hand, because the file has four flat keys and Python 3.10 has no TOML reader.
+    """
     path = patches / PIN_FILE
-    try:
-        return msgspec.toml.decode(_read(path), type=Upstream)
-    except msgspec.DecodeError as error:
-        raise BuildError(f"{path}: {' '.join(str(error).split())}") from None
+    found: dict[str, str | int] = {}
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            wanted = 'key = "text" or key = number'
+            raise BuildError(f"{path}:{number}: expected {wanted}, got {line!r}")
+        text = match["text"]
+        found[match["key"]] = int(match["number"]) if text is None else text
+    version, sha256, commit, revision = (
+        found.pop(key, None) for key in ("version", "sha256", "commit", "revision")
+    )
+    if not isinstance(version, str) or not re.fullmatch(r"\d+(\.\d+)+", version):
+        raise BuildError(f'{path}: version must be text such as "0.3.36", got {version!r}')
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise BuildError(f"{path}: sha256 must be 64 hexadecimal digits, got {sha256!r}")
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise BuildError(f"{path}: commit must be 40 hexadecimal digits, got {commit!r}")
+    if not isinstance(revision, int):
+        raise BuildError(f"{path}: revision must be a number, got {revision!r}")
+    if found:
+        raise BuildError(f"{path}: unknown key {next(iter(found))!r}")
+    return Upstream(version, sha256, commit, revision)
 
 
 def pin_line(patches: Path, key: str) -> str:

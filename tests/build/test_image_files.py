@@ -41,12 +41,16 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
                 place.write_bytes((REPOSITORY / source).read_bytes())
             elif source.startswith("llamacpp_instr"):
                 shutil.copytree(REPOSITORY / source, tmp_path / target)
-    code = "import llamacpp_instr.build.wheel as b; print(b.__file__)"
-    code += "; from llamacpp_instr.cli import main"
+    code = "import sys, llamacpp_instr.build.wheel as b; print(b.__file__)"
+    code += "; from llamacpp_instr.cli import main, build"
+    code += "; installed = [n for n, m in sys.modules.items() if 'site-packages' in str(m)]"
+    code += "; print(*{n.partition('.')[0] for n in installed} - {'_distutils_hack'})"
     command = [sys.executable, "-c", f"{code}; main(['build', '--help'])"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path))
+    file, packages, *_ = done.stdout.splitlines()
+    assert file.startswith(str(tmp_path))
+    assert f"pip install --no-cache-dir \"{packages}>=" in native
 
 
 def test_the_image_for_gpus_differs_only_where_it_must() -> None:
