@@ -332,7 +332,11 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert_refused(instr("compare", "--types", "Q4_0", q8, q4), "one MODEL")
     again = instr("compare", "--types", "Q4_0", q8)
     assert_refused(again, "already quantized", "or use `instr quantize --allow-requantize`")
-    assert_refused(instr("compare", "--types", "IQ2_XS", "demo"), "compute one with llama-imatrix")
+    needy = instr("compare", "--types", "IQ2_XS", "demo")
+    assert needy.returncode == 2
+    begun, why = needy.stderr.splitlines()
+    assert begun == "quantizing demo.gguf to IQ2_XS"
+    assert "compute one with llama-imatrix for `instr quantize --imatrix`" in why
     long = instr("compare", "--types", "Q4_0", "demo", "-p", "a " * 600, "--rounds", 1)
     assert "the context holds 512; make the context larger" in long.stderr
     assert "--ctx" not in long.stderr
