@@ -81,7 +81,7 @@ def layer_spans(
     timeline: PlanTimeline, selection: Selection, bound: NDArray[np.bool_]
 ) -> list[Span]:
     """Layers, blocks in them, ops in those; the amounts are the kernels' bytes, then their FLOPs.
-    `bound` tells of which ops these are upper bounds."""
+    `bound` is true for each op whose amounts are upper bounds."""
     n = len(timeline.ops)
     spans: list[tuple[int, int, Span]] = []
     for level, cat, of in ((0, "layer", timeline.layers), (1, "block", timeline.blocks)):
