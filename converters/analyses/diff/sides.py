@@ -128,8 +128,8 @@ def prepare(
     for session in (session for group in groups for session in group):
         if session.start.perturbed:
             raise UsageError(
-                f"{session.path}: tensor values were read (--stats), so its times must not be"
-                " compared; record it without --stats"
+                f"{session.path}: tensor values were read during the session, so its times must not"
+                " be compared; record it without --stats"
             )
         if by not in (None, "phase", "layer") and not session.ops:
             raise UsageError(
