@@ -162,16 +162,20 @@ def run(
         return
     from converters.analyses.summary import compute_summary
     from converters.report.text import render_text
-    from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.log.session import load_session
 
     click.echo(render_text(compute_summary(load_session(written))), err=True)
     notice(f"log: {written}")
     if perfetto is not None:
         from converters.exports.perfetto import Options, write_perfetto
+        from llamacpp_instr.cli import size_bound
+        from llamacpp_instr.cli.logs import Logs
 
-        with open_output(perfetto, force) as file:
-            write_perfetto(read_events(written), file, Options())
+        cure = f"convert some of its steps with `instr to-perfetto {written} --steps A:B`"
+        bound = size_bound.SizeBound(size_bound.MAX_TRACE, whole=True, cure=cure)
+        logs = Logs((str(written),), lenient=False)
+        with logs.converting(bound) as (events,), open_output(perfetto, force) as file:
+            write_perfetto(events, bound.counted(file), Options())
         notice(f"trace: {perfetto}")
 
 

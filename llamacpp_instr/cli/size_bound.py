@@ -1,4 +1,4 @@
-"""The bound on the size of a trace: said before it is written, and kept."""
+"""The bound on the size of a trace: checked while it is written, from an estimate early on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from llamacpp_instr.errors import UsageError
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.terminal import notice
 
+MAX_TRACE = 10**9
+"""bytes that the UI can open"""
 SAMPLE, LARGE = 16_000_000, 100_000_000
 """bytes of a trace from which on its size is estimated, and those that are worth a line"""
 

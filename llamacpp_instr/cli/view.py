@@ -10,11 +10,9 @@ import click
 from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
-from llamacpp_instr.cli.size_bound import SizeBound
+from llamacpp_instr.cli.size_bound import MAX_TRACE, SizeBound
 from llamacpp_instr.errors import UsageError
 
-MAX_TRACE = 10**9
-"""bytes that the UI can open"""
 SMALL_LOG = 32 << 20
 """bytes; for larger logs the arrows between ops would double a trace that is already large"""
 

@@ -50,7 +50,7 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     file, packages, *_ = done.stdout.splitlines()
     assert file.startswith(str(tmp_path))
-    assert f"pip install --no-cache-dir \"{packages}>=" in native
+    assert f'pip install --no-cache-dir "{packages}>=' in native
 
 
 def test_the_image_for_gpus_differs_only_where_it_must() -> None:

@@ -17,6 +17,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import size_bound
 from llamacpp_instr.cli.to_perfetto import to_perfetto
+from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit import steady_log
 from tests.kit.in_process import full_disk, instr_here
@@ -228,6 +229,20 @@ def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> Non
     assert (tmp_path / "b.pftrace").read_bytes() == written
     assert_refused(instr("run", "demo", "-p", "x", "--log", "c.log", "--perfetto", "a.pftrace"))
     assert not (tmp_path / "c.log").exists(), "known before the model runs"
+
+
+def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, str]) -> None:
+    """And its log, of which steps can be converted; the bound here is one that a test can reach."""
+    code = "from llamacpp_instr.cli import main, size_bound; size_bound.MAX_TRACE = 5000; main()"
+    words = ["run", "demo", "-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "convert some of its steps with `instr to-perfetto a.log --steps A:B`" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
+    assert load_session(tmp_path / "a.log").steps
 
 
 @pytest.mark.parametrize("command", ["to-perfetto", "to-perfetto --format json", "to-torch"])
