@@ -1,18 +1,18 @@
-"""Serves pages of ours to a browser on this machine.
+"""Serves pages to a browser on this machine.
 
 Invariant: it listens on the loopback interface, and answers only requests whose Host is that, and
-whose Origin, if any, is its own. What shows a log or a model lies under a random name, because
+whose Origin, if any, is the same. What shows a log or a model lies under a random name, because
 other users of this machine can reach the port.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,11 +24,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llamacpp_instr.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
-HOSTS = (LOOPBACK, "localhost")
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
+"""the Host of a browser on this machine, or behind `ssh -L`. Any other name is DNS rebinding"""
 LONGEST_URL = 1000
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " frame-ancestors 'none'; base-uri 'none'"
+)
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -37,10 +40,13 @@ HEADERS = {
 
 
 class LoopbackServer:
-    """Bound to a port of the loopback interface; 0 takes a free one. Raises UsageError if the port
-    is taken."""
+    """Bound to a port of the loopback interface; 0 takes a free one. Its pages may load what
+    `policy` allows, a Content-Security-Policy. Raises UsageError if the port is taken."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, policy: str = POLICY) -> None:
+        self._policy = policy
+        self._stopped = False
+        self._server: uvicorn.Server | None = None
         self._socket = socket.socket()
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,8 +56,8 @@ class LoopbackServer:
             self._socket.close()
             raise UsageError(f"--port {port}: {error.strerror}") from None
         self.port: int = self._socket.getsockname()[1]
-        self._name = secrets.token_urlsafe(16)
-        self.address = f"http://{LOOPBACK}:{self.port}/{self._name}/"
+        self._secret = secrets.token_urlsafe(16)
+        self.address = f"http://{LOOPBACK}:{self.port}/{self._secret}/"
 
     def serve(
         self,
@@ -67,19 +73,22 @@ class LoopbackServer:
             started()
             yield
 
-        routes = [Mount(f"/{self._name}", routes=own), *public]
-        app = _OwnOnly(Starlette(routes=routes, lifespan=lifespan), self.port)
+        routes = [Mount(f"/{self._secret}", routes=own), *public]
+        app = _OwnOnly(Starlette(routes=routes, lifespan=lifespan), self._policy)
         config = uvicorn.Config(
             app, log_level="critical", lifespan="on", ws="auto",
             timeout_graceful_shutdown=1, ws_max_size=1 << 16, server_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
+        self._server.should_exit = self._stopped
         with suppress(KeyboardInterrupt), self._socket:
             self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """End `serve`, from another thread."""
-        self._server.should_exit = True
+        """End `serve`, from another thread or a signal handler; before it has begun, too."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.should_exit = True
 
 
 def page_routes(package: str, files: Mapping[str, tuple[str, str]]) -> list[Route]:
@@ -99,9 +108,10 @@ def _file(data: bytes, media_type: str) -> Callable[[Request], Response]:
 class _OwnOnly:
     """Refuses requests that another page or another name led here, and adds HEADERS."""
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
+    def __init__(self, app: ASGIApp, policy: str) -> None:
         self._app = app
-        self._hosts = {f"{host}:{port}" for host in HOSTS}
+        headers = {"Content-Security-Policy": policy, **HEADERS}
+        self._headers = [(k.lower().encode(), v.encode()) for k, v in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -110,8 +120,8 @@ class _OwnOnly:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
-        own = len(hosts) == 1 and hosts[0] in self._hosts
-        if not own or any(urlsplit(origin).netloc not in self._hosts for origin in origins):
+        own = len(hosts) == 1 and HOST.fullmatch(hosts[0])
+        if not own or any(origin != f"http://{hosts[0]}" for origin in origins):
             if scope["type"] == "websocket":
                 await receive()
                 await send({"type": "websocket.close", "code": 4403})
@@ -124,8 +134,7 @@ class _OwnOnly:
 
         async def with_headers(message):  # type: ignore[no-untyped-def]
             if message["type"] == "http.response.start":
-                added = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
+                message = {**message, "headers": [*message["headers"], *self._headers]}
             await send(message)
 
         await self._app(scope, receive, with_headers)

@@ -30,7 +30,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tensors": ("values as safetensors, instr to-flashinfer", ("safetensors",)),
     "torch": ("instr to-torch", ("tensorboardX",)),
     "tui": ("instr live --tui", ("textual",)),
-    "view": ("instr view", ("viztracer",)),
+    "view": ("instr view", ("viztracer", "starlette", "uvicorn")),
 }
 """extra -> what needs it, and the modules that it installs"""
 

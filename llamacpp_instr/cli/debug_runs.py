@@ -175,7 +175,7 @@ def debug_model_on_page(arguments: Json, breakpoints: Sequence[str], serving: Se
     with ends_by_signals():
         try:
             hub.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
-            server.run(lambda: serving.show(server))
+            server.run(lambda: serving.show(server.address))
         finally:
             hub.close()
     for line in hub.lines:
@@ -203,7 +203,7 @@ def debug_program_on_page(
             thread.start()
             started.wait()
             hub.start({}, breakpoints, wait=False)
-            serving.show(server)
+            serving.show(server.address)
             try:
                 with session, hub.adapter.debugger:
                     run_program(command)

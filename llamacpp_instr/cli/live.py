@@ -59,7 +59,7 @@ def show(log: str, serving: Serving) -> None:
     hub.start()
 
     def started() -> None:
-        serving.show(server)
+        serving.show(server.address)
         print_line(f"metrics: {server.metrics}")
 
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import threading
 from collections import deque
@@ -11,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from converters.live.hub import Hub
+from converters.perfetto_ui import FIRST_SIGHT, UiServer, find_ui
 from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.isolated import python
 from llamacpp_instr.log.follow import FollowedLog
 from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.view import FIRST_SIGHT, Server, find_ui
 
 OPEN = 4
 """traces at once: the latest; a tab that shows an older one has read it"""
@@ -39,7 +38,7 @@ class RangeOpener:
         self._ends = ExitStack()
         self._folder: Path | None = None
         self._count = 0
-        self._shown: deque[tuple[Path, Server | None]] = deque()
+        self._shown: deque[ExitStack] = deque()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
 
@@ -54,7 +53,7 @@ class RangeOpener:
         if self._child is not None:
             self._child.kill()
         while self._shown:
-            self._forget()
+            self._shown.popleft().close()
         self._ends.close()
 
     def open(self, first: int, last: int) -> str | Path:
@@ -62,14 +61,19 @@ class RangeOpener:
         trace if the UI is not installed. Raises UsageError if no step of that time is known,
         InstrError if the conversion fails."""
         trace = self._convert(first, last)
-        server = None
-        with contextlib.suppress(UsageError):
-            server = Server(trace, find_ui())
-            threading.Thread(target=_serve, args=(server,), daemon=True).start()
-        self._shown.append((trace, server))
+        self._shown.append(shown := ExitStack())
         if len(self._shown) > OPEN:
-            self._forget()
-        return server.address(FIRST_SIGHT) if server else trace
+            self._shown.popleft().close()
+        shown.callback(trace.unlink, missing_ok=True)
+        try:
+            server = UiServer(trace, find_ui())
+        except UsageError:
+            return trace
+        serving = threading.Thread(target=server.run, daemon=True)
+        serving.start()
+        shown.callback(serving.join)
+        shown.callback(server.stop)
+        return server.opening(FIRST_SIGHT)
 
     def _convert(self, first: int, last: int) -> Path:
         start, steps = self._hub.look(lambda state: (state.start, state.steps_between(first, last)))
@@ -93,16 +97,3 @@ class RangeOpener:
         if self._child.returncode != 0:
             raise InstrError(f"the log was not converted: {told.strip()[-500:]}")
         return trace
-
-    def _forget(self) -> None:
-        """Close the oldest."""
-        trace, server = self._shown.popleft()
-        if server is not None:
-            server.shutdown()
-            server.server_close()
-        trace.unlink(missing_ok=True)
-
-
-def _serve(server: Server) -> None:
-    with contextlib.suppress(KeyboardInterrupt):  # the parent process has ended
-        server.serve_forever()

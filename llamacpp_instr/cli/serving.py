@@ -1,18 +1,15 @@
-"""A page of ours in the browser: its port, and who opens it."""
+"""A page in the browser: its port, and whether a browser opens it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from llamacpp_instr.cli.options import gathered
 from llamacpp_instr.terminal import print_line
-
-if TYPE_CHECKING:
-    from converters.serving import LoopbackServer
 
 
 @dataclass(frozen=True)
@@ -22,15 +19,15 @@ class Serving:
     port: int | None = None
     no_browser: bool = False
 
-    def show(self, server: LoopbackServer) -> None:
-        """Print the address of a server that answers, and open it."""
+    def show(self, address: str) -> None:
+        """Print the address of a page that is served, and open it."""
         import threading
         import webbrowser
 
-        print_line(server.address)
+        print_line(address)
         if not self.no_browser:
             # some browsers are waited for, and they wait for the page
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def serving_options(of: str = "") -> Callable[[Any], Any]:

@@ -12,6 +12,7 @@ from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.cli.size_bound import MAX_TRACE, SizeBound
 from llamacpp_instr.errors import UsageError
+from llamacpp_instr.extras import need
 
 SMALL_LOG = 32 << 20
 """bytes; for larger logs the arrows between ops would double a trace that is already large"""
@@ -28,9 +29,9 @@ def view(logs: Logs, serving: Serving) -> None:
     is converted first; the parts of a rotated log are one session. A trace (.pftrace or .json, also
     with .gz) is shown unchanged.
     """
+    need("view", "starlette", "uvicorn")
+    from converters.perfetto_ui import find_ui, is_trace, show
     from llamacpp_instr.temporary import temporary_directory
-    from llamacpp_instr.terminal import print_line
-    from llamacpp_instr.view import find_ui, is_trace, show
 
     find_ui()  # before the conversion, which may take a while
     paths = [Path(name) for name in logs.names]
@@ -45,7 +46,7 @@ def view(logs: Logs, serving: Serving) -> None:
             # the UI shows the file name: the log's, with another suffix
             trace = directory / f"{path.name.partition('.')[0][:50]}.pftrace"
             visible = _convert(logs, trace)
-        show(trace, serving.port or 0, not serving.no_browser, visible, print_line)
+        show(trace, serving.port or 0, visible, serving.show)
 
 
 def _convert(logs: Logs, trace: Path) -> tuple[int, int] | None:

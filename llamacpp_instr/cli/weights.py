@@ -126,4 +126,4 @@ def _show(
     other = (original, WeightReader(original)) if original is not None else None
     tensors = Tensors((file, reader), other, usable_cpus())
     server = WeightsServer(tensors, serving.port or 0)
-    server.run(lambda: serving.show(server))
+    server.run(lambda: serving.show(server.address))

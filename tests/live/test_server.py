@@ -177,7 +177,6 @@ def test_a_range_is_shown_sent_or_named(served: Served) -> None:
     "headers",
     [
         {"Host": "evil.example"},
-        {"Host": "127.0.0.1:1"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1.evil.example"},

@@ -47,6 +47,7 @@ from converters.flashinfer.workloads import find_workloads
 from converters.fleet.collect import collect
 from converters.fleet.dataset import TABLES
 from converters.fleet.sources import find_sources
+from converters.perfetto_ui import is_trace
 from converters.report.page import render_page
 from converters.report.tree import leaves, outline
 from llamacpp_instr.errors import UsageError
@@ -55,7 +56,6 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_parts, load_session
 from llamacpp_instr.terminal import printable
-from llamacpp_instr.view import is_trace
 from tests.fuzz.guard import check_figures, check_reports, check_terminal, may_refuse
 
 SOUND = Path(__file__).parent.parent / "corpus" / "log"
