@@ -70,13 +70,13 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
         assert printed.stdout.startswith(beginning)
         if form == "csv":
             assert len({len(row) for row in csv.reader(printed.stdout.splitlines())}) == 1
-        path.write_text("mine")
-        again = instr(REPORTS[name], "-o", path)
-        assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
-        assert f"{path} exists; use --force" in again.stderr
-        assert path.read_text() == "mine"
-        assert instr(REPORTS[name], "-o", path, "--force").exit_code == 0
-        assert path.read_text() == printed.stdout
+    path.write_text("mine")
+    again = instr(REPORTS[name], "-o", path)
+    assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
+    assert f"{path} exists; use --force" in again.stderr
+    assert path.read_text() == "mine"
+    assert instr(REPORTS[name], "-o", path, "--force").exit_code == 0
+    assert path.read_text() == printed.stdout
 
 
 @pytest.mark.parametrize(
