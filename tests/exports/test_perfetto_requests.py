@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from converters.exports.perfetto import Options, write_perfetto
-from converters.exports.perfetto import requests as requests_of_trace
+from converters.exports.perfetto import Options, stream, write_perfetto
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
@@ -89,7 +88,7 @@ def test_a_request_has_flows_to_its_first_steps(
 ) -> None:
     log, trace = tmp_path / "made.log", tmp_path / "made.pftrace"
     log.write_bytes(encode(served(Random(5))))
-    monkeypatch.setattr(requests_of_trace, "FLOWS", 3)
+    monkeypatch.setattr(stream, "REQUEST_FLOWS", 3)
     with trace.open("wb") as file:
         write_perfetto(read_events(log), file, Options())
     (flows,) = ask(

@@ -8,7 +8,7 @@ what lies before it on its track.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -66,10 +66,13 @@ class StepSlices:
         begin: int,
         end: int,
         category: str,
-        args: dict[str, Value],
+        args: Mapping[str, Value],
+        flows: Iterable[int] = (),
+        seldom: bool = False,
     ) -> None:
-        """One slice."""
-        event = self._packets.event(BEGIN, track, name, category, args)
+        """One slice, from which `flows` lead; `seldom` if few have the name."""
+        event = self._packets.event(BEGIN, track, name, category, args, seldom=seldom)
+        event.flow_ids.extend(flows)
         self._write(event_packet(begin, event) + event_packet(max(begin, end), closing(track)))
 
     def instant(self, track: int, name: str, t: int, category: str, args: dict[str, Value]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -11,9 +12,9 @@ import msgspec
 
 from converters.exports.perfetto.kernels import KernelSlices
 from converters.exports.perfetto.packets import Packets, Value, first_packets
-from converters.exports.perfetto.requests import RequestSlices
 from converters.exports.perfetto.steps import StepSlices
 from converters.exports.perfetto.tracks import Tracks
+from converters.exports.requests import RequestSlice
 from converters.exports.steps import OpenStep, TracedSteps, achieved
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Selection
@@ -41,6 +42,9 @@ from llamacpp_instr.schema import (
     TensorStats,
     Token,
 )
+
+REQUEST_FLOWS = 1 << 17
+"""from one request: to the steps of a context of 131,072 tokens"""
 
 
 @dataclass(frozen=True)
@@ -114,13 +118,14 @@ class _Writer:
         self._packets = packets = Packets()
         self._tracks = tracks = Tracks(self._emit, name, n_tracks)
         self._draw = draw = StepSlices(packets, tracks, self._emit)
-        self._requests = RequestSlices(packets, tracks, self._emit, self._new_flows)
+        self._request_flows: dict[int, array[int]] = {}
+        """to the steps of each request that has not ended, by `id`"""
         flows = self._new_flows if options.flows else None
         self._kernels = KernelSlices(packets, self._emit, self._selection, flows)
         self._refs = Resolver()
         self._steps = steps = TracedSteps(
             self._refs, self._selection, self._step, draw.phase, draw.compute, self._layers,
-            self._requests.draw,
+            self._request,
         )  # fmt: skip
         self._unloaded: dict[int, Model] = {}
         """models without a context"""
@@ -253,9 +258,17 @@ class _Writer:
             self._draw_token(token, flows[-1] if taken else None)
 
     def _step(self, step: OpenStep, end: StepEnd | None, t: int, served: Sequence[Request]) -> None:
-        flows = map(self._requests.flow, served)
-        step.flows += [flow for flow in flows if flow is not None]
+        for request in served:
+            flows = self._request_flows.setdefault(id(request), array("q"))
+            if len(flows) < REQUEST_FLOWS:
+                flows.append(self._new_flows(1))
+                step.flows.append(flows[-1])
         self._draw.step(step, end, t)
+
+    def _request(self, of: RequestSlice) -> None:
+        track = self._tracks.child(self._tracks.context(of.request.ctx), "requests", lane=of.lane)
+        flows = self._request_flows.pop(id(of.request), ())
+        self._draw.slice(track, of.name, of.begin, of.end, "request", of.args, flows, seldom=True)
 
     def _layers(self, ctx: int, layers: Layers) -> None:
         track = self._tracks.child(self._tracks.context(ctx), "layers")
