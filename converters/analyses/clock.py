@@ -1,4 +1,4 @@
-"""The time of a session by the clock: what passed inside llama.cpp, and what outside of it.
+"""The time of a session by the clock: what passed inside llama.cpp, on devices, and outside of it.
 
 Invariant: time in which several contexts work counts once, so steps, sampling and the rest add up
 to the time by the clock. All times are in ns.
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.report.report import Cell, Column, Figures, Report, shown
+from llamacpp_instr.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.session import Session, Table
 
@@ -128,3 +129,27 @@ def clock_sentences(report: Report, n_requests: int) -> list[list[Cell]]:
         of = f"medians of {n_requests:,} requests" if n_requests > 1 else "one request"
         rows.append(["waiting", f"{text} ({of})"])
     return rows
+
+
+def untimed_note(session: Session) -> str:
+    """A sentence for tables of kernels; empty if all kernels are timed."""
+    found = {name for graph in session.graphs.values() for name in untimed_backends(graph)}
+    if not found:
+        return ""
+    return f"Kernels on {', '.join(sorted(found))} are not timed, so no row has them."
+
+
+def device_times(session: Session) -> dict[int, int]:
+    """By compute with parts on a device: the ns in which thread 0 copied inputs for a part, waited
+    for the part before it, or was in one that is not the CPU's. Then it ran no kernel."""
+    graph_of = dict(session.computes.tuples("compute", "graph"))
+    found: dict[int, int] = {}
+    for splits in session.splits:
+        graph = session.graphs[graph_of[splits.compute]]
+        if splits.label is None or not untimed_backends(graph):
+            continue
+        backends = [graph.splits[i].backend for i in splits.label.tolist()]
+        elsewhere = np.array([backend != "CPU" for backend in backends], np.bool_)
+        gaps = 0 if splits.gap is None else int(splits.gap.sum())
+        found[splits.compute] = gaps + int(splits.dur[elsewhere].sum())
+    return found

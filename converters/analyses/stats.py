@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.devices import untimed_note
+from converters.analyses.clock import untimed_note
 from converters.analyses.stats_keys import (
     LEFT_OUT,
     OF_KERNEL,

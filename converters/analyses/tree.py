@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.devices import device_times
+from converters.analyses.clock import device_times
 from converters.report.tree import Node, Tree
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read

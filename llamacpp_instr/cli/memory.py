@@ -74,7 +74,7 @@ def memory(
     """
     from converters.analyses.memory import joined_tensors, shortened
     from converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
-    from converters.report.side_by_side import named_by
+    from converters.report.arrange import named_by
     from llamacpp_instr.llama.engine import ContextOptions
 
     output.check(*sources)

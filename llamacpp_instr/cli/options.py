@@ -244,7 +244,7 @@ class ReportOutput:
         self, named: Sequence[tuple[str, Sequence[Report], Report | None]], **more: Any
     ) -> None:
         """Write the reports of several logs, with the arguments of `side_by_side` and `write`."""
-        from converters.report.side_by_side import side_by_side
+        from converters.report.arrange import side_by_side
 
         reports, table = side_by_side(named)
         self.write(reports, table=table, **more)

@@ -31,9 +31,8 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     log are one session. The tables of several sessions have a first column `log` with the name of
     each row's log. DIR appears when all its files are complete.
     """
-    from converters.exports.table_files import write_csv, write_parquet
+    from converters.exports.table_files import stream_runs, write_csv, write_parquet
     from converters.exports.tables import NAMES
-    from converters.exports.tables.several import stream_runs
     from llamacpp_instr.log.reader import LogEnd
     from llamacpp_instr.log.runs import Run, find_runs
     from llamacpp_instr.output import check_not_input, open_output_directory

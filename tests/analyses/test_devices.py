@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.analyses.devices import device_times
+from converters.analyses.clock import device_times
 from converters.analyses.findings import find_causes
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from converters.analyses.devices import device_times
+from converters.analyses.clock import device_times
 from converters.analyses.findings.facts import Facts, Finding
 from converters.report.report import shown
 from llamacpp_instr.graph.kernels import kernel_nodes, weight_read

@@ -8,13 +8,13 @@ a plan have in common is encoded once; per compute only numbers are put into it.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 
-from converters.exports.chrome.begun import Begun
 from converters.exports.chrome.kernels import (
     SEPARATOR,
     Int64,
@@ -29,7 +29,7 @@ from converters.exports.steps import OpenStep, TracedSteps, achieved, compute_ph
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.timeline import Lanes, Selection, layer_name, plan_timeline, remember
 from llamacpp_instr.log.columns import kernel_times
-from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.reader import EventReader, LogEnd
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.schema import (
@@ -71,7 +71,7 @@ def write_chrome(
     (`log.resolve`), unless `lenient`; and UsageError when nothing of a log was selected.
     """
     chosen = selection or Selection()
-    readers = [Begun(each) for each in (reader, *others)]
+    readers = [_Started(each) for each in (reader, *others)]
     if compress:
         with gzip.GzipFile("", "wb", 5, output, mtime=0) as file:
             return _write_all(readers, file.write, chosen, threads, lenient)
@@ -79,7 +79,7 @@ def write_chrome(
 
 
 def _write_all(
-    readers: Sequence[Begun],
+    readers: Sequence[_Started],
     write: Callable[[bytes], object],
     selection: Selection,
     threads: bool,
@@ -333,3 +333,30 @@ class _Writer:
             on = self.tracks.on(compute.ctx, "thread", ops.thread)
             wait = np.array(ops.wait, np.int64)
             draw(on, gaps, lambda: spans_of_thread(timeline, chosen, gaps), wait)
+
+
+class _Started:
+    """Gives the events of `reader`, once, from the first on."""
+
+    def __init__(self, reader: EventReader) -> None:
+        self._reader = reader
+        events = iter(reader)
+        first = list(islice(events, 1))
+        self._events = chain(first, events)
+        self.start = first[0][1] if first and isinstance(first[0][1], SessionStart) else None
+        """None if the first event is damaged; reading the rest reports that"""
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        return self._events
+
+    @property
+    def path(self) -> str:
+        return self._reader.path
+
+    @property
+    def end(self) -> LogEnd | None:
+        return self._reader.end
+
+    @end.setter
+    def end(self, end: LogEnd | None) -> None:
+        self._reader.end = end

@@ -18,8 +18,6 @@ from zlib import crc32
 import orjson
 
 from converters.exports.torch.kernels import DEVICE, SEPARATOR, KernelText
-from converters.exports.torch.memory import HeldMemory
-from converters.exports.torch.scalars import Scalars
 from llamacpp_instr.errors import LogError, UsageError
 from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.columns import kernel_times
@@ -208,3 +206,63 @@ class _Writer:
 
 def _named(name: str, pid: int, value: str, key: str = "name", tid: int = 0) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
+
+
+class Scalars:
+    """An event file that is being written."""
+
+    def __init__(self, path: Path, wall: int) -> None:
+        """`wall` is the session's begin in ns since 1970."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.record_writer import RecordWriter
+
+        self._event, self._summary, self._wall = Event, Summary, wall
+        self._file: Any = RecordWriter(str(path))
+        self._write(Event(wall_time=wall / 1e9, file_version="brain.Event:2"))
+
+    def add(self, name: str, value: float, step: int, t: int) -> None:
+        """A value at `t` ns after the session's begin."""
+        value_ = self._summary.Value(tag=name, simple_value=value)
+        self._write(
+            self._event(
+                wall_time=(self._wall + t) / 1e9,
+                step=step,
+                summary=self._summary(value=[value_]),
+            )
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        self._file.write(event.SerializeToString())
+
+
+class HeldMemory:
+    """Follows the `memory` events of a session."""
+
+    def __init__(self) -> None:
+        self._of_context: dict[int, Counter[tuple[str, str]]] = {}
+        self._owner: dict[int, int] = {}
+        """by model: the context whose weights count"""
+
+    def take(self, memory: Memory, model: int) -> Counter[tuple[str, str]]:
+        """What has changed, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)."""
+        owner = self._owner.setdefault(model, memory.ctx)
+        now: Counter[tuple[str, str]] = Counter()
+        for use in memory.buffers:
+            now[use.buffer, "weights"] += use.model if owner == memory.ctx else 0
+            now[use.buffer, "KV cache"] += use.context
+            now[use.buffer, "compute"] += use.compute
+        changed = now.copy()
+        changed.subtract(self._of_context.get(memory.ctx, Counter()))
+        self._of_context[memory.ctx] = now
+        return Counter({key: n for key, n in changed.items() if n})
+
+    def total(self) -> Counter[tuple[str, str]]:
+        """What all contexts hold, by buffer and kind."""
+        total: Counter[tuple[str, str]] = Counter()
+        for of in self._of_context.values():
+            total.update(of)
+        return total
