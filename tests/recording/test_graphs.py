@@ -6,13 +6,16 @@ import functools
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.reader import read_events as read_log
 from llamacpp_instr.schema import LEVELS
 from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, patched_tree, random_models
@@ -95,15 +98,27 @@ def test_a_graph_is_ggmls(name: str, read: Read) -> None:
 def test_the_layer_of_a_node_is_that_of_its_name(name: str, read: Read) -> None:
     """llama.cpp names a node of a layer `NAME-LAYER`, and ggml what it makes of it `… (view)`."""
     _, log = read(name, "detailed")
-    named = 0
+    named = Counter[str]()
     for graph in read_events(log, "graph"):
         assert "nb" not in graph["nodes"]
         for node, layer in zip(graph["nodes"]["name"], graph["nodes"]["layer"], strict=True):
             of_name = re.match(r"(?:.*-|cache_[kv]_l)(\d+)(?: \(.*)?$", node)
-            if of_name and graph["source"] != "memory_update":
+            if of_name:
                 assert layer == int(of_name[1]), node
-                named += 1
-    assert named > 50
+                named[graph["source"]] += 1
+    assert named["decode"] > 50
+    assert name != "demo" or named["memory_update"] == 8
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_not_there_is_not_written(name: str, level: str, read: Read) -> None:
+    """An absent layer or sequence is not -1, and gaps of zero have no column."""
+    _, log = read(name, level)
+    for line, (_, event) in zip(read_events(log), read_log(log), strict=True):
+        told = json.loads(msgspec.json.encode(event))
+        assert {key for key, value in line.items() if value == -1} <= told.keys()
+        assert any(line.get("gap", [1]))
 
 
 def test_where_a_graph_comes_from(read: Read) -> None:

@@ -204,6 +204,20 @@ def test_a_log_is_replaced_whole_and_by_one_process_of_a_command(
     assert left == {*bystanders, "s.part3.log"}
 
 
+def test_the_programs_standard_input_stays_open_after_a_log_replaced_another(
+    tmp_path: Path,
+) -> None:
+    body = """
+        import llamacpp_instr
+        for _ in range(2):
+            with llamacpp_instr.record(os.environ["LOG"], force=True):
+                decode(1)
+        os.fstat(0)
+    """
+    assert run_program(body, None, LOG=str(tmp_path / "s.log")).returncode == 0
+    assert count_steps(tmp_path / "s.log") == 1
+
+
 def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None:
     log = tmp_path / "s.log"
     log.write_text('{"event":"session_start", an older one')

@@ -42,6 +42,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["a secret is told", "risk-free-software"], "a secret is told risk-free-software"),
         (["--max-tokens", "100", "--tokenizer", "x"], "--max-tokens 100 --tokenizer x"),
         (["--author", "me", "sk-short", ""], "--author me sk-short "),
+        (["--api-key", "", "S"], "--api-key  [redacted]"),
+        (["sh -c  --api-key   S"], "sh -c  --api-key   [redacted]"),
     ],
 )
 def test_secrets_are_redacted_and_nothing_else(
