@@ -222,18 +222,8 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
 }  // namespace
 
 graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
-    // llama.cpp keeps one or two graphs per context; an older one is never computed again
-    constexpr size_t graphs_kept = 4;
-
-    const uint64_t uid = ggml_instr_graph_uid(gf);
-    auto & graphs = state.graphs;
-    const auto known = std::find_if(graphs.begin(), graphs.end(), [uid](const auto & graph) { return graph->uid == uid; });
-    if (known != graphs.end()) {
-        std::rotate(known, known + 1, graphs.end());
-        return *graphs.back();
-    }
     auto graph = std::make_unique<graph_state>();
-    graph->uid = uid;
+    graph->uid = ggml_instr_graph_uid(gf);
     graph->id  = s.all->next_graph++;
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
         const ggml_tensor * node  = ggml_graph_node(gf, i);
@@ -253,11 +243,8 @@ graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, con
     if (!is_update) {
         state.graphs_known = true;
     }
-    if (graphs.size() >= graphs_kept) {
-        graphs.erase(graphs.begin());
-    }
-    graphs.push_back(std::move(graph));
-    return *graphs.back();
+    state.graph = std::move(graph);
+    return *state.graph;
 }
 
 }  // namespace llama_instr

@@ -23,7 +23,7 @@ struct graph_state {
     bool     splits_matter = false;  // more than one, or a device
 };
 
-// The graph that is about to be computed, if it was not the last one: known, or written now. `built_layers` are the
+// The graph that is about to be computed, if it was not the last one; it is written now. `built_layers` are the
 // layers of a graph that was just built.
 graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
 
