@@ -46,8 +46,10 @@ def test_a_mark_names_its_sequence_at_its_end(tmp_path: Path) -> None:
             request.seq = 7
         with session.mark("other"):
             pass
+        with session.mark("first") as request:
+            request.seq = 0
         refused = pytest.raises(UsageError, match="256 is not in 0 to 255")
         with refused, session.mark("wrong") as request:
             request.seq = 256
     marks = read_events(tmp_path / "a.log", "mark")
-    assert [mark.get("seq") for mark in marks] == [None, 7, None, None, None, None]
+    assert [mark.get("seq") for mark in marks] == [None, 7, None, None, None, 0, None, None]
