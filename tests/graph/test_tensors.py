@@ -9,6 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from llamacpp_instr.graph.kernels import node_work, plan_kernels
+from llamacpp_instr.graph.tensors import tensor
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.schema import Graph, Plan
 from tests.conftest import Instr
@@ -44,7 +45,7 @@ def test_a_view_with_gaps_has_the_bytes_of_its_elements(instr: Instr, tmp_path: 
         assert nodes is not None
         for i, op in enumerate(nodes.op):
             if op in ("MUL_MAT", "SOFT_MAX", "CONT", "GLU", "ADD", "RMS_NORM", "ROPE"):
-                own = sum(addresses(graph, tensor) for tensor in (*nodes.src[i], i))
+                own = sum(addresses(graph, of) for of in (*nodes.src[i], i))
                 assert node_work(graph, i)[1] == own, nodes.name[i]
                 seen += op == "MUL_MAT" and any(
                     s >= 0 and addresses(graph, s) < nodes.bytes[s] for s in nodes.src[i]
@@ -71,3 +72,33 @@ def test_the_cells_of_several_streams_have_no_gap_between_them() -> None:
     kernels = plan_kernels(graph, Plan(t=0, plan=0, graph=0, node=[0]))
     assert kernels.bytes.tolist() == [4 * 64 * 4 * 3 * 2 + cached + 2 * 256 * 3]
     assert kernels.attention[0].cell_bytes == cached // 256
+
+
+def test_leafs_count_down_from_minus_one_and_nodes_up_from_zero() -> None:
+    graph = graph_of(["a", "b"], ["c", "d"], [[-1, -2], [0, -2]])
+    names = [tensor(graph, number).name for number in (-2, -1, 0, 1)]
+    assert names == ["b", "a", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("type_", "ne", "span", "n_bytes"),
+    [
+        ("f32", [8, 2], 64, 64),
+        ("f32", [8, 2], 900, 64),
+        ("f32", [8, 2], 40, 40),
+        ("q4_0", [64, 3], 500, 6 * 18),
+        ("q4_0", [64, 3], 100, 100),
+        ("of_tomorrow", [64, 3], 500, 500),
+    ],
+)
+@pytest.mark.parametrize("number", [-1, 0])
+def test_a_tensor_has_the_bytes_of_its_elements_but_no_more_than_its_span(
+    type_: str, ne: list[int], span: int, n_bytes: int, number: int
+) -> None:
+    """Gaps do not count. Elements that overlap have no more than their span, and of a type that is
+    not known the span is all that there is."""
+    graph = graph_of(["a"], ["b"], [[-1]])
+    nodes, leaf = graph.whole, graph.leafs[0]
+    nodes.type[0], nodes.ne[0], nodes.bytes[0] = type_, ne, span
+    leaf.type, leaf.ne, leaf.bytes = type_, ne, span
+    assert tensor(graph, number)[1:] == (type_, ne, n_bytes)

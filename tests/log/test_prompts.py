@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from converters.analyses.summary import compute_summary
 from converters.exports.chrome import write_chrome
@@ -20,11 +21,11 @@ from converters.exports.flat import LineSelection, expand_lines
 from converters.exports.tables import load_tables
 from converters.fleet.rows import LogRows
 from converters.live.state import LiveState
-from llamacpp_instr.log.batches import Batches
+from llamacpp_instr.log.batches import Batches, Part
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import StepBegin, Token
+from llamacpp_instr.schema import Kv, StepBegin, Token
 from tests.kit.completions import KINDS
 from tests.kit.native_kit import ROOT
 from tests.kit.reports import by_title, rows
@@ -225,6 +226,23 @@ Turn = tuple[int, int, int, bool, bool]
              (8, 1, 1, False, PREFILL)],
             id="the application samples, a prompt in two batches, the same again",
         ),
+        pytest.param(
+            [(0, 8, 1, False, PREFILL), (8, 1, 1, False, DECODE), (9, 2, 2, False, PREFILL),
+             (11, 1, 1, False, DECODE)],
+            id="the application samples, a later prompt of two tokens with all logits",
+        ),
+        pytest.param(
+            [(0, 63, 1, False, PREFILL), (63, 1, 1, False, DECODE)],
+            id="the application samples, a prompt of one token less than a batch holds",
+        ),
+        pytest.param(
+            [(0, 64, 64, False, PREFILL), (64, 1, 1, False, DECODE)],
+            id="the application samples, a full batch with all logits",
+        ),
+        pytest.param(
+            [(5, 2, 2, False, PREFILL), (7, 2, 1, True, PREFILL), (9, 1, 1, True, DECODE)],
+            id="the middle, two tokens and two of which one has an output",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("seq", [0, 3])
@@ -252,3 +270,64 @@ def test_a_token_of_several_sequences_ends_the_prompt_of_each() -> None:
         )  # fmt: skip
         assert [part.prompt for part in batches.parts(begin)] == [step == 0] * 3
         batches.sampled(Token(t=step, ctx=0, step=step, seq=-1, index=0, id=1, text="", dur=1))
+
+
+def of_one(step: int, pos: int, tokens: int = 1, **more: Any) -> StepBegin:
+    """A batch of one sequence, in a log that does not name it."""
+    known: dict[str, Any] = {"kind": "decode", "phase": "decode", "n_outputs": 1, **more}
+    return StepBegin(t=step, step=step, ctx=0, n_tokens=tokens, n_seqs=1, pos=pos, **known)
+
+
+def test_a_batch_without_its_sequence_is_of_sequence_0() -> None:
+    batches = Batches(64)
+    (prompt,) = batches.parts(of_one(0, 0, 8))
+    assert prompt == Part(seq=0, pos=0, tokens=8, outputs=1, prompt=True)
+    (decode,) = batches.parts(of_one(1, 8))
+    assert decode == Part(seq=0, pos=8, tokens=1, outputs=1, prompt=False)
+
+
+def test_batches_of_several_sequences_that_are_not_named_are_unknown() -> None:
+    assert Batches(64).parts(replace(of_one(0, 0, 8), n_seqs=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "pos", "prompt"),
+    [
+        ("decode", "prefill", -1, True),
+        ("decode", "decode", -1, False),
+        ("encode", "encode", -1, True),
+        ("encode", "encode", 5, True),
+    ],
+)
+def test_without_positions_the_phase_of_the_recorder_counts(
+    kind: str, phase: str, pos: int, prompt: bool
+) -> None:
+    (part,) = Batches(64).parts(of_one(0, pos, kind=kind, phase=phase))
+    assert part.prompt is prompt
+
+
+@pytest.mark.parametrize(
+    ("shift", "end"),
+    [
+        pytest.param({"p0": 5, "arg": -3}, 5, id="inside the prompt"),
+        pytest.param({"p0": None, "arg": -3}, 5, id="of everything"),
+        pytest.param({"p0": 10, "arg": -3}, 7, id="behind it, to within it"),
+        pytest.param({"p0": 10, "arg": -1}, 8, id="behind it"),
+        pytest.param({"p0": 5, "arg": 3}, 8, id="backwards"),
+        pytest.param({"p0": 5, "arg": None}, 8, id="by nothing"),
+        pytest.param({"p0": 5, "arg": -3, "op": "seq_div"}, 8, id="a division"),
+        pytest.param({"p0": 5, "arg": -3, "seq": 1}, 8, id="of another sequence"),
+        pytest.param({"p0": 5, "arg": -3, "seq": None}, 8, id="of no sequence"),
+    ],
+)
+def test_a_shift_moves_the_end_of_the_prompt(shift: dict[str, Any], end: int) -> None:
+    """Tokens from there on are a decode; those before are a prompt again."""
+    for pos, prompt in ((end, False), (end - 1, True)):
+        batches = Batches(64)
+        for step, (at, n) in enumerate(((0, 8), (8, 1), (9, 1), (10, 1))):
+            batches.parts(of_one(step, at, n))
+            batches.sampled(Token(t=0, ctx=0, step=step, seq=0, index=0, id=1, text="", dur=1))
+        of = {"op": "seq_add", "seq": 0, "p1": -1} | shift
+        batches.moved(Kv(t=0, ctx=0, used=11, size=64, bytes=0, n_kv=0, **of))
+        (part,) = batches.parts(of_one(9, pos))
+        assert part.prompt is prompt

@@ -1,12 +1,17 @@
-"""Counters of energy, in a folder like Linux's."""
+"""Energy: counters in a folder like Linux's, and the power of recordings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.prediction.recorded import joules_between, read_joules
+from llamacpp_instr.prediction import measure
+from llamacpp_instr.prediction.recorded import Recorded, Subject, joules_between, read_joules
+from llamacpp_instr.prediction.samples import Sample
+from tests.kit.sketched_log import Sketch
+from tests.kit.steady_log import write
 
 
 def zone(folder: Path, name: str, microjoules: int) -> None:
@@ -36,3 +41,57 @@ def test_a_system_that_reports_none(tmp_path: Path) -> None:
     assert joules_between(read_joules(tmp_path), read_joules(tmp_path)) is None
     (tmp_path / "intel-rapl:0").mkdir()
     assert read_joules(tmp_path) == {}
+
+
+def test_a_counter_that_did_not_move_has_not_begun_again(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", 2_000_000)
+    before = read_joules(tmp_path)
+    assert joules_between(before, before) == 0
+
+
+def test_only_processors_of_both_readings_count() -> None:
+    before = {"intel-rapl:0": (5.0, 100.0), "intel-rapl:1": (9.0, 100.0)}
+    after = {"intel-rapl:1": (11.0, 100.0), "intel-rapl:2": (50.0, 100.0)}
+    assert joules_between(before, after) == 2
+    assert joules_between(before, {}) is None
+
+
+def test_a_processor_whose_counter_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "intel-rapl:0").mkdir()
+    (tmp_path / "intel-rapl:1").mkdir()
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("none\n")
+    zone(tmp_path, "intel-rapl:2", 2_000_000)
+    assert read_joules(tmp_path) == {"intel-rapl:2": (2.0, 1000.0)}
+
+
+def test_watts_are_the_energy_of_the_runs_that_have_one_by_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Recordings of two models with 1, 2, 3 and 4 threads: joules and seconds of each."""
+    energy: dict[str, list[tuple[int, float | None, float]]] = {
+        "small": [(1, 3.0, 2.0), (2, None, 1.0), (3, 0.0, 1.0), (4, 10.0, 3.0)],
+        "large": [(1, 7.0, 3.0), (2, None, 1.0), (3, 0.0, 1.0), (4, None, 50.0)],
+    }
+    sketch = Sketch()
+    for ns in (900, 500):
+        sketch.step(ns, ops=([ns - 100, 100], [0, 0]))
+    logs = []
+
+    def recordings(folder: Path, threads: Sequence[int], _: object) -> Iterator[Recorded]:
+        assert list(threads) == [1, 2, 3, 4]
+        for model, of_model in energy.items():
+            for n, joules, seconds in of_model:
+                logs.append(write(folder / f"{model}-{n}.log", sketch.events))
+                yield Recorded(model, logs[-1], n, joules, seconds)
+                assert not logs[-1].exists(), "it is read and deleted before the next"
+
+    fitted: list[tuple[list[list[Sample]], dict[int, float]]] = []
+    monkeypatch.setattr(measure, "record_subjects", recordings)
+    monkeypatch.setattr(measure, "fit", lambda *of: fitted.append(of))
+    told: list[tuple[int, int]] = []
+    subjects: list[Subject] = list(measure.SUBJECTS[:2])
+    measure.measure_kernels([1, 2, 3, 4], lambda *of: told.append(of), subjects)
+    ((models, watts),) = fitted
+    assert watts == {1: 2.0, 4: 3.333}, "four digits; none without a counter that moves"
+    assert [[of.ns.tolist() for of in model] for model in models] == [[[400, 100]] * 4] * 2
+    assert told == [(done, 8) for done in range(1, 9)]

@@ -24,7 +24,7 @@ from llamacpp_instr.prediction.samples import samples
 from llamacpp_instr.prediction.steps import MOST_TOKENS, PlannedStep, trained_tokens
 from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel
 from llamacpp_instr.quantize.plan import QuantizationPlan, TensorPlan
-from llamacpp_instr.schema import Leaf
+from llamacpp_instr.schema import Leaf, Ops, StepEnd
 from llamacpp_instr.weights.leafs import LeafWeights
 from tests.kit.block_models import random_rows, write_blocks
 from tests.kit.gguf_files import save
@@ -152,6 +152,32 @@ def test_the_barrier_after_a_kernel_belongs_to_it(tmp_path: Path) -> None:
     assert found.ns.tolist() == [511, 90]
 
 
+def test_a_compute_whose_step_has_no_end_counts_with_those_at_the_beginning(
+    tmp_path: Path,
+) -> None:
+    sketch = Sketch()
+    for ns in (900, 500, 700):
+        sketch.step(ns, ops=([ns - 100, 100], [0, 0]))
+    del sketch.events[-1]
+    (found,) = samples(session_of(tmp_path / "a.log", sketch.events))
+    assert found.steps.tolist() == [500, 0]
+    assert (found.step_ns, found.past) == (0, 1)
+    assert found.ns.tolist() == [400, 100]
+    alone = [event for event in sketch.events if not isinstance(event, StepEnd)]
+    (found,) = samples(session_of(tmp_path / "b.log", alone))
+    assert (found.step_ns, found.past) == (0, 0)
+
+
+def test_only_the_first_thread_and_a_compute_that_is_alone_counts(tmp_path: Path) -> None:
+    sketch = Sketch()
+    sketch.step(900, ops=([800, 100], [0, 0]), threads=2)
+    *_, ops, end = sketch.events
+    assert isinstance(ops, Ops)
+    sketch.events[-1:] = [replace(ops, thread=1, dur=[5, 5]), end]
+    (found,) = samples(session_of(tmp_path / "a.log", sketch.events))
+    assert (found.ns.tolist(), found.threads, found.tokens) == ([800, 100], 2, 1)
+
+
 # --- models that are only planned ---
 
 
@@ -194,9 +220,29 @@ def test_leafs_are_weights_of_the_file(tmp_path: Path) -> None:
     scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     expected = (scale * blocks[:, 2:].view(np.int8)).ravel()
     np.testing.assert_allclose(values, expected, rtol=1e-6)
-    for name, ne in (("half", [2, 6]), ("none", [6, 2])):
+    for name, ne in (("half", [2, 6]), ("half", [6]), ("none", [6, 2])):
         with pytest.raises(UsageError, match=f"has no tensor '{name}' of this shape"):
             weights.check(Leaf(name=name, type="f16", ne=ne, bytes=24))
+
+
+@pytest.mark.parametrize(
+    ("type_", "data"),
+    [
+        ("F32", np.array([[0.5, -2, 3]], np.float32)),
+        ("BF16", (np.array([[0.5, -2, 3]], np.float32).view(np.uint32) >> 16).astype(np.uint16)),
+    ],
+)
+def test_leafs_of_other_types_than_f16_are_float32(
+    type_: str, data: np.ndarray, tmp_path: Path
+) -> None:
+    """A dimension of 1 does not change a shape."""
+    path = write_blocks(tmp_path / "m.gguf", {"one": (type_, data.view(np.uint8))})
+    weights = LeafWeights(load_model_file(path))
+    leaf = Leaf(name="one", type=type_.lower(), ne=[3, 1, 1, 1], bytes=data.nbytes)
+    weights.check(leaf)
+    weights.check(replace(leaf, ne=[1, 3]))
+    (found,) = weights.pieces(leaf)
+    assert (found.dtype, found.ravel().tolist()) == (np.float32, [0.5, -2, 3])
 
 
 # --- what a probe measured ---
