@@ -39,11 +39,13 @@ def without_copies(graph: Graph) -> Graph:
     for i, sources in enumerate(nodes.src):
         read = []
         for source in sources:
-            name, leaf = copies.get(source, ("", None))
-            of = latest.get(name, leafs.get(name, source))
-            if leaf is not None and of != source:
-                there = tensor(graph, of)
-                of = of if (there.type, list(there.ne)) == (leaf.type, list(leaf.ne)) else source
+            of = source
+            if source in copies:
+                name, leaf = copies[source]
+                named = latest.get(name, leafs.get(name, source))
+                there = tensor(graph, named)
+                if (there.type, list(there.ne)) == (leaf.type, list(leaf.ne)):
+                    of = named
             read.append(of)
         src.append(read)
         latest[nodes.name[i]] = i

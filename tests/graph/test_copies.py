@@ -45,13 +45,21 @@ def test_a_copy_of_a_node_is_the_latest_node_of_that_name_before_its_reader() ->
 
 
 def test_a_copy_of_an_input_is_the_input_if_the_graph_has_it() -> None:
-    graph = graph_of(["x", "GPU#x#0", "GPU#mask#0"], ["a", "b"], [[-1], [-2, -3]])
-    assert sources(without_copies(graph)) == [[-1], [-1, -3]]
+    leafs = ["pos", "x", "GPU#x#0", "GPU#mask#0"]
+    graph = graph_of(leafs, ["a", "b"], [[-2], [-3, -4, -1]])
+    assert sources(without_copies(graph)) == [[-2], [-2, -4, -1]]
+
+
+def test_a_node_or_leaf_without_a_name_is_no_source_of_what_is_not_a_copy() -> None:
+    graph = graph_of(["x", "", "GPU#h#0"], ["h", "", "y"], [[-1], [0], [-1, 0, -3]])
+    assert sources(without_copies(graph)) == [[-1], [0], [-1, 0, 0]]
 
 
 def test_a_tensor_of_another_shape_is_another_tensor() -> None:
     graph = graph_of(["GPU#h#0"], ["h", "y"], [[], [-1]])
     graph.leafs[0].ne = [8]
+    assert sources(without_copies(graph)) == [[], [-1]]
+    graph.leafs[0].ne, graph.leafs[0].type = [4], "f16"
     assert sources(without_copies(graph)) == [[], [-1]]
 
 
