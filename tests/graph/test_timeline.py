@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.graph.timeline import PlanTimeline, plan_timeline
+from llamacpp_instr.graph.timeline import (
+    Lanes,
+    PlanTimeline,
+    Selection,
+    layer_name,
+    plan_timeline,
+    remember,
+    thread_spans,
+)
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Graph, Nodes, Plan
+from llamacpp_instr.schema import Graph, Nodes, Plan, Split
 from tests.graph.test_copies import graph_of
 
 SESSION = load_session(Path(__file__).parent.parent / "fixtures" / "demo-verbose.log")
@@ -97,3 +105,107 @@ def test_edges_lead_from_the_kernel_that_computed_to_each_that_reads(plan: Plan)
                 wanted.add((kernel_of[source], kernel))
     assert set(timeline.edges) == wanted
     assert len(timeline.edges) == len(wanted)
+
+
+# --- by hand ---
+
+
+def timeline_of(graph: Graph, ops: list[str]) -> PlanTimeline:
+    graph.whole.op[:] = ops
+    return plan_timeline(graph, Plan(t=0, plan=0, graph=0, node=[*range(len(ops))]))
+
+
+@pytest.mark.parametrize(
+    ("selection", "gaps", "spans"),
+    [
+        (Selection(), False, [(0, 3, 0), (1, 4, 1), (2, 5, 2)]),
+        (Selection(), True, [(0, 3, 0), (3, 1, None), (1, 4, 1), (4, 2, None), (2, 5, 2),
+                             (5, 6, None)]),
+        (Selection(ops={"MUL"}), True, [(3, 1, None), (1, 4, 1)]),
+        (Selection(ops={"SCALE", "ROPE"}), True, [(4, 2, None), (2, 5, 2), (5, 6, None)]),
+        (Selection(layers=(1, 1)), False, [(1, 4, 1)]),
+        (Selection(layers=(0, 1)), False, [(0, 3, 0), (1, 4, 1)]),
+        (Selection(layers=(1, 2)), False, [(1, 4, 1), (2, 5, 2)]),
+    ],
+)  # fmt: skip
+def test_a_thread_computes_and_waits_after_each_kernel(
+    selection: Selection, gaps: bool, spans: list[tuple[int, int, int | None]]
+) -> None:
+    """Begins are 0 to 2, ends 3 to 5, and 6 is when all threads are done."""
+    graph = graph_of(["inp"], ["a", "b", "c"], [[-1], [0], [1]])
+    graph.whole.layer[:] = [0, 1, 2]
+    timeline = timeline_of(graph, ["ADD", "MUL", "SCALE"])
+    assert list(thread_spans(timeline, selection, gaps)) == spans
+
+
+def test_a_selection_has_both_its_bounds() -> None:
+    chosen = Selection(steps=(2, 4), layers=(1, 2))
+    assert [step for step in range(7) if chosen.has_step(step)] == [2, 3, 4]
+    assert [layer for layer in range(-1, 5) if chosen.has_layer(layer)] == [1, 2]
+    assert Selection().has_step(0)
+    assert Selection().has_layer(-1)
+
+
+def test_only_the_latest_values_are_remembered() -> None:
+    known: dict[str, int] = {}
+    for value, key in enumerate("abc"):
+        remember(known, key, value, 2)
+    assert known == {"b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(("late", "lane"), [(15, 15), (16, 17)])
+def test_a_lane_is_sought_among_the_first_sixteen_free_ones(late: int, lane: int) -> None:
+    """All but one of 17 are free only later."""
+    lanes = Lanes()
+    for key in range(17):
+        lanes.begin(key, 0)
+    for key in range(17):
+        lanes.end(key, 5 if key == late else 100)
+    assert lanes.begin(17, 50) == lane
+    assert lanes.open == {17: (lane, 50)}
+
+
+def test_a_lane_is_free_from_the_end_of_its_span_and_not_before_its_begin() -> None:
+    lanes = Lanes()
+    lanes.begin(0, 10)
+    assert lanes.end(0, 4) == (0, 10)
+    assert lanes.begin(1, 9) == 1
+    assert lanes.begin(2, 10) == 0
+
+
+@pytest.mark.parametrize(("number", "name"), [(-1, None), (0, "CPU"), (1, "CPU_Mapped"), (2, None)])
+def test_the_buffer_and_the_backend_of_an_op(number: int, name: str | None) -> None:
+    graph = graph_of(["inp"], ["a", "b"], [[-1], [0]])
+    graph.buffers, graph.whole.buffer[0] = ["CPU", "CPU_Mapped"], number
+    graph.splits = [Split(start=0, end=1, backend="BLAS")]
+    first, second = timeline_of(graph, ["ADD", "MUL"]).ops
+    assert first.args.get("buffer") == name
+    assert (first.args["backend"], second.args.get("backend")) == ("BLAS", None)
+
+
+def test_a_tensor_without_a_name_has_the_number_of_its_node() -> None:
+    graph = graph_of(["inp"], ["a", ""], [[-1], [0]])
+    assert [op.args["tensor"] for op in timeline_of(graph, ["ADD", "MUL"]).ops] == ["a", "node_1"]
+
+
+def test_what_an_op_does_comes_from_leafs_that_it_reads_through_views() -> None:
+    """A view of a view of the cache; a view whose source comes later is of nothing."""
+    views = ["v", "w", "k"]
+    for src, what in (([[-1], [0], [1]], "read keys from the KV cache"),
+                      ([[1], [0], [1]], "copy into contiguous memory")):  # fmt: skip
+        graph = graph_of(["cache_k_l0"], views, src)
+        graph.whole.exec[:] = [0, 0, 1]
+        graph.whole.op[:] = ["VIEW", "VIEW", "CONT"]
+        (op,) = plan_timeline(graph, Plan(t=0, plan=0, graph=0, node=[2])).ops
+        assert op.args["what"] == what
+
+
+def test_an_edge_leads_through_views_once_and_never_to_the_kernel_itself() -> None:
+    graph = graph_of(["inp"], ["a", "v", "b", "c"], [[-1], [0], [1, 1, 0], [2]])
+    graph.whole.exec[1] = 0
+    plan = Plan(t=0, plan=0, graph=0, node=[0, 2], n=[1, 2])
+    assert plan_timeline(graph, plan).edges == [(0, 1)]
+
+
+def test_the_name_of_a_layer() -> None:
+    assert [layer_name(layer) for layer in (-1, 0, 7)] == ["no layer", "layer 0", "layer 7"]
