@@ -86,6 +86,33 @@ def test_a_node_that_says_nothing_goes_with_what_it_reads():
     ]
 
 
+def test_a_node_between_two_layers_or_without_layers_belongs_to_no_block():
+    op, name, src = ["SCALE"] * 5, [f"node_{i}" for i in range(5)], [[-1]] * 5
+    blocks = blocks_of(op, name, [-1, 0, -1, 0, -1], src, ["inp"])
+    assert blocks == ["embedding", "other", "other", "other", "output"]
+    assert blocks_of(op[:2], name[:2], [-1, -1], src[:2], ["inp"]) == ["embedding"] * 2
+
+
+def test_a_node_that_reads_nothing_goes_with_the_one_before_it_in_its_layer():
+    """Not with that of another layer, nor with a norm, nor with one that comes later."""
+    op = ["MUL_MAT", "SCALE", "SCALE", "RMS_NORM", "SCALE"]
+    name = ["ffn_up-0", *(f"node_{i}" for i in range(1, 5))]
+    src = [[-2], [-1], [-1, 0], [-1], [-1]]
+    leafs = ["inp", "blk.0.ffn_up.weight"]
+    assert blocks_of(op, name, [0, 0, 1, 1, 1], src, leafs) == [
+        "feed-forward", "feed-forward", "other", "norm", "other"
+    ]  # fmt: skip
+    late = blocks_of(op[1:3], name[1:3], [0, 0], [[1], [-1]], leafs)
+    assert late == ["other", "other"]
+
+
+def test_a_view_tells_its_reader_what_it_is_a_view_of():
+    op, name = ["VIEW", "CPY", "SCALE", "CPY"], ["cache_v_l0 (view)", "a", "cache_v_l0", "b"]
+    blocks = blocks_of(op, name, [0] * 4, [[-1], [0], [-1], [2]], ["inp"])
+    assert blocks[1] == "kv"
+    assert blocks[3] == "other", "a result of that name, not the cache"
+
+
 def word(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
@@ -123,6 +150,39 @@ def test_parameters_of_others():
     assert op_params("VIEW", [1, 2]) == {}
 
 
+@pytest.mark.parametrize(
+    ("op", "words", "name", "value"),
+    [
+        *(("ROPE", [0, 0, number], "mode", kind) for number, kind in (
+            (0, "NORMAL"), (2, "NEOX"), (8, "MROPE"), (24, "VISION"), (40, "IMROPE"), (3, "3"))),
+        *(("MUL_MAT", [number], "prec", kind) for number, kind in (
+            (0, "UNDEFINED"), (10, "F32"), (15, "BF16"), (20, "F16"), (30, "Q8"), (40, "Q4"))),
+        ("MUL_MAT", [0, 1, 0, 20], "hint", "SRC0_IS_HADAMARD"),
+        ("MUL_MAT", [0, 1, 0, 20], "src1_prec", "F16"),
+        ("MUL_MAT", [0, 0], "hint", "NONE"),
+        ("MUL_MAT_ID", [10, 0, 0, 40], "prec", "F32"),
+        ("MUL_MAT_ID", [10, 0, 0, 40], "src1_prec", "Q4"),
+        ("FLASH_ATTN_EXT", [0, word(8.0), 0, 0, 512], "max_bias", 8.0),
+        ("FLASH_ATTN_EXT", [0, word(8.0), 0, 0, 512], "n_kv_max", 512),
+        ("ROPE_BACK", [0] * 15 + [7], "n_offs", 7),
+        ("GROUP_NORM", [32, word(0.5)], "n_groups", 32),
+        ("GROUP_NORM", [32, word(0.5)], "eps", 0.5),
+        ("NORM", [word(0.25)], "eps", 0.25),
+        ("L2_NORM", [word(0.25)], "eps", 0.25),
+        ("SCALE", [word(2.0), word(0.5)], "bias", 0.5),
+        ("CLAMP", [word(-2.0), word(3.0)], "min", -2.0),
+        ("CLAMP", [word(-2.0), word(3.0)], "max", 3.0),
+        ("LEAKY_RELU", [word(0.5)], "negative_slope", 0.5),
+        ("CONCAT", [2], "dim", 2),
+        ("ARGSORT", [1], "order", "DESC"),
+        ("GLU", [0, 1], "swapped", 1),
+    ],
+)  # fmt: skip
+def test_the_words_of_parameters(op: str, words: list[int], name: str, value: Any):
+    """As `ggml_<op>_impl` and the enums of ggml.h have them."""
+    assert op_params(op, words)[name] == value
+
+
 def test_flops_by_hand():
     # weight of 4 rows with 3 columns, 5 tokens: 20 results of 3 products and sums
     assert flops("MUL_MAT", [4, 5], [[3, 4], [3, 5]]) == 120
@@ -144,6 +204,12 @@ def test_flops_by_hand():
         assert flops(op, [4, 5], [[4, 5], [4]]) == 20
     for op in ("GET_ROWS", "SET_ROWS", "CPY", "CONT", "VIEW", "SOFT_MAX", "ROPE"):
         assert flops(op, [4, 5], [[4, 100], [5]]) == 0
+    # damaged graphs, whose nodes lack sources
+    for op in ("MUL_MAT", "MUL_MAT_ID", "OUT_PROD"):
+        assert flops(op, [4, 5], []) == 0
+    assert flops("FLASH_ATTN_EXT", [4, 6, 2], shapes[:2]) == 0
+    assert flops("SSM_CONV", [6, 9], [[12, 6]]) == 0
+    assert flops("OUT_PROD", [7, 5], [[7], [5]]) == 2 * 7 * 5
 
 
 PARAMETERS = {
@@ -202,6 +268,12 @@ def test_bytes_by_hand():
     many = ("MUL_MAT_ID", [4, 2, 20], 640, [[3, 4, 16], [3, 1, 20], [2, 20]], [384, 240, 160])
     assert bytes_moved(*many) == 384 + 240 + 160 + 640
     assert bytes_moved("VIEW", [4], 16, [[8]], [32]) == 0
+    assert bytes_moved("ADD", [4], 16, [], []) == 0
+    # more rows than the table has count as the whole table
+    assert bytes_moved("GET_ROWS", [4, 5], 80, [[4, 2], [5]], [16, 20]) == 16 + 20 + 80
+    # without the numbers of the rows or experts, all
+    assert bytes_moved("GET_ROWS", [4, 5], 80, [[4, 1000]], [8000]) == 8000 + 80
+    assert bytes_moved("MUL_MAT_ID", [4, 5], 80, [[3, 4, 16], [3, 5]], [384, 60]) == 524
 
 
 def test_what_a_node_writes_is_a_part_of_what_it_moves():

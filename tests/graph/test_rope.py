@@ -9,7 +9,7 @@ import pytest
 from llamacpp_instr.graph.rope import yarn
 
 PARAMS = {
-    "n_dims": 64, "freq_base": 10000.0, "freq_scale": 0.25, "n_ctx_orig": 4096, "ext_factor": 1.0,
+    "n_dims": 64, "freq_base": 10000.0, "freq_scale": 0.3, "n_ctx_orig": 4096, "ext_factor": 1.0,
     "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
 }  # fmt: skip
 
@@ -32,6 +32,7 @@ def ramp(n: int, base: float, n_ctx: int, fast: float, slow: float, pair: int) -
         {"n_ctx_orig": 32768},
         {"n_ctx_orig": 200},
         {"freq_base": 10.0},
+        {"freq_base": 10.0, "beta_fast": 1000.0},
         {"beta_fast": 64.0, "beta_slow": 2.0},
         {"ext_factor": 0.5},
     ],
@@ -57,7 +58,7 @@ def test_the_pairs_between_are_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attn", "scale", "factor"), [(1.0, 0.25, 1 + 0.1 * math.log(4)), (2.0, 1.0, 2.0)]
+    ("attn", "scale", "factor"), [(1.0, 0.3, 1 + 0.1 * math.log(1 / 0.3)), (2.0, 1.0, 2.0)]
 )
 def test_the_result_grows_with_the_logarithm_of_the_scale(
     attn: float, scale: float, factor: float

@@ -38,6 +38,20 @@ def test_a_kind_decides_for_functions_of_elements_and_gates() -> None:
     assert standard_operator("GLU", {}) == Standard((), "")
 
 
+@pytest.mark.parametrize(
+    ("op", "wanted"),
+    [
+        ("ADD", Standard(("Add",), "add")),
+        ("ADD_ID", Standard(("Gather", "Add"), "add")),
+        ("IM2COL", Standard((), "nn.functional.unfold")),
+        ("GATED_DELTA_NET", Standard(("Scan",), "")),
+        ("OF_TOMORROW", Standard((), "")),
+    ],
+)
+def test_an_op_has_what_its_row_says_and_a_dash_is_none(op: str, wanted: Standard) -> None:
+    assert standard_operator(op, {}) == wanted
+
+
 @pytest.mark.native
 def test_the_table_names_ops_of_ggml_only() -> None:
     header = (patched_tree() / "ggml/include/ggml.h").read_text()

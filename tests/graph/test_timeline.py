@@ -183,6 +183,16 @@ def test_the_buffer_and_the_backend_of_an_op(number: int, name: str | None) -> N
     assert (first.args["backend"], second.args.get("backend")) == ("BLAS", None)
 
 
+def test_parameters_are_shown_unless_they_are_off_or_undefined() -> None:
+    """A scale of 0 is one; no softcap is none."""
+    graph = graph_of(["q"], ["a", "b"], [[-1], [0]])
+    graph.whole.params[:] = [[0, 0, 0, 10], [0, 0, 1 << 30, 0]]
+    first, second = timeline_of(graph, ["FLASH_ATTN_EXT", "FLASH_ATTN_EXT"]).ops
+    names = {"scale", "max_bias", "logit_softcap", "prec", "n_kv_max"}
+    shown = [{k: v for k, v in op.args.items() if k in names} for op in (first, second)]
+    assert shown == [{"scale": 0.0, "prec": "F32"}, {"scale": 0.0, "logit_softcap": 2.0}]
+
+
 def test_a_tensor_without_a_name_has_the_number_of_its_node() -> None:
     graph = graph_of(["inp"], ["a", ""], [[-1], [0]])
     assert [op.args["tensor"] for op in timeline_of(graph, ["ADD", "MUL"]).ops] == ["a", "node_1"]

@@ -155,7 +155,40 @@ def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) ->
         ("ADD", "Qcur-0", "blk.0.attn_q.bias", "bias of the query projection"),
         ("MUL", "node_9", "blk.0.attn_q.scale", "scale of the query projection"),
         ("NO_SUCH_OP", "node_9", "inp_pos", "no such op"),
+        ("ADD_ID", "node_9", "blk.0.ffn_gate_exps.bias",
+         "bias of the gate projection of the chosen experts"),
+        ("MUL", "node_9", "blk.0.attn_q.weight", "product, element by element"),
+        ("SCALE", "node_9", "cache_k_l0", "scale by a number"),
+        ("ROPE", "node_9", "cache_idx_k_l12 (view)", "shift positions of keys in the KV cache"),
+        ("MUL_MAT", "kq-0", "cache_k_l0",
+         "attention scores: queries by keys, reads keys from the KV cache"),
+        ("SOFT_MAX", "kq_soft_max-0", "cache_k_l0", "softmax of attention scores"),
+        ("ROPE", "Kcur-0", "inp_pos", "rotary position embedding of the keys"),
+        ("ROPE", "q", "inp_pos", "rotary position embedding of the queries"),
+        ("ROPE", "vcur", "inp_pos", "rotary position embedding of the values"),
+        ("ROPE", "query-0", "inp_pos", "rotary position embedding"),
+        ("RMS_NORM", "Qcur_normed-0", "inp", "root-mean-square norm of the queries"),
+        ("MUL_MAT", "k_pe (view) (cont)", "inp", "matrix product of the keys"),
+        ("MUL_MAT", "ffn_moe_weights (reshaped)-0", "inp", "matrix product"),
     ],
 )  # fmt: skip
 def test_what_caches_and_weights_tell(op, name, leaf, said) -> None:
     assert describe(op, name, [leaf], 0) == said
+
+
+def test_outside_of_layers_a_name_tells_no_queries() -> None:
+    assert describe("ROPE", "Qcur", ["inp_pos"], -1) == "rotary position embedding"
+    assert describe("ROPE", "Qcur", ["inp_pos"], 1) == "rotary position embedding of the queries"
+
+
+def test_several_caches_are_told_together() -> None:
+    read = describe("FLASH_ATTN_EXT", "", ["cache_v_l0", "cache_k_l0"], 0)
+    assert read.endswith(", reads keys and values from the KV cache")
+    state = describe("SET", "", ["cache_v_l0", "cache_r_l0"], 0)
+    assert state == "write the recurrent state"
+
+
+def test_the_first_leaf_whose_name_says_something_decides() -> None:
+    leafs = ["inp", "blk.1.attn_k.weight", "blk.1.attn_q.weight"]
+    assert describe("MUL_MAT", "node_3", leafs, 1) == "key projection"
+    assert describe("ADD", "ffn_inp-1", ["inp"], 1) == "residual add"
