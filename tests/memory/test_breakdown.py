@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -82,6 +84,28 @@ def test_a_file_is_mapped_from_its_first_tensor_to_its_last(tmp_path: Path) -> N
         assert mapped_bytes(model, {"b"}) == 64
         assert mapped_bytes(model, {"a", "b"}) == 128
         assert mapped_bytes(model, set()) == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "n_bytes", "apart"),
+    [
+        ("gemma4", "per_layer_token_embd.weight", (4 << 30) + 1, True),
+        ("gemma4", "per_layer_token_embd.weight", 4 << 30, False),
+        ("gemma4", "per_layer_token_embd.weight", 64, False),
+        ("gemma4", "token_embd.weight", (4 << 30) + 1, False),
+        ("llama", "per_layer_token_embd.weight", (4 << 30) + 1, False),
+    ],
+)
+def test_a_tensor_beyond_four_gib_whose_rows_are_read_on_demand_is_mapped_apart(
+    arch: str, name: str, n_bytes: int, apart: bool
+) -> None:
+    """It lies between two others, of which the second ends 10 GB after the first begins."""
+    weights = [
+        SimpleNamespace(path=Path("m.gguf"), name=of, offset=offset, n_bytes=size)
+        for of, offset, size in (("a", 0, 64), (name, 64, n_bytes), ("b", 10**10 - 64, 64))
+    ]
+    model: Any = SimpleNamespace(weights=weights, architecture=arch)
+    assert mapped_bytes(model, {"a", name, "b"}) == 10**10 + n_bytes * apart
 
 
 def test_the_breakdown_of_each_context_in_a_log() -> None:
