@@ -75,6 +75,22 @@ def test_what_differs_is_named_with_both(
     assert found(tmp_path / "m.gguf", **changes) == words
 
 
+def test_a_part_of_a_head_is_told(tmp_path: Path) -> None:
+    words = ["attention.head_count_kv is 1, but the file has 1.33333 heads in blk.0.attn_k"]
+    changes = {"attention__head_count_kv": 1, "attention__key_length": 3}
+    assert found(tmp_path / "m.gguf", **changes) == words
+
+
+def test_a_file_without_layers_or_tokens_says_nothing_of_them(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for key, value in TRUE.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros(8, np.float32))
+    writer.add_tensor("other.blk.7.weight", np.zeros(8, np.float32))
+    save(writer)
+    assert find_contradictions(load_model_file(tmp_path / "m.gguf")) == []
+
+
 def test_tokens_are_as_many_as_their_embeddings(tmp_path: Path) -> None:
     words = ["vocab_size is 3, but the file has 4 tokens",
              "the number of tokens is 4, but the file has 3 embeddings in token_embd"]  # fmt: skip

@@ -7,8 +7,9 @@ from pathlib import Path
 import gguf
 import pytest
 
-from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.file import Weight, load_model_file
 from llamacpp_instr.model.header import read_array
+from llamacpp_instr.model.types import BY_NAME
 
 
 def test_weights_are_those_of_gguf_py(demo_model: Path, models: Path) -> None:
@@ -35,6 +36,20 @@ def test_the_demo_model_by_hand(demo_model: Path) -> None:
     assert (down.layer, down.role, down.ne) == (3, "ffn_down", (768, 256))
     assert down.n_bytes == 768 * 256 * 2
     assert model.by_name["token_embd.weight"].layer == -1
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_rows", "n_bytes"),
+    [((), 1, 4), ((7,), 1, 28), ((7, 3), 3, 84), ((7, 3, 2, 5), 30, 840)],
+)
+def test_all_dimensions_but_the_first_are_rows(
+    shape: tuple[int, ...], n_rows: int, n_bytes: int
+) -> None:
+    weight = Weight("w", BY_NAME["F32"], shape, Path("m"), 0)
+    assert (weight.n_rows, weight.n_bytes) == (n_rows, n_bytes)
+    if shape:
+        half = Weight("w", BY_NAME["Q4_0"], (64, *shape[1:]), Path("m"), 0)
+        assert half.n_bytes == n_rows * 2 * 18
 
 
 def test_names_of_encoders_and_of_biases(models: Path) -> None:

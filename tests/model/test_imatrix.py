@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.imatrix import load_imatrix
+from llamacpp_instr.model.imatrix import ImportanceMatrix, load_imatrix
 from tests.kit.gguf_files import save
 from tests.kit.quantize_kit import legacy_imatrix, write_imatrix
 
@@ -53,6 +53,47 @@ def test_the_older_format_is_divided_by_its_calls(tmp_path: Path) -> None:
     matrix = load_imatrix(path)
     assert matrix.entries["a.weight"].tolist() == SUMS["a.weight"].tolist()
     assert (matrix.dataset, matrix.n_chunks) == (None, 0)
+
+
+def test_what_a_quantized_model_says_of_its_matrix() -> None:
+    """llama-quantize cuts texts at 127 bytes, here inside of a character."""
+    text = "x" * 126 + "ö"
+    matrix = ImportanceMatrix(Path("i.gguf"), {"a": np.ones(1, np.float32)}, text, 1)
+    assert matrix.metadata() == {
+        "quantize.imatrix.file": "i.gguf", "quantize.imatrix.dataset": "x" * 126,
+        "quantize.imatrix.entries_count": 1, "quantize.imatrix.chunks_count": 1,
+    }  # fmt: skip
+    long = ImportanceMatrix(Path("y" * 128), {}, "", 0).metadata()
+    assert long == {
+        "quantize.imatrix.file": "y" * 127, "quantize.imatrix.dataset": "",
+        "quantize.imatrix.entries_count": 0,
+    }  # fmt: skip
+    unknown = ImportanceMatrix(Path("i"), {}, None, -1).metadata()
+    assert unknown == {"quantize.imatrix.file": "i", "quantize.imatrix.entries_count": 0}
+
+
+@pytest.mark.parametrize(
+    ("end", "dataset", "n_chunks"),
+    [
+        (b"", None, 0),
+        (b"\x02\0\0", None, 0),
+        (b"\x02\0\0\0", None, 2),
+        (b"\x02\0\0\0\x01\0\0", None, 2),
+        (b"\x02\0\0\0\x01\0\0\0", None, 2),
+        (b"\x02\0\0\0\x01\0\0\0x", "x", 2),
+        (b"\x02\0\0\0\x01\0\0\0xy", "x", 2),
+        (b"\x02\0\0\0\x02\0\0\0x", None, 2),
+        (b"\x02\0\0\0\0\0\0\0x", None, 2),
+    ],
+)
+def test_what_follows_the_entries_of_the_older_format(
+    end: bytes, dataset: str | None, n_chunks: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "i.dat"
+    path.write_bytes(legacy_imatrix(SUMS, calls=1)[: -(4 + 4 + 9)] + end)
+    matrix = load_imatrix(path)
+    assert (matrix.dataset, matrix.n_chunks) == (dataset, n_chunks)
+    assert matrix.entries["a.weight"].tolist() == SUMS["a.weight"].tolist()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
