@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -233,15 +234,163 @@ def test_cells_that_the_log_names_may_be_out_of_order() -> None:
     assert (spans(seen), seen.dense, seen.in_order) == ([(0, 8)], True, False)
 
 
+STEPS = count()
+
+
+def told(caches: Caches, n: int, used: int, pos: int = -1, n_seqs: int = 1, **more: Any) -> Seen:
+    """What `n` tokens of the next step, without columns of sequences, find."""
+    step = next(STEPS)
+    begin = s.StepBegin(
+        t=0, step=step, ctx=0, kind="decode", phase="decode", n_tokens=n, n_outputs=1,
+        n_seqs=n_seqs, pos=pos,
+    )  # fmt: skip
+    caches.take(s.Kv(t=0, ctx=0, step=step, op="apply", used=used, size=SIZE, **more))
+    (seen,) = caches.compute(compute_of(n, step), begin).caches
+    return seen
+
+
+def test_positions_that_llama_cpp_chooses_follow_those_in_the_cache() -> None:
+    caches = caches_of()
+    assert told(caches, 3, 3) == Seen(3, (Span(0, 3),), dense=True, in_order=True, size=SIZE)
+    assert told(caches, 2, 5) == Seen(5, (Span(3, 2),), dense=True, in_order=True, size=SIZE)
+    assert told(caches, 1, 6, pos=5) == Seen(6, (Span(5, 1),), True, True, SIZE)
+    assert told(caches_of(), 2, 9) == Seen(9, size=SIZE), "the cache was not empty"
+
+
+def test_a_position_that_does_not_follow_is_not_known() -> None:
+    caches = caches_of()
+    told(caches, 3, 3, pos=0)
+    assert told(caches, 2, 5, pos=4) == Seen(5, size=SIZE)
+    assert told(caches, 2, 7, pos=6) == Seen(7, size=SIZE), "nor are later ones"
+    assert told(caches_of(), 3, 3, pos=1) == Seen(3, size=SIZE), "a first one that is not 0"
+
+
+def test_tokens_of_several_sequences_without_columns_are_not_known() -> None:
+    caches = caches_of()
+    told(caches, 3, 3)
+    assert told(caches, 2, 5, n_seqs=2) == Seen(5, size=SIZE)
+
+
+def test_a_compute_outside_of_steps_has_no_tokens_of_a_sequence() -> None:
+    caches = caches_of(1)
+    told(caches, 3, 3)
+    caches.take(s.Kv(t=0, ctx=0, op="apply", used=5, size=SIZE))
+    ubatch = caches.compute(compute_of(2, -1), None)
+    assert (ubatch.alone, ubatch.caches) == ((), (Seen(5, size=SIZE),))
+
+
+def test_the_tokens_of_one_sequence_see_each_other() -> None:
+    caches = caches_of()
+    for n_seqs, alone in ((1, (Span(0, 4),)), (2, ())):
+        begin = s.StepBegin(
+            t=0, step=n_seqs, ctx=0, kind="encode", phase="encode", n_tokens=4, n_outputs=1,
+            n_seqs=n_seqs, pos=0,
+        )  # fmt: skip
+        ubatch = caches.compute(compute_of(4, n_seqs), begin)
+        assert (ubatch.alone, ubatch.n_tokens, ubatch.n_threads) == (alone, 4, 1)
+        assert ubatch.causal
+
+
+@pytest.mark.parametrize(("n", "used", "known"), [(2, 5, True), (2, 6, False), (2, 2, False)])
+def test_a_ubatch_may_take_as_many_cells_as_it_has_tokens(n: int, used: int, known: bool) -> None:
+    """Of three cells that were in use; with two in all, others were removed unseen."""
+    caches = caches_of()
+    told(caches, 3, 3)
+    assert told(caches, n, used, pos=3).dense is known
+
+
+def test_fewer_cells_than_before_are_not_those_of_a_window() -> None:
+    caches = caches_of()
+    told(caches, 6, 6)
+    assert not told(caches, 2, 5, pos=6).dense
+    caches = caches_of()
+    told(caches, 6, 6)
+    assert told(caches, 2, 6, pos=6).dense
+
+
+def test_caches_come_in_their_order_and_a_state_is_none() -> None:
+    caches = caches_of()
+    for cache, used, kind in ((1, 4, "kv"), (0, 3, "kv"), (2, 9, "recurrent")):
+        caches.take(
+            s.Kv(t=0, ctx=0, step=0, cache=cache, kind=kind, op="apply", used=used, size=SIZE)
+        )
+    seen = caches.compute(compute_of(3, -1), None).caches
+    assert [of.used for of in seen] == [3, 4]
+    assert caches.compute(compute_of(3, -1), None).caches == (), "nothing was taken since"
+
+
+def change(caches: Caches, op: str, used: int, **of: Any) -> None:
+    caches.take(s.Kv(t=0, ctx=0, op=op, used=used, size=SIZE, **of))
+
+
+@pytest.mark.parametrize(
+    ("op", "of", "used", "follows"),
+    [
+        ("seq_rm", {"seq": 0, "p0": 4, "p1": -1}, 4, 4),
+        ("seq_rm", {"seq": 0, "p0": 4, "p1": None}, 4, 4),
+        ("seq_rm", {"seq": 0, "p0": 4, "p1": 6}, 4, None),
+        ("seq_rm", {"seq": 0, "p0": 4, "p1": 0}, 4, None),
+        ("seq_rm", {"seq": 0, "p0": 4, "p1": -1}, 5, None),
+        ("seq_rm", {"seq": 0, "p0": None, "p1": -1}, 4, None),
+        ("seq_rm", {"seq": 0, "p0": 9, "p1": -1}, 6, 6),
+        ("seq_keep", {"seq": 0}, 6, 6),
+        ("seq_keep", {"seq": 0}, 5, None),
+        ("seq_keep", {"seq": 1}, 0, 0),
+        ("clear", {}, 0, 0),
+        ("seq_rm", {"seq": -1, "p0": -1, "p1": -1}, 0, 0),
+        ("seq_add", {"seq": 0, "p0": 0, "p1": -1, "arg": 1}, 6, None),
+        ("seq_cp", {"seq": 0, "seq_dst": 1, "p0": -1, "p1": -1}, 6, None),
+    ],
+)
+def test_which_position_follows_after_a_change(
+    op: str, of: dict[str, Any], used: int, follows: int | None
+) -> None:
+    """Of six cells of one sequence; with a position that is not known, no token is."""
+    caches = caches_of()
+    told(caches, 6, 6)
+    change(caches, op, used, **of)
+    seen = told(caches, 1, used + 1)
+    assert seen.dense is (follows is not None)
+    assert seen.spans == ((Span(follows, 1),) if follows is not None else ())
+
+
+def test_a_change_between_the_taking_of_cells_and_its_compute_makes_them_unknown() -> None:
+    """The compute then never came."""
+    caches = caches_of()
+    told(caches, 6, 6)
+    change(caches, "apply", 8)
+    change(caches, "seq_rm", 6, seq=0, p0=6, p1=-1)
+    assert not told(caches, 1, 7).dense
+    caches = caches_of()
+    told(caches, 6, 6)
+    change(caches, "apply", 8)
+    change(caches, "clear", 0)
+    assert told(caches, 1, 1).dense
+
+
+@pytest.mark.parametrize(
+    ("cells", "in_order"),
+    [(None, True), ([3, 4], True), ([4, 3], False), ([3], False), ([2, 3], False)],
+)
+def test_cells_that_are_named_are_those_behind_the_last(
+    cells: list[int] | None, in_order: bool
+) -> None:
+    caches = caches_of()
+    told(caches, 3, 3)
+    seen = told(caches, 2, 5, cells=cells)
+    assert (seen.spans, seen.dense, seen.in_order) == ((Span(3, 2),), True, in_order)
+
+
 @pytest.mark.parametrize(
     ("hparams", "arch", "window", "uniform"),
     [
         ({}, "llama", 0, True), ({"n_swa": 512}, "gemma3", 512, True),
         ({"n_swa": 0}, "llama", 0, True), ({"n_swa": 8192}, "llama4", 8192, False),
+        ({"n_swa": 1}, "gemma-embedding", 1, False), ({"n_swa": -1}, "modern-bert", 0, False),
     ],
 )  # fmt: skip
 def test_a_window_is_that_of_the_model(
     hparams: dict[str, int], arch: str, window: int, uniform: bool
 ) -> None:
-    told = caches_of(arch=arch, **hparams).compute(compute_of(1, -1), None)
-    assert (told.window, told.uniform, told.caches) == (window, uniform, ())
+    ubatch = caches_of(arch=arch, **hparams).compute(compute_of(1, -1), None)
+    assert (ubatch.window, ubatch.uniform, ubatch.caches) == (window, uniform, ())
