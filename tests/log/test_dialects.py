@@ -9,7 +9,17 @@ import pytest
 
 from llamacpp_instr.errors import LogError
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import LATEST, Event, Mark, Model, Note, SessionStart, StepBegin, StepEnd
+from llamacpp_instr.schema import (
+    LATEST,
+    Context,
+    Event,
+    Mark,
+    Model,
+    Note,
+    SessionStart,
+    StepBegin,
+    StepEnd,
+)
 
 SAMPLES = Path(__file__).parent.parent / "fixtures" / "dialects"
 
@@ -93,6 +103,135 @@ def test_an_end_without_begin_still_is_a_step(tmp_path):
     path.write_text(START + line("step_end", "decode", ',"duration_ms":4'))
     events = read(path)
     assert of_type(events, StepEnd)[0].t - of_type(events, StepBegin)[0].t == 4_000_000
+
+
+def events_of(path: Path, *lines: str) -> list[Event]:
+    path.write_text(START + "".join(lines))
+    return read(path)
+
+
+def test_what_the_dialect_does_not_tell_is_empty(tmp_path):
+    """No number of it is invented."""
+    start, model, context = events_of(tmp_path / "old.log")
+    assert isinstance(start, SessionStart)
+    assert (start.id, start.wall, start.level, start.t) == (
+        "a", 1_705_314_600 * 10**9, "minimal", 0
+    )  # fmt: skip
+    assert start.args == {"dialect": "flat-type"}
+    assert (start.host.cores, start.host.memory, start.process.pid, start.producer.abi) == (0,) * 4
+    numbers = ["params", "bytes", "dur", "n_tensors", "model", "t"]
+    assert [getattr(model, name) for name in numbers] == [0] * 6
+    assert isinstance(context, Context)
+    known = {name: getattr(context, name) for name in context.__struct_fields__}
+    assert {name for name, value in known.items() if value} == {"causal"}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [("prefill", "prefill"), ("my prompt", "prefill"), ("decode", "decode"), ("step", "decode")],
+)
+def test_the_name_of_a_step_tells_its_phase(name, phase, tmp_path):
+    (begin,) = of_type(events_of(tmp_path / "old.log", line("step_begin", name)), StepBegin)
+    assert (begin.phase, begin.step, begin.n_tokens, begin.n_outputs, begin.n_seqs) == (
+        phase, 0, 0, 0, 0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "ns", "kept"),
+    [
+        (',"duration_ms":2.5', 2_500_000, {}),
+        (',"execution_time_us":2.5', 2_500, {}),
+        (',"metrics":{"execution_time_us":3}', 3_000, {}),
+        (',"metrics":{"execution_time_us":3,"x":1},"y":2', 3_000, {"x": 1, "y": 2}),
+        (',"metrics":7,"duration_ms":1', 1_000_000, {"metrics": 7}),
+        (',"duration_ms":-5', 0, {}),
+        (',"duration_ms":true', 2 * 10**9, {"duration_ms": True}),
+        (',"duration_ms":"1"', 2 * 10**9, {"duration_ms": "1"}),
+        (',"duration_ms":1e15', 2 * 10**9, {"duration_ms": 1e15}),
+        (',"execution_time_us":1,"duration_ms":1', 1_000, {"duration_ms": 1}),
+        ("", 2 * 10**9, {}),
+    ],
+)
+def test_a_duration_is_a_number_of_one_of_two_units(more, ns, kept, tmp_path):
+    """Else the time of the line is the end, here two seconds later; what is no duration is kept."""
+    lines = line("step_begin", "a"), line("step_end", "a", more, seconds=2)
+    events = events_of(tmp_path / "old.log", *lines)
+    (end,) = of_type(events, StepEnd)
+    assert (end.t, end.step, end.status, end.n_ubatch) == (ns, 0, 0, 0)
+    notes = [note.data for note in of_type(events, Note) if note.name == "step_end"]
+    assert notes == [{"step_name": "a", **kept}] * bool(kept)
+
+
+def test_steps_and_marks_are_numbered_each_on_their_own(tmp_path):
+    one = [line("step_begin", "a"), line("step_begin", "b"), line("step_end", "b"),
+           line("step_begin", "b"), line("step_end", "b"), line("step_end", "a")]  # fmt: skip
+    events = events_of(tmp_path / "old.log", *one, *one)
+    assert [of.step for of in of_type(events, StepBegin)] == [0, 1]
+    assert [of.step for of in of_type(events, StepEnd)] == [0, 1]
+    assert [(of.mark, of.phase) for of in of_type(events, Mark)] == [
+        (mark, phase) for mark in range(4) for phase in ("begin", "end")
+    ]
+
+
+def test_the_end_of_an_outer_step_ends_those_inside(tmp_path):
+    lines = line("step_begin", "a"), line("step_begin", "b"), line("step_end", "a", seconds=3)
+    events = events_of(tmp_path / "old.log", *lines)
+    (_, inner), (outer,) = of_type(events, Mark), of_type(events, StepEnd)
+    assert (inner.name, inner.phase, inner.t, outer.t) == ("b", "end", 3 * 10**9, 3 * 10**9)
+
+
+def test_a_log_is_closed_once_every_step_has_ended(tmp_path):
+    path = tmp_path / "old.log"
+    for lines, state in (([line("step_begin", "a")], "unclosed"),
+                         ([line("step_begin", "a"), line("step_end", "a")], "closed")):  # fmt: skip
+        path.write_text(START + "".join(lines))
+        reader = read_events(path)
+        list(reader)
+        assert reader.end.state == state
+
+
+def test_other_lines_and_lists_are_kept_as_notes(tmp_path):
+    more = ',"of":[{"a":1,"a":2},[{"b":null}]],"type":"f16"'
+    (note,) = of_type(events_of(tmp_path / "old.log", line("tensor", "x", more, seconds=1)), Note)
+    assert (note.name, note.t) == ("tensor", 10**9)
+    assert note.data == {"step_name": "x", "of": [{"a": 2}, [{"b": None}]], "tensor_type": "f16"}
+
+
+@pytest.mark.parametrize(
+    ("stamp", "t"),
+    [
+        ("2024-01-15T10:30:01Z", 10**9),
+        ("2024-01-15 10:30:00.685", 685 * 10**6),
+        ("2024-01-15T11:30:00.000001+01:00", 1_000),
+        ("2024-01-16T10:30:00Z", 86_400 * 10**9),
+        ("2023-01-15T10:30:00Z", 0),
+    ],
+)
+def test_timestamps_are_utc_and_time_does_not_go_back(stamp, t, tmp_path):
+    text = json.dumps({"type": "x", "timestamp": stamp}) + "\n"
+    (note,) = of_type(events_of(tmp_path / "old.log", text), Note)
+    assert note.t == t
+
+
+def test_parameters_of_the_model_are_its_numbers(tmp_path):
+    path = tmp_path / "old.log"
+    given = {"a": 1, "b": 2.5, "c": True, "d": "4", "e": 1e15, "f": -999e12}
+    start = {"type": "session_start", "timestamp": "2024-01-15T10:30:00Z", "model_arch": ["x"]}
+    path.write_text(json.dumps(start | given) + "\n")
+    (model,) = of_type(read(path), Model)
+    assert model.hparams == {"a": 1, "b": 2.5, "f": -999e12}
+    assert model.arch == ""
+
+
+def test_a_line_may_have_a_mebibyte(tmp_path):
+    path = tmp_path / "old.log"
+    text = line("x", "").removesuffix("\n")
+    for n, whole in ((1 << 20, True), ((1 << 20) + 1, False)):
+        path.write_text(START + text + " " * (n - len(text)) + "\n")
+        reader = read_events(path, lenient=True)
+        assert len(of_type([event for _, event in reader], Note)) == whole
+        assert reader.end.skipped == (not whole)
 
 
 @pytest.mark.parametrize(
