@@ -33,6 +33,85 @@ def test_random_bytes_are_the_numbers_of_ggml_and_gguf_py(name: str) -> None:
     assert_as_ggml(type_, data)
 
 
+@pytest.mark.parametrize("name", [name for name in TYPE_NAMES if name not in ONLY_GGML])
+def test_random_bytes_are_the_numbers_of_gguf_py(name: str) -> None:
+    type_ = BY_NAME[name]
+    data = np.random.default_rng(7).integers(0, 256, (1000, type_.block_bytes), np.uint8)
+    ours = decode_blocks(type_, data).values()
+    assert same(ours.ravel(), GGUF.to_float(type_, data, ours.size))
+
+
+@pytest.mark.parametrize("name", TYPE_NAMES)
+def test_random_bytes_have_every_code_of_a_range_and_no_other(name: str) -> None:
+    """Only TQ1_0 spreads its bytes unevenly, over codes 0 to 2."""
+    type_ = BY_NAME[name]
+    data = np.random.default_rng(7).integers(0, 256, (1000, type_.block_bytes), np.uint8)
+    blocks = decode_blocks(type_, data)
+    layout, parts = blocks.layout, blocks.parts
+    assert (parts.scales is None, parts.mins is None) == (
+        layout.scales is None,
+        layout.mins is None,
+    )
+    for codes, of in (
+        (parts.quants, layout.quants), (parts.scales, layout.scales), (parts.mins, layout.mins)
+    ):  # fmt: skip
+        if codes is not None and of is not None:
+            seen = np.unique(codes).tolist()
+            assert seen == list(range(of.low, of.high + 1))
+            assert len(of.levels) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("Q4_0", (-8, 7)), ("Q4_1", (0, 15)), ("Q5_0", (-16, 15)), ("Q5_1", (0, 31)),
+        ("Q8_0", (-127, 127)), ("Q2_K", (0, 3)), ("Q3_K", (-4, 3)), ("Q4_K", (0, 15)),
+        ("Q5_K", (0, 31)), ("Q6_K", (-32, 31)), ("IQ4_NL", (-127, 113)), ("IQ4_XS", (-127, 113)),
+        ("TQ1_0", (-1, 1)), ("TQ2_0", (-1, 1)), ("MXFP4", (-12, 12)), ("NVFP4", (-12, 12)),
+        ("Q1_0", (-1, 1)), ("Q2_0", (-1, 2)),
+    ],
+)  # fmt: skip
+def test_the_smallest_and_the_largest_level_of_a_quantizer(
+    name: str, ends: tuple[int, int]
+) -> None:
+    assert LAYOUTS[name].quants.ends == ends
+
+
+@pytest.mark.parametrize(
+    ("name", "scales", "mins"),
+    [("Q2_K", (0, 15), (0, 15)), ("Q3_K", (-32, 31), None), ("Q4_K", (0, 63), (0, 63)),
+     ("Q6_K", (-128, 127), None), ("IQ4_XS", (-32, 31), None), ("NVFP4", (0, 224), None)],
+)  # fmt: skip
+def test_the_smallest_and_the_largest_scale(
+    name: str, scales: tuple[int, int], mins: tuple[int, int] | None
+) -> None:
+    layout = LAYOUTS[name]
+    assert layout.scales is not None
+    assert layout.scales.ends == scales
+    assert (layout.mins.ends if layout.mins else None) == mins
+
+
+def test_the_smallest_normal_scale() -> None:
+    """Of float16, and of float32 for the powers of two of MXFP4."""
+    normal = {name: layout.least_normal for name, layout in LAYOUTS.items()}
+    small = {name: np.finfo(np.float16).smallest_normal for name in LAYOUTS}
+    assert normal == small | {"MXFP4": np.finfo(np.float32).smallest_normal}
+
+
+def test_a_block_of_q1_0_and_one_of_q2_0_by_hand() -> None:
+    """A bit is a sign, the lowest first; two bits are -1 to 2."""
+    (signs,) = decode_blocks(
+        BY_NAME["Q1_0"], block("Q1_0", half(0.5), bytes([0b1101] + [0] * 15))
+    ).values()
+    assert signs[:5].tolist() == [0.5, -0.5, 0.5, 0.5, -0.5]
+    assert set(signs[4:].tolist()) == {-0.5}
+    (codes,) = decode_blocks(
+        BY_NAME["Q2_0"], block("Q2_0", half(0.5), bytes([0b11100100] + [0] * 15))
+    ).values()
+    assert codes[:4].tolist() == [-0.5, 0, 0.5, 1]
+    assert set(codes[4:].tolist()) == {-0.5}
+
+
 @pytest.mark.native
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(TYPE_NAMES), data=st.data())
