@@ -203,6 +203,58 @@ def test_a_mark_ends_when_it_begins_or_later(path: Path) -> None:
         assert messages(path, [*log(), *marks]) == wanted
 
 
+def test_a_mark_that_never_ends_is_named_where_it_began(path: Path) -> None:
+    made = make_log(Random(SEED).randint, n_contexts=1, level="minimal")
+    *events, end = made
+    at = len(events) + 1
+    begun = s.Mark(t=events[-1].t, mark=900, name="m", phase="begin")
+    found = findings(path, encode([*events, begun, end]))
+    assert (at, "mark: mark 900 (`m`) is never ended") in found
+    ended = replace(begun, phase="end")
+    found = findings(path, encode([*events, begun, ended, end]))
+    assert not [text for _, text in found if text.startswith("mark")]
+
+
+def test_a_kernel_of_a_node_that_does_not_run_is_named(path: Path) -> None:
+    events = log()
+    at = next(i for i, event in enumerate(events) if isinstance(event, s.Graph))
+    graph = events[at]
+    plan = next(event for event in events if isinstance(event, s.Plan))
+    assert isinstance(graph, s.Graph)
+    node = plan.node[1]
+    runs = [0 if i == node else n for i, n in enumerate(graph.whole.exec)]
+    events[at] = replace(graph, nodes=replace(graph.whole, exec=runs), n_exec=sum(runs), splits=[])
+    said = f"plan: node {node} has a kernel, by its graph none runs for it"
+    assert said in messages(path, events)
+
+
+def test_a_plan_has_all_nodes_of_a_graph_of_the_cpu_alone(path: Path) -> None:
+    """Its last kernel is missing; another backend may have it, and an aborted compute does."""
+    events = [e for e in log() if not isinstance(e, s.Layers | s.TensorStats)]
+    at = next(i for i, event in enumerate(events) if isinstance(event, s.Plan))
+    plan = events[at]
+    assert isinstance(plan, s.Plan)
+    n = len(plan.counts)
+    whole = sum(plan.counts)
+    events[at] = replace(plan, node=plan.node[:-1], n=plan.counts[:-1])
+    short = [
+        replace(e, dur=e.dur[:-1], gap=e.gap and e.gap[:-1], wait=e.wait and e.wait[:-1])
+        if isinstance(e, s.Ops) and e.plan == plan.plan
+        else e
+        for e in events
+    ]
+    assert n > 1
+    said = set(messages(path, short))
+    assert said == {
+        f"ops: plan {plan.plan} has {whole - plan.counts[-1]} nodes of {whole} to compute"
+    }
+    aborted = [replace(e, status=2) if isinstance(e, s.Compute) else e for e in short]
+    assert messages(path, aborted) == []
+    start = short[0]
+    assert isinstance(start, s.SessionStart)
+    assert messages(path, [replace(start, perturbed=True), *short[1:]]) == []
+
+
 def test_tokens_of_a_context_follow_each_other(path: Path) -> None:
     events = log()
     tokens = [event for event in events if isinstance(event, s.Token)]

@@ -240,6 +240,10 @@ Turn = tuple[int, int, int, bool, bool]
             id="the application samples, a full batch with all logits",
         ),
         pytest.param(
+            [(0, 8, 1, True, PREFILL), (8, 1, 0, False, DECODE), (9, 2, 0, False, PREFILL)],
+            id="tokens without an output, one and then several",
+        ),
+        pytest.param(
             [(5, 2, 2, False, PREFILL), (7, 2, 1, True, PREFILL), (9, 1, 1, True, DECODE)],
             id="the middle, two tokens and two of which one has an output",
         ),
