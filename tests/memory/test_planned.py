@@ -1,12 +1,9 @@
-"""How memory is planned and compared with the machine's, without the library."""
+"""How memory is planned and compared with the machine's."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +15,14 @@ import pytest
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.child import ChildEnded
-from llamacpp_instr.llama.engine import CACHE_TYPES, Context, ContextOptions
-from llamacpp_instr.memory import dry_graph, dry_run, machine, plan
-from llamacpp_instr.memory.breakdown import MemoryBreakdown, MemoryUse
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.memory import dry_run, machine, plan
+from llamacpp_instr.memory.breakdown import MemoryBreakdown
 from llamacpp_instr.memory.dry_graph import UbatchShape, _dry_graphs, window
 from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.gguf_files import save
-from tests.kit.made_log import encode
-from tests.kit.sketched_log import Sketch
-from tests.memory.test_breakdown import breakdown, context_of, use
+from tests.memory.test_breakdown import breakdown, use
 
 MODEL: Any = SimpleNamespace(path=Path("m.gguf"), weights=[])
 GB = 10**9
@@ -177,143 +172,6 @@ def test_a_cache_has_the_whole_context_if_it_then_has_the_measured_size(
     assert planned_again(monkeypatch, measured=7, usual=5, whole=9) == (5, 2)
 
 
-# --- dry runs ---
-
-
-class FakeContext:
-    """Notes its options; a model has a memory or not."""
-
-    handle = 8
-    has_memory = True
-    made: list[Any]
-
-    def __init__(self, _: object, options: Any, embed_tokens: int = 0) -> None:
-        self.made.append((options, embed_tokens))
-        self.memory = 1 if self.has_memory else 0
-
-    def __enter__(self) -> FakeContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Options and embeddings of each context."""
-    found: list[Any] = []
-    fake = type("Fake", (FakeContext,), {"made": found, "has_memory": True})
-    for module in (dry_run, dry_graph):
-        monkeypatch.setattr(module, "Context", fake)
-    monkeypatch.setattr(dry_run, "_RecordedContext", fake)
-    return found
-
-
-def logged(monkeypatch: pytest.MonkeyPatch, module: Any, content: bytes, levels: list[str]) -> None:
-    """A dry run writes this log."""
-
-    @contextlib.contextmanager
-    def log(_: object, level: str) -> Any:
-        levels.append(level)
-        yield "dry", bytearray(content)
-
-    monkeypatch.setattr(module, "dry_context_log", log)
-
-
-def events_of(*compute: int) -> bytes:
-    """Contexts with compute buffers of these sizes; one of three weights is repacked."""
-    weights = [
-        s.Tensor(t=0, model=0, tensor=i, name=name, type="f32", ne=[16], bytes=64, buffer=buffer)
-        for i, (name, buffer) in enumerate((("a", "CPU"), ("b", "CPU_REPACK"), ("c", "CPU")))
-    ]
-    model = [event for event in Sketch().events if isinstance(event, s.Model)]
-    contexts = [
-        event
-        for size in compute
-        for event in (context_of(), s.Memory(t=0, ctx=0, buffers=[use("CPU", 128, 5, size)]))
-    ]
-    return encode([*model, *weights, *contexts])
-
-
-@pytest.fixture
-def levels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The levels of the logs; the last context needs 30 bytes to compute, the one before 40."""
-    found: list[str] = []
-    logged(monkeypatch, dry_run, events_of(99, 40, 30), found)
-    return found
-
-
-def test_a_dry_run_measures_a_context_for_single_tokens_and_the_one_that_is_asked_for(
-    made: list[Any], levels: list[str]
-) -> None:
-    options = ContextOptions(ctx=MAX_CTX, ubatch=32)
-    found = dry_run.dry_run(MODEL, options, mmap=False)
-    assert made == [(options, 0), (replace(options, ubatch=1), 0), (options, 0)]
-    assert [(of.kind, of.n_bytes) for of in found.uses] == [
-        ("weights", 128), ("cache", 5), ("compute", 40)
-    ]  # fmt: skip
-    assert levels == ["minimal"]
-
-
-def test_a_model_without_memory_gets_a_context_for_embeddings(
-    made: list[Any], levels: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dry_run.Context, "has_memory", False)
-    dry_run.dry_run(MODEL, ContextOptions(), mmap=False)
-    assert [embeds for _, embeds in made] == [0, 1, 1]
-    assert levels == ["minimal"]
-
-
-@pytest.mark.usefixtures("made", "levels")
-def test_what_is_mapped_is_the_range_of_the_weights_that_are_used_in_place(tmp_path: Path) -> None:
-    """`a` and `c` of three weights of 64 bytes: all 192."""
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    for name in "abc":
-        writer.add_tensor(name, np.zeros(16, np.float32))
-    save(writer)
-    found = dry_run.dry_run(load_model_file(tmp_path / "m.gguf"), ContextOptions(), mmap=True)
-    assert found.uses[0] == MemoryUse("weights", "CPU_Mapped", 192)
-    assert found.settings.mmap
-
-
-def test_a_context_beyond_33_million_tokens_is_refused_before_the_dry_run(
-    made: list[Any], levels: list[str]
-) -> None:
-    too_many = 33_554_433
-    with pytest.raises(UsageError, match="33,554,433 tokens; memory is predicted for up to 33,554"):
-        dry_run.dry_run(MODEL, ContextOptions(ctx=too_many), mmap=True)
-    settings = replace(breakdown().settings, n_ctx=too_many)
-    with pytest.raises(UsageError, match="33,554,433 tokens"):
-        dry_run.dry_run_again(MODEL, settings)
-    dry_run.dry_run_again(MODEL, replace(settings, n_ctx=too_many - 1))
-    assert (len(made), levels) == (2, ["minimal"])
-
-
-def test_a_recorded_context_is_made_again_also_for_single_tokens_of_its_sequences(
-    made: list[Any], levels: list[str]
-) -> None:
-    settings = replace(breakdown().settings, n_ubatch=64, n_seq_max=3, swa_full=True)
-    found = dry_run.dry_run_again(MODEL, settings)
-    assert [(of.n_ubatch, embeds) for of, embeds in made] == [(3, 0), (64, 0)]
-    assert found.settings.swa_full
-    assert found.of_kind("compute") == 40
-    assert levels == ["minimal"]
-
-
-def test_a_recorded_context_has_the_settings_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Context, "__init__", lambda *_: None)
-    settings = replace(
-        breakdown().settings, type_k="q8_0", type_v="f32", kv_unified=True, flash_attn=True,
-        n_ctx=512, n_batch=64, n_ubatch=32, n_seq_max=2,
-    )  # fmt: skip
-    context: Any = dry_run._RecordedContext(MODEL, settings)
-    context.api = SimpleNamespace(llama_context_default_params=SimpleNamespace)
-    assert context._params(ContextOptions(), 0) == SimpleNamespace(
-        n_ctx=512, n_batch=64, n_ubatch=32, n_seq_max=2, embeddings=False, kv_unified=True,
-        swa_full=False, type_k=CACHE_TYPES["q8_0"], type_v=CACHE_TYPES["f32"], flash_attn_type=1,
-    )  # fmt: skip
-
-
 # --- graphs ---
 
 
@@ -322,49 +180,6 @@ def test_a_recorded_context_has_the_settings_of_the_log(monkeypatch: pytest.Monk
 )
 def test_a_window_is_a_multiple_of_256_cells(tokens: int, past: int, cells: int) -> None:
     assert window(UbatchShape(tokens, past)) == cells
-
-
-@pytest.fixture
-def reserved(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The graphs of ubatches, the contexts, and what was reserved in them."""
-    graph = next(event for event in Sketch().events if isinstance(event, s.Graph))
-    other = s.Note(t=0, name="graph", data={})
-    asked: list[Any] = []
-    library = SimpleNamespace(reserve_graph=lambda *of: asked.append(of))
-    monkeypatch.setattr(dry_graph.native, "load", lambda: library)
-    levels: list[str] = []
-    logged(monkeypatch, dry_graph, encode([*Sketch().events[:2], graph, other, graph]), levels)
-
-    def run(options: ContextOptions, *ubatches: UbatchShape) -> tuple[list[Any], list[Any]]:
-        assert _dry_graphs(MODEL, options, ubatches) == [graph, graph]
-        assert levels == ["verbose"]
-        return made, asked
-
-    return run
-
-
-def test_the_context_of_a_graph_is_as_large_as_its_window(reserved: Callable[..., Any]) -> None:
-    options = ContextOptions(ctx=9999, threads=3)
-    made, asked = reserved(options, UbatchShape(1, 300), UbatchShape(5, outputs=2))
-    assert made == [
-        (replace(options, ctx=512, batch=1, ubatch=1), 0),
-        (replace(options, ctx=256, batch=5, ubatch=5), 0),
-    ]
-    assert asked == [(8, 1, 1, 1), (8, 5, 1, 2)]
-
-
-def test_a_batch_is_at_least_as_large_as_its_ubatch(reserved: Callable[..., Any]) -> None:
-    made, _ = reserved(ContextOptions(batch=64, ubatch=3), UbatchShape(5), UbatchShape(2))
-    assert [(of.batch, of.ubatch) for of, _ in made] == [(64, 5), (64, 3)]
-
-
-def test_a_model_without_memory_sees_one_ubatch_whose_tokens_all_have_outputs(
-    reserved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dry_graph.Context, "has_memory", False)
-    made, asked = reserved(ContextOptions(), UbatchShape(5, outputs=2))
-    assert [embeds for _, embeds in made] == [0, 5]
-    assert asked == [(8, 5, 1, 5)]
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_watts_are_the_energy_of_the_runs_that_have_one_by_their_time(
 ) -> None:
     """Recordings of two models with 1, 2, 3 and 4 threads: joules and seconds of each."""
     energy: dict[str, list[tuple[int, float | None, float]]] = {
-        "small": [(1, 3.0, 2.0), (2, None, 1.0), (3, 0.0, 1.0), (4, 10.0, 3.0)],
-        "large": [(1, 7.0, 3.0), (2, None, 1.0), (3, 0.0, 1.0), (4, None, 50.0)],
+        "small": [(1, 0.3, 2.0), (2, None, 1.0), (3, 0.0, 1.0), (4, 10.0, 3.0)],
+        "large": [(1, 0.7, 3.0), (2, None, 1.0), (3, 0.0, 1.0), (4, None, 50.0)],
     }
     sketch = Sketch()
     for ns in (900, 500):
@@ -92,6 +92,6 @@ def test_watts_are_the_energy_of_the_runs_that_have_one_by_their_time(
     subjects: list[Subject] = list(measure.SUBJECTS[:2])
     measure.measure_kernels([1, 2, 3, 4], lambda *of: told.append(of), subjects)
     ((models, watts),) = fitted
-    assert watts == {1: 2.0, 4: 3.333}, "four digits; none without a counter that moves"
+    assert watts == {1: 0.2, 4: 3.333}, "four digits; none without a counter that moves"
     assert [[of.ns.tolist() for of in model] for model in models] == [[[400, 100]] * 4] * 2
     assert told == [(done, 8) for done in range(1, 9)]
