@@ -22,6 +22,7 @@ from converters.exports.tables import load_tables
 from converters.fleet.rows import LogRows
 from converters.live.state import LiveState
 from llamacpp_instr.log.batches import Batches, Part
+from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
@@ -335,3 +336,23 @@ def test_a_shift_moves_the_end_of_the_prompt(shift: dict[str, Any], end: int) ->
         batches.moved(Kv(t=0, ctx=0, used=11, size=64, bytes=0, n_kv=0, **of))
         (part,) = batches.parts(of_one(9, pos))
         assert part.prompt is prompt
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "prompts", "found", "n_prompt"),
+    [
+        ("encode", "encode", [True], "encode", 3),
+        ("encode", "encode", [], "encode", 9),
+        ("decode", "decode", [], "decode", 0),
+        ("decode", "prefill", [], "prefill", 9),
+        ("decode", "decode", [False, True], "prefill", 3),
+        ("decode", "prefill", [False, False], "decode", 0),
+    ],
+)
+def test_the_phase_of_a_step_is_that_of_its_parts(
+    kind: str, phase: str, prompts: list[bool], found: str, n_prompt: int
+) -> None:
+    """Each part has three tokens, the batch nine."""
+    parts = [Part(i, 0, 3, 1, prompt) for i, prompt in enumerate(prompts)]
+    step = KnownStep(of_one(0, 0, 9, kind=kind, phase=phase), 1, parts)
+    assert (step.phase, step.n_prompt) == (found, n_prompt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,13 +17,20 @@ from converters.report.report import Cell
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.graph.kernels import cpu_plan
 from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.memory.dry_graph import UbatchShape, window
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.prediction import steps
 from llamacpp_instr.prediction.model import Predicted, predict_kernels
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.samples import samples
-from llamacpp_instr.prediction.steps import MOST_TOKENS, PlannedStep, trained_tokens
+from llamacpp_instr.prediction.steps import (
+    MOST_TOKENS,
+    PlannedStep,
+    planned_steps,
+    trained_tokens,
+)
 from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel
 from llamacpp_instr.quantize.plan import QuantizationPlan, TensorPlan
 from llamacpp_instr.schema import Leaf, Ops, StepEnd
@@ -104,6 +113,28 @@ def test_a_planned_step_sees_its_tokens_and_those_before() -> None:
         assert window(UbatchShape(tokens, past)) == cells
 
 
+def test_steps_are_planned_in_the_graphs_that_llama_cpp_would_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = [product_graph(8, 4, tokens) for tokens in (8, 1)]
+    shapes = [UbatchShape(8), UbatchShape(1, 300)]
+    monkeypatch.setattr(steps, "dry_graphs", lambda *_: graphs)
+    model: Any = SimpleNamespace(path=Path("m.gguf"))
+    options = ContextOptions(threads=2)
+    found = planned_steps(model, options, shapes)
+    assert found == [
+        PlannedStep(shape, graph, cpu_plan(graph))
+        for shape, graph in zip(shapes, graphs, strict=True)
+    ]
+    graphs[1].splits[0].backend = "CUDA0"
+    with pytest.raises(UsageError, match=r"m\.gguf: parts would run on CUDA0; only the CPU"):
+        planned_steps(model, options, shapes)
+
+
+def test_the_lengths_that_are_used_where_a_model_allows_them() -> None:
+    assert (steps.DEFAULT_TOKENS, MOST_TOKENS) == (512, 65_536)
+
+
 def test_the_length_that_a_model_was_trained_on(tmp_path: Path) -> None:
     for i, (trained, tokens) in enumerate(
         ((None, MOST_TOKENS), (0, MOST_TOKENS), (1, 1), (99, 99))
@@ -166,6 +197,16 @@ def test_a_compute_whose_step_has_no_end_counts_with_those_at_the_beginning(
     alone = [event for event in sketch.events if not isinstance(event, StepEnd)]
     (found,) = samples(session_of(tmp_path / "b.log", alone))
     assert (found.step_ns, found.past) == (0, 0)
+
+
+def test_the_past_of_a_sample_is_that_of_its_quantile(tmp_path: Path) -> None:
+    """Of four decodes at positions 1 to 4, a quarter lies before the second."""
+    sketch = Sketch()
+    for _ in range(5):
+        sketch.step(900, ops=([800, 100], [0, 0]))
+    session = session_of(tmp_path / "a.log", sketch.events)
+    pasts = [samples(session, of)[0].past for of in (0.25, 0.34, 0.99, 1.0)]
+    assert pasts == [1, 2, 3, 4]
 
 
 def test_only_the_first_thread_and_a_compute_that_is_alone_counts(tmp_path: Path) -> None:
