@@ -18,7 +18,7 @@ from converters.analyses.value_comparison import (
     shift_of,
 )
 from converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
-from converters.analyses.values import compute_values, joined
+from converters.analyses.values import Read, compute_values, joined, name_of, values_of
 from converters.report.charts import Chart
 from llamacpp_instr import schema as s
 from llamacpp_instr.errors import UsageError
@@ -102,6 +102,10 @@ def test_a_row_for_each_tensor_op_and_layer(tmp_path: Path) -> None:
     assert compute_values(session).title == (
         f"Values: 3 NaN and 1 infinite, first in Qcur-1, step {step}"
     )
+    session.computes["step"][:] = 0
+    assert compute_values(session).title.endswith("first in Qcur-1, step 0")
+    session.computes["step"][:] = -1
+    assert compute_values(session).title.endswith("1 infinite, first in Qcur-1")
     session.stats.clear()
     with pytest.raises(UsageError, match=r"no values were read; record with --stats"):
         compute_values(session)
@@ -250,3 +254,24 @@ def test_without_deviations_the_ratio_is_unknown(tmp_path: Path) -> None:
     assert {row[at] for row in by_tensor.rows} == {None}
     assert {row[-1] for row in by_token.rows} == {None}
     assert "largest shift" not in by_tensor.figures
+
+
+def test_a_name_that_is_read_again_in_a_layer_has_a_number(tmp_path: Path) -> None:
+    session = with_values(tmp_path / "a.log", 2.0)
+    first = session.stats[0]
+    session.stats[:] = [first, first, first]
+    reads = list(values_of(session))
+    assert [read.place for read in reads] == [0, 1, 2]
+    assert [name_of(read)[0] for read in reads] == ["Qcur", "Qcur #2", "Qcur #3"]
+    assert name_of(Read("Qcur", "MUL_MAT", 7, 1)) == ["Qcur #2", "MUL_MAT", 7]
+
+
+def test_a_tensor_without_elements_has_no_share_of_zeros(tmp_path: Path) -> None:
+    session = with_values(tmp_path / "a.log", 2.0)
+    session.stats[:] = [replace(session.stats[0], n=n, zero=n // 2) for n in (0, 1, 4)]
+    for event, (n, share) in zip(session.stats, ((0, None), (1, 0), (4, 0.5)), strict=True):
+        of_one = session.stats[:]
+        session.stats[:] = [event]
+        (row,) = compute_values(session).rows
+        assert (row[4], row[-1]) == (n, share)
+        session.stats[:] = of_one
