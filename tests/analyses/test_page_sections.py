@@ -7,13 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from converters.analyses import page
 from converters.analyses.stats import compute_stats
-from converters.analyses.tree import NO_LAYER, build_tree
+from converters.analyses.tree import LEVELS, NO_LAYER, build_tree
 from converters.report.page import Figure, Section
-from converters.report.report import Report
+from converters.report.report import Column, Report
+from converters.report.tree import Node, Tree
+from llamacpp_instr import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from tests.kit.batched_log import Batch, batched_log
+from tests.kit.reports import session_of
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
@@ -81,3 +86,116 @@ def test_the_tiles_have_the_first_figures(session: Session) -> None:
         "tokens/s by the clock", "to the first token", "between tokens", "decode", "prefill",
         "resident",
     ]  # fmt: skip
+
+
+def test_a_session_without_kernels_has_no_maps(tmp_path: Path) -> None:
+    """The tree then has the time of the computes."""
+    session = session_of(tmp_path / "a.log", batched_log([Batch([(0, 0, 4)])]))
+    titles = [of.title for of in page.compute_page([session])[1]]
+    assert "Time by layer and op" not in titles
+    assert "Session, phase, layer, block, op" in titles
+
+
+@pytest.mark.parametrize(("ns", "drawn"), [(0, False), (1, True)])
+def test_a_tree_without_time_is_not_drawn(
+    ns: int, drawn: bool, monkeypatch: pytest.MonkeyPatch, session: Session
+) -> None:
+    tree = Tree(Node("session", children=[Node("decode", ns)]), "time", "ns", LEVELS)
+    monkeypatch.setattr(page, "build_tree", lambda *_: tree)
+    titles = [of.title for of in page._trees(session)]
+    assert titles == ["Session, phase, layer, block, op"] * drawn
+
+
+def test_the_map_adds_up_blocks_and_phases_and_orders_layers_by_number() -> None:
+    def layer(name: str, *ops: tuple[str, int]) -> Node:
+        blocks = [Node(f"block {i}", children=[Node(*op)]) for i, op in enumerate(ops)]
+        return Node(name, children=blocks)
+
+    phases = [
+        Node("prefill", children=[layer("layer 10", ("ADD", 10), ("ADD", 20))]),
+        Node("decode", children=[layer("layer 9", ("ADD", 3)), layer("layer 10", ("ADD", 7)),
+            layer("layer 2", ("MUL", 1), ("ADD", 0)), layer(NO_LAYER, ("MUL", 59))]),
+    ]  # fmt: skip
+    tree = Tree(Node("session", children=phases), "time", "ns", LEVELS)
+    (heat,) = page._heat(tree)
+    assert isinstance(heat, Figure)
+    cells = re.findall(r"<title>(\w+), layer (\w+): ([^<]*)</title>", heat.markup)
+    assert [(op, layer, said.partition(", ")[2]) for op, layer, said in cells] == [
+        ("MUL", "2", "1.0 %"), ("MUL", "none", "59.0 %"),
+        ("ADD", "9", "3.0 %"), ("ADD", "10", "37.0 %"),
+    ]  # fmt: skip
+    assert list(page._heat(Tree(Node("session", 5), "time", "ns", LEVELS))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("", "model.gguf, a.log"), ("Tiny Llama", "Tiny Llama, a.log")]
+)
+def test_the_title_has_the_name_of_the_model_or_its_file(
+    name: str, title: str, tmp_path: Path
+) -> None:
+    events = batched_log([Batch([(0, 0, 4)])])
+    for event in events:
+        if isinstance(event, s.Model):
+            event.name, event.path = name, "/a/b/model.gguf"
+    assert page.compute_page([session_of(tmp_path / "a.log", events)])[0] == title
+
+
+@pytest.mark.parametrize(("part", "said"), [(1, ""), (2, ", part 2"), (3, ", part 3")])
+def test_what_recorded_is_identified(part: int, said: str, tmp_path: Path) -> None:
+    events = batched_log([Batch([(0, 0, 4)])])
+    start = events[0]
+    assert isinstance(start, s.SessionStart)
+    events[0] = replace(start, part=part)
+    found = section(session_of(tmp_path / "a.log", events), "Identity, machine and settings")
+    assert isinstance(found, Report)
+    facts = {row[0]: row[1] for row in found.rows}
+    assert facts["session"] == start.id + said
+    assert facts["recorded"] == "2025-06-01T12:00:00.000Z"
+    assert facts["process"] == "42: python app.py"
+    assert facts["memory of the machine"] == "8.00 GiB"
+    assert facts["file"] == "model.gguf"
+    assert all(facts.values())
+    assert not found.headed
+
+
+@pytest.mark.parametrize(("n", "there"), [(1, False), (2, True), (3, True)])
+def test_requests_are_shown_if_there_are_several(n: int, there: bool, tmp_path: Path) -> None:
+    batch = Batch([(seq, 0, 4) for seq in range(n)], sampled=[(seq, 1, "a") for seq in range(n)])
+    session = session_of(tmp_path / "a.log", batched_log([batch]))
+    titles = [of.title for of in page.compute_page([session])[1]]
+    assert ("Latency of requests" in titles) == there
+
+
+def test_the_first_figures_of_a_session_are_those_that_it_has() -> None:
+    columns = [Column("phase"), Column("steps", "count"), Column("tokens/s median", "per_second")]
+    speed = Report(
+        "Speed", columns, [["prefill", 1, 80.0], ["decode", 2, 20.0], ["encode", 0, None]]
+    )
+    clock = Report("Time by the clock", [], [], figures={
+        "tokens/s": (9.0, "per_second"), "between tokens, median": (0, "ns"),
+    })  # fmt: skip
+    memory = Report("Memory", [], [], figures={"resident": (5, "bytes")})
+    summary = {"Speed": speed, "Time by the clock": clock}
+    assert list(page._first_figures(summary, memory)) == [
+        ("tokens/s by the clock", 9.0, "per_second"),
+        ("between tokens", 0, "ns"),
+        ("tokens/s, decode, median step", 20.0, "per_second"),
+        ("tokens/s, prefill, median step", 80.0, "per_second"),
+        ("resident, most", 5, "bytes"),
+    ]
+    assert list(page._first_figures({}, None)) == []
+    nothing = {"Speed": Report("Speed", columns, [])}
+    assert list(page._first_figures(nothing, Report("Memory", [], []))) == []
+    assert list(page._tiles([])) == []
+
+
+def test_sessions_side_by_side_have_the_figures_of_all() -> None:
+    """One that a session lacks is empty in its row."""
+    first = [("speed", 3.0, "per_second"), ("resident", 7, "bytes")]
+    second = [("resident", 9, "bytes"), ("between", 2, "ns")]
+    report = page._side_by_side(["a", "b"], [first, second])
+    assert report.columns == [
+        Column("session"), Column("speed", "per_second"), Column("resident", "bytes"),
+        Column("between", "ns"),
+    ]  # fmt: skip
+    assert report.rows == [["a", 3.0, 7, None], ["b", None, 9, 2]]
