@@ -15,7 +15,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.requests import compute_requests, concurrency_over_time, waits_of
+from converters.analyses.requests import (
+    PARTS,
+    compute_requests,
+    concurrency_over_time,
+    waits_of,
+)
 from llamacpp_instr import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
@@ -103,6 +108,7 @@ def test_requests_at_once_over_time(seed: int, tmp_path: Path) -> None:
     found = [of for of in compute_requests(session) if of.title == "Requests at once, over time"]
     assert len(found) == (len(requests) > 1)
     for report in found:
+        assert len(report.rows) == PARTS
         begin = min(request.first for request in requests)
         edges = [int(row[0]) for row in report.rows] + [max(r.end for r in requests) - begin]  # type: ignore[arg-type]
         for (_, mean, most), low, high in zip(report.rows, edges[:-1], edges[1:], strict=True):
