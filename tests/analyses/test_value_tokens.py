@@ -136,3 +136,12 @@ def test_what_is_computed_after_the_known_ids_is_not_paired(tmp_path: Path) -> N
     found = same_tokens(session(tmp_path, *batches), session(tmp_path, *batches, name="b"))
     assert found.pairs == {0: 0}
     assert found.parted == []
+
+
+def test_requests_after_one_with_another_prompt_are_paired(tmp_path: Path) -> None:
+    later = Batch([(1, 0, 3)])
+    a = session(tmp_path, Batch([(0, 0, 4)]), later)
+    b = session(tmp_path, Batch([(0, 0, 5)]), later, name="b")
+    found = same_tokens(a, b)
+    assert found.pairs == {1: 1}
+    assert len(found.parted) == 1
