@@ -106,3 +106,39 @@ def test_decodes_that_memory_bounds(share: float, bound: bool, tmp_path: Path) -
         assert f"move {rate / 1e6:.0f} MB a second" in found["memory-bound"].what
         assert found["memory-bound"].share == pytest.approx(5 * 800 / (9000 + 5 * 1000))
     assert "memory-bound" not in causes(session)
+
+
+def test_only_tensors_that_cost_time_limit_the_type_to_try(tmp_path: Path) -> None:
+    """Q4_K has blocks of 256: rows of 40 elsewhere, and of other types, do not matter."""
+    log = Sketch("q5_0")
+    log.weight(100, "q4_K", "CPU_REPACK")
+    for name, type_, row in (
+        ("blk.0.attn_q.weight", "q5_0", 512), ("unread.weight", "q5_0", 40),
+        ("blk.0.attn_q.bias", "f32", 40),
+    ):  # fmt: skip
+        log.weight(100, type_, "CPU")
+        tensor = log.events[-1]
+        assert isinstance(tensor, s.Tensor)
+        tensor.name, tensor.ne = name, [row]
+    log.step(1000, sampled=1, ops=([800, 100], [0, 0]))
+    found = causes(session_of(tmp_path / "a.log", log.events))["no-interleaved-kernel"]
+    assert found.share == pytest.approx(8 / 9)
+    assert "to Q4_K and compare" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("tokens", "advice"),
+    [(31, "Pass more of a prompt at once: a batch can have 64 tokens."),
+     (32, "Pass more of a prompt at once: a batch can have 64 tokens."), (33, "Raise n_batch")],
+)  # fmt: skip
+@pytest.mark.parametrize("limits", [(64, 512), (512, 64)])
+def test_advice_for_small_batches_follows_from_the_limits(
+    tokens: int, advice: str, limits: tuple[int, int], tmp_path: Path
+) -> None:
+    """Batches of half of what is allowed are the application's, larger ones the limits'."""
+    log = batches(4, tokens)
+    for event in log.events:
+        if isinstance(event, s.Context):
+            event.n_batch, event.n_ubatch = limits
+    found = causes(session_of(tmp_path / "a.log", log.events))["small-batches"]
+    assert found.advice.startswith(advice)
