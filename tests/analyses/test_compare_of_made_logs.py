@@ -310,3 +310,50 @@ def test_of_many_tensors_the_most_important_are_shown() -> None:
     three = [Candidate(name, twenty) for name in "abc"]
     assert compute_comparison(three)[0].title == "2 models against a"
     assert compute_comparison(three)[0].notes == [f"{n} against a: same bytes." for n in "bc"]
+
+
+def tied(path: Path, decodes: int, rows_ns: int) -> Session:
+    """Decodes in which a product and a look-up read the same matrix."""
+    sketch = Sketch()
+    sketch.weight(64, "f16", "CPU")
+    for event in sketch.events:
+        if isinstance(event, s.Tensor):
+            event.name, event.ne = QUERY, [4, 8]
+        if isinstance(event, s.Graph):
+            assert event.nodes is not None
+            event.nodes.op, event.nodes.src = ["MUL_MAT", "GET_ROWS"], [[-1, -2], [-1, -2]]
+    sketch.step(3000, 6, sampled=10, ops=([2000, 500], [0, 0]))
+    for _ in range(decodes):
+        sketch.step(1000, sampled=10, ops=([200, rows_ns], [0, 0]))
+    return session_of(path, sketch.events)
+
+
+def test_a_matrix_that_two_ops_read_has_a_row_for_each(tmp_path: Path) -> None:
+    a, b = (
+        Candidate(name, LARGE, sessions=[tied(tmp_path / f"{name}.log", 6, ns)])
+        for name, ns in (("a", 100), ("b", 300))
+    )
+    pair = Pair(a, b)
+    product, look_up, norm = pair.tensors()
+    assert [row.name for row in (product, look_up, norm)] == [
+        "blk.0.attn_q MUL_MAT", "blk.0.attn_q GET_ROWS", "output_norm",
+    ]  # fmt: skip
+    assert product.times["decode"].ratio.value == 1
+    assert look_up.times["decode"].ratio.value == pytest.approx(3)
+    assert (product.a.n_bytes, look_up.b.n_bytes) == (64, 64)
+    assert norm.times == {}
+    whole = pair.whole()
+    assert whole.times["decode"].ratio.value == pytest.approx(500 / 300)
+    assert (whole.a.n_bytes, whole.layer) == (96, 0)
+    by_layer = {row.layer: row for row in pair.by(lambda of: of.layer)}
+    assert by_layer[0].times["prefill"].ratio.a == 2500
+    assert by_layer[-1].times == {}
+
+
+def test_models_without_logs_have_no_times_and_no_settings(tmp_path: Path) -> None:
+    session = tied(tmp_path / "a.log", 6, 100)
+    pair = Pair(Candidate("a", LARGE, sessions=[session]), Candidate("b", SMALL))
+    assert (pair.phases, pair.in_turns, pair.disturbed) == ({}, False, False)
+    titles = [of.title for of in compute_comparison([pair.a, pair.b])]
+    assert "Recorded differently" not in titles
+    assert pair.whole().times == {}
