@@ -328,3 +328,21 @@ def test_why_following_ended(problem: str | None, state: str | None, why: str) -
     hub.problem = problem
     hub._log = SimpleNamespace(end=None if state is None else SimpleNamespace(state=state))  # type: ignore[assignment]
     assert hub._why() == why
+
+
+def test_a_context_that_the_log_forgets_is_forgotten_with_all_it_had() -> None:
+    state = LiveState()
+    contexts = [event for event in Sketch().events if isinstance(event, s.Context)]
+    for ctx in (0, 1):
+        context = msgspec.structs.replace(contexts[0], ctx=ctx)
+        state.refs.contexts[ctx] = context  # type: ignore[assignment]
+        state._context(context)
+        state.caches |= {(ctx, 0): Cache(1, 2), (ctx, 1): Cache(1, 2)}
+        state.threads[ctx] = Threads([1], [1])
+        state._take_memory(s.Memory(t=0, ctx=ctx, buffers=[], rss=50 * (1 - ctx)))
+    assert state.contexts.keys() == state.memory.keys() == state.threads.keys() == {0, 1}
+    assert state.rss == 50, "the latest that is known"
+    del state.refs.contexts[0]
+    state._context(state.contexts[1])
+    assert state.contexts.keys() == state.memory.keys() == state.threads.keys() == {1}
+    assert state.caches.keys() == {(1, 0), (1, 1)}
