@@ -9,11 +9,15 @@ import pytest
 
 from converters.live.screen import (
     CELLS,
+    DIM,
+    GOOD,
     RSS,
     SHADES,
+    STRONG,
     TOKENS,
     _background,
     _cell,
+    _lanes,
     _range,
     _row_ranges,
     _series,
@@ -132,3 +136,15 @@ def test_a_viewer_says_what_it_has(after: str | None, n: int) -> None:
     viewer: Any = Viewer()
     asyncio.run(LiveServer._frames(server, viewer))
     assert asked == [n]
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_request_under_way_stands_out(under_way: bool) -> None:
+    lane = {"lane": 7, "name": "chat", "seq": 1, "over": False, "prompt": 3, "to_first": None,
+            "between": None, "n_tokens": 1, "tokens": [[0, "One", 0, None]]}  # fmt: skip
+    of = {"lanes": [lane], "active": [7] if under_way else [], "n_requests": 1, "between": None}
+    (_, _, line) = _lanes(of, 80, 3)
+    styles = {line.plain[span.start : span.end].strip(): span.style for span in line.spans}
+    assert styles["▸" if under_way else "·"] == (GOOD if under_way else DIM)
+    assert styles["chat"] == (STRONG if under_way else DIM)
+    assert (DIM in styles.values()) == (not under_way)
