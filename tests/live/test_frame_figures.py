@@ -194,7 +194,7 @@ def test_the_map_has_the_latest_step_and_the_average(lines: list[Line], state: L
 def test_the_average_of_no_step_is_nothing() -> None:
     heat = Heat(2)
     assert not heat.mean.any()
-    for ns, mean in ((4.0, 4.0), (8.0, 6.0), (0.0, 4.0)):
+    for ns, mean in ((4.0, 4.0), (8.0, 6.0), (0.0, 4.0), (1.0, 3.25)):
         heat.add(np.full_like(heat.sum, ns))
         assert (heat.mean == mean).all()
         assert (heat.last == ns).all()
