@@ -103,6 +103,78 @@ def test_the_flat_form_has_begin_and_end_of_each_layer(log):
     assert max(op["t"] + op["dur"] for op in ops) == max(line["t"] for line in steps)
 
 
+EVERY_EVENT = Path(__file__).parent.parent / "fixtures" / "every-event.log"
+
+
+def test_ops_of_one_kernel_and_of_two_have_the_figures_of_the_log():
+    first, fused, product = lines(EVERY_EVENT, "--expand", "--event", "op")
+    start = 81_005_050_100
+    shared = {"event": "op", "type": "f32", "ne": [256], "step": 0, "thread": 0, "phase": "prefill"}
+    assert first == shared | {
+        "t": start, "dur": 900, "op": "GET_ROWS", "name": "embd", "layer": -1,
+        "block": "embedding", "weight": "token_embd.weight", "weight_type": "f16",
+        "bytes": 2 * 256 + 4 + 1024, "flops": 0,
+    }  # fmt: skip
+    assert fused == shared | {
+        "t": start + 900 + 150, "dur": 1140, "op": "RMS_NORM", "name": "attn_norm-0", "layer": 0,
+        "block": "norm", "weight": "blk.0.attn_norm.weight", "weight_type": "f32",
+        "bytes": 3 * 1024, "flops": 256, "fused": ["RMS_NORM", "MUL"],
+    }  # fmt: skip
+    assert product == shared | {
+        "t": start + 900 + 150 + 1140 + 210, "dur": 24000, "op": "MUL_MAT", "name": "Qcur-0",
+        "layer": 0, "block": "attention", "weight": "blk.0.attn_q.weight", "weight_type": "f16",
+        "bytes": 2 * 256 * 256 + 2 * 1024, "flops": 2 * 256 * 256,
+    }  # fmt: skip
+
+
+def test_layers_are_steps_in_the_flat_form_and_what_has_none_is_left_out():
+    steps = [line for line in lines(EVERY_EVENT, "--expand") if line["event"].startswith("step_")]
+    layer = {"step_name": "layer_0", "layer": 0, "step": 0}
+    begin = 81_005_050_100 + 900 + 150
+    assert [line["step_name"] for line in steps] == ["prefill", "layer_0", "layer_0", "prefill"]
+    assert steps[1:3] == [
+        {"event": "step_begin", "t": begin, **layer},
+        {"event": "step_end", "t": begin + 25350, "dur": 25350, **layer},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("character", "printed"),
+    [
+        ("\x1b", "\\u001b"),
+        ("\x7f", "\\u007f"),
+        ("\x80", "\\u0080"),
+        ("\x9f", "\\u009f"),
+        ("\u061c", "\\u061c"),
+        ("\u202e", "\\u202e"),
+        ("\u2069", "\\u2069"),
+        ("\xa0", "\xa0"),
+        ("ä", "ä"),
+        ("\u2027", "\u2027"),
+    ],
+)
+def test_what_steers_a_terminal_is_escaped(tmp_path, character, printed):
+    path = tmp_path / "steering.log"
+    note = s.Note(t=EVENTS[-1].t, name=f"a{character}b", data=1)
+    path.write_bytes(encode([EVENTS[0], note]))
+    line = run(path, "--event", "note")
+    assert f'"name":"a{printed}b"'.encode() in line
+    assert json.loads(line)["name"] == f"a{character}b"
+
+
+def test_an_impossible_size_is_named_or_left_out(tmp_path):
+    recorded = EVERY_EVENT.read_text()
+    path = tmp_path / "large.log"
+    path.write_text(recorded.replace('"ne":[[256],[256],[256],[256]]', f'"ne":{[[2**40] * 4] * 4}'))
+    number = 1 + next(i for i, line in enumerate(recorded.splitlines()) if '"event":"ops"' in line)
+    with pytest.raises(InstrError, match=rf":{number}: ops: impossible tensor sizes"):
+        run(path, "--expand")
+    output = CliRunner().invoke(cat, [str(path), "--expand", "--lenient"])
+    assert output.exit_code == 0, output.output
+    assert "op" not in {json.loads(line)["event"] for line in output.stdout_bytes.splitlines()}
+    assert "1 event" in output.stderr
+
+
 def test_the_flat_form_has_nothing_that_refers_to_a_graph_line(log):
     names = {line["event"] for line in lines(log, "--expand")}
     assert "op" in names
