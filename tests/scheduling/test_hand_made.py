@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ from converters.scheduling import hand_made
 from converters.scheduling.engines import (
     EngineKind,
     Engines,
+    check_usable,
     equal_engines,
     parse_engines,
     read_engines,
 )
 from converters.scheduling.hand_made import read_hand_made
 from converters.scheduling.policies import schedule_list
+from converters.scheduling.tasks import Label
 from llamacpp_instr.errors import UsageError
-from tests.kit.schedule_kit import assert_valid, graphs, sources_of
+from tests.kit.schedule_kit import assert_valid, graphs, make_tasks, sources_of
 
 GRAPH = """
 [[task]]
@@ -130,6 +133,86 @@ def test_a_wrong_graph_is_one_clear_line(text: str, said: str, tmp_path: Path) -
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("ns", 1, 10**12),
+        ("bytes", 0, 10**15),
+        ("load", 0, 10**15),
+        ("layer", -1, 2**31 - 1),
+    ],
+)
+def test_a_number_of_a_task_is_within_its_bounds(
+    field: str, least: int, most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.toml"
+    task = {"name": '"a"', "ns": 5}
+
+    def read(value: int) -> int:
+        path.write_text(
+            "[[task]]\n" + "".join(f"{k} = {v}\n" for k, v in (task | {field: value}).items())
+        )
+        tasks = read_hand_made(path)
+        return tasks.labels[0].layer if field == "layer" else int(getattr(tasks, field)[0])
+
+    assert [read(least), read(most)] == [least, most]
+    for beyond in (least - 1, most + 1):
+        with pytest.raises(UsageError, match=rf"task\[0\]\.{field}"):
+            read(beyond)
+
+
+def test_a_task_of_which_only_name_and_time_are_given_has_no_layer(tmp_path: Path) -> None:
+    (tmp_path / "graph.toml").write_text(TASK)
+    tasks = read_hand_made(tmp_path / "graph.toml")
+    (label,) = tasks.labels
+    assert (label.op, label.kind, label.layer, label.block) == ("TASK", "vector", -1, "other")
+    assert label.title == "TASK a"
+    assert [int(of[0]) for of in (tasks.ns, tasks.bytes, tasks.load, tasks.copy)] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "moved"), [("bytes = 5\nload = 5", 5), ("bytes = 0\nload = 6", 6), ("bytes = 7", 7)]
+)
+def test_a_task_moves_its_bytes_or_else_its_load(given: str, moved: int, tmp_path: Path) -> None:
+    (tmp_path / "graph.toml").write_text(TASK + given)
+    assert read_hand_made(tmp_path / "graph.toml").bytes.tolist() == [moved]
+
+
+def test_an_empty_op_is_refused_and_a_source_named_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "graph.toml"
+    path.write_text(TASK + 'op = " "')
+    with pytest.raises(UsageError, match="the name or op of task 1 is empty"):
+        read_hand_made(path)
+    path.write_text(TASK + '[[task]]\nname = "b"\nns = 1\nafter = ["a", "a"]')
+    assert read_hand_made(path).sources.tolist() == [0]
+
+
+@pytest.mark.parametrize(("n", "hidden"), [(7, 0), (8, 1), (9, 2)])
+def test_a_cycle_of_more_than_eight_names_is_shortened(n: int, hidden: int, tmp_path: Path) -> None:
+    """A cycle names its first task again at its end."""
+    path = tmp_path / "graph.toml"
+    path.write_text(
+        "".join(f'[[task]]\nname = "t{i}"\nns = 1\nafter = ["t{(i + 1) % n}"]\n' for i in range(n))
+    )
+    with pytest.raises(UsageError) as caught:
+        read_hand_made(path)
+    names = str(caught.value).partition("each other: ")[2].split(" before ")
+    assert names[0] == names[-1]
+    shown = [name for name in names if not name.startswith("…")]
+    assert len(shown) == n + 1 - hidden
+    assert [name for name in names if name not in shown] == [f"… {hidden} more …"] * bool(hidden)
+
+
+def test_as_many_tasks_as_are_possible_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_made, "MOST_TASKS", 3)
+    (tmp_path / "graph.toml").write_text(
+        "".join(f'[[task]]\nname = "t{i}"\nns = 1\n' for i in range(3))
+    )
+    assert len(read_hand_made(tmp_path / "graph.toml")) == 3
+
+
 def test_the_tasks_of_a_cycle_are_named_in_order(tmp_path: Path) -> None:
     after = {"a": [], "b": ["a", "d"], "c": ["b"], "d": ["c"], "e": ["d"]}
     text = "".join(f'[[task]]\nname = "{n}"\nns = 1\nafter = {a}\n' for n, a in after.items())
@@ -215,6 +298,70 @@ def test_wrong_engines_are_one_clear_line(text: str, said: str, tmp_path: Path) 
         read_engines(tmp_path / "engines.toml")
     assert str(caught.value).startswith(f"{tmp_path / 'engines.toml'}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        A + "count = 4096",
+        A + 'count = 4095\n[[engine]]\nname = "b"',
+        "handover_ns = 1000000000000\n" + A,
+        A + "bandwidth = 1000",
+        A + "bandwidth = 1e18",
+        A + "speed = { '*' = 1e-6, MUL_MAT = 1e6, vector = 1 }",
+        DMA.replace("64", "2") + "bandwidth = 1e9",
+        DMA.replace("64", "1152921504606846976") + "bandwidth = 1e9",
+    ],
+)
+def test_engines_at_the_bounds_are_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "engines.toml").write_text(text)
+    assert read_engines(tmp_path / "engines.toml").count() > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (A + 'count = 4096\n[[engine]]\nname = "b"', "4097 engines; at most 4096 are possible"),
+        ("handover_ns = 1000000000001\n" + A, "handover_ns must be 0 to 1000000000000"),
+        (A + "bandwidth = 999", "bandwidth, in bytes per second, must be 1000 to"),
+        (A + "bandwidth = 2e18", r"must be 1000 to 1e.18, got 2e.18"),
+        (A + "speed = { '*' = 1e7 }", "speed of . must be 1e-06 to"),
+        (A + "local_memory = 1152921504606846977", "local_memory must be 2 to"),
+        (A + 'runs = [""]', "'' is neither a kind"),
+        ('[[engine]]\nname = " "', "an engine's name is empty"),
+    ],
+)
+def test_engines_beyond_the_bounds_are_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "engines.toml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_engines(tmp_path / "engines.toml")
+
+
+def test_a_number_of_engines_is_1_to_4096() -> None:
+    assert parse_engines("1").count() == 1
+    assert parse_engines("4096").count() == 4096
+    for text, got in (("999999999", 999999999), ("1234567890", 10**9)):
+        with pytest.raises(UsageError, match=f"expected 1 to 4096, got {got}$"):
+            parse_engines(text)
+
+
+def test_an_engine_beyond_the_last_has_no_name() -> None:
+    with pytest.raises(IndexError):
+        equal_engines(2).name(2)
+
+
+@pytest.mark.parametrize(("n", "said"), [(8, "OP7 (vector)"), (9, "and 1 more")])
+def test_up_to_eight_ops_are_named_if_an_engine_has_nothing_to_do(n: int, said: str) -> None:
+    labels = [Label(f"t{i}", f"OP{i} t", f"OP{i}", "vector", 0, "other") for i in range(n)]
+    made = make_tasks([("ADD", 1, [])] * n)
+    tasks = replace(made, labels=labels)
+    idle = Engines((EngineKind("any", 1), EngineKind("m", 1, frozenset({"MUL_MAT", "matrix"}))))
+    with pytest.raises(UsageError) as caught:
+        check_usable(tasks, idle)
+    text = str(caught.value)
+    assert text.startswith("engine m: it runs MUL_MAT, matrix, but no task is of that;")
+    assert text.endswith(said)
+    assert ("OP8" in text, "OP7" in text) == (False, True)
 
 
 @pytest.mark.parametrize(
