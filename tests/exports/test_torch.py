@@ -17,7 +17,10 @@ import pandas as pd
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from converters.exports.torch.stream import write_torch
+from converters.exports.torch.stream import HeldMemory, write_torch
+from llamacpp_instr import schema as s
+from llamacpp_instr.errors import UsageError
+from llamacpp_instr.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
@@ -182,3 +185,183 @@ def test_a_log_of_every_event_is_converted(instr: Instr, tmp_path: Path) -> None
     done = instr("to-torch", EVERY_EVENT, "-o", "profile")
     assert done.returncode == 0, done.stderr
     assert events_of(tmp_path / "profile", "kernel")
+
+
+# --- a log of known figures ---
+
+
+def written(tmp_path: Path, *changes: tuple[str, str]) -> Path:
+    """The files of a log with some texts replaced."""
+    text = EVERY_EVENT.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    log, made = tmp_path / "a.log", tmp_path / "made"
+    log.write_text(text)
+    made.mkdir()
+    write_torch(read_events(log), made)
+    return made
+
+
+def test_the_trace_says_what_it_is_of(tmp_path: Path) -> None:
+    made = written(tmp_path)
+    start = load_session(EVERY_EVENT).start
+    whole = trace_of(made)
+    assert {key: value for key, value in whole.items() if key != "traceEvents"} == {
+        "schemaVersion": 1,
+        "deviceProperties": [
+            {"id": 0, "name": start.host.cpu, "totalGlobalMem": start.host.memory}
+        ],
+        "distributedInfo": {"rank": 0, "world_size": 1},
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": start.wall,
+        "recorded": start.time,
+    }
+    pid = start.process.pid
+    told = [(of["name"], of["pid"], of["tid"], of["args"])
+            for of in whole["traceEvents"] if of["ph"] == "M"]  # fmt: skip
+    assert told == [
+        ("process_name", pid, 0, {"name": "llama.cpp"}),
+        ("process_labels", pid, 0, {"labels": "CPU"}),
+        ("process_name", 0, 0, {"name": f"ggml's kernels on {start.host.cpu}"}),
+        ("process_labels", 0, 0, {"labels": "GPU 0"}),
+        ("thread_name", pid, 0, {"name": "context 0"}),
+        ("thread_name", 0, 0, {"name": "context 0"}),
+    ]
+
+
+def test_a_host_without_a_name_is_a_cpu(tmp_path: Path) -> None:
+    cpu = load_session(EVERY_EVENT).start.host.cpu
+    made = written(tmp_path, (f'"cpu":"{cpu}"', '"cpu":""'))
+    assert trace_of(made)["deviceProperties"][0]["name"] == "CPU"
+
+
+def test_kernels_have_the_times_and_the_numbers_of_the_log(tmp_path: Path) -> None:
+    made = written(tmp_path)
+    first = 1 << 16
+    begins, durs = [5050.1, 5051.15, 5052.5], [0.9, 1.14, 24]
+    for category in ("cpu_op", "Runtime", "kernel"):
+        events = events_of(made, category)
+        assert [of["ts"] for of in events] == begins
+        assert [of["dur"] for of in events] == ([0] * 3 if category == "Runtime" else durs)
+        assert [of["args"]["External id"] for of in events] == [first, first + 1, first + 2]
+    kernels = events_of(made, "kernel")
+    assert [of["args"]["correlation"] for of in kernels] == [first, first + 1, first + 2]
+    assert {(of["args"]["device"], of["args"]["context"], of["args"]["stream"], of["pid"])
+            for of in kernels} == {(0, 0, 0, 0)}  # fmt: skip
+    (_, norm, product) = events_of(made, "cpu_op")
+    assert norm["args"] == {
+        "External id": first + 1, "Input Dims": [[256]], "Input type": ["f32"],
+        "node": "norm-0", "layer": 0, "block": "norm",
+    }  # fmt: skip
+    assert product["args"]["Input Dims"] == [[256, 256], [256]]
+    assert product["args"]["Input type"] == ["f16", "f32"]
+
+
+def test_a_step_is_two_annotations_with_its_figures(tmp_path: Path) -> None:
+    found = events_of(written(tmp_path), "user_annotation")
+    args = {"tokens": 1, "outputs": 1, "status": 0}
+    assert [(of["name"], of["ts"], of["dur"], of["args"]) for of in found] == [
+        ("ProfilerStep#0", 5000, 100, args),
+        ("prefill", 5000, 100, args),
+    ]
+
+
+RESIDENT, HELD = 52_428_800, {"weights": 644_096, "KV cache": 524_288, "compute": 1_048_576}
+
+
+def test_scalars_have_the_figures_and_times_of_the_log(tmp_path: Path) -> None:
+    made = written(tmp_path)
+    assert scalars_of(made) == {
+        **{f"memory in bytes/{kind}": [(0, n)] for kind, n in HELD.items()},
+        "memory in bytes/resident": [(0, RESIDENT)],
+        "KV cells/cache 0 of context 0": [(0, 1)],
+        "tokens per second/prefill": [(0, 10_000)],
+        "ms per step/prefill": [(0, pytest.approx(0.1))],
+    }
+    wall = load_session(EVERY_EVENT).start.wall
+    times = {of.summary.value[0].tag: of.wall_time for of in list(events(made))[1:]}
+    for tag, t in (
+        ("memory in bytes/weights", 3_000_000),
+        ("KV cells/cache 0 of context 0", 5_010_000),
+        ("ms per step/prefill", 5_100_000),
+    ):
+        assert times[tag] == pytest.approx((wall + t) / 1e9, abs=1e-6)
+    head = next(events(made))
+    assert head.file_version == "brain.Event:2"
+    assert head.wall_time == pytest.approx(wall / 1e9, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [('"status":0,"n_ubatch"', '"status":1,"n_ubatch"'), ('"t":81005100000', '"t":81005000000')],
+)
+def test_a_step_that_failed_or_took_no_time_has_no_rate(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    made = written(tmp_path, change)
+    assert not [name for name in scalars_of(made) if "per s" in name]
+    assert len(events_of(made, "user_annotation")) == 2
+
+
+def test_without_resident_memory_there_is_no_scalar_of_it(tmp_path: Path) -> None:
+    made = written(tmp_path, (',"rss":52428800', ""))
+    assert "memory in bytes/resident" not in scalars_of(made)
+
+
+def test_memory_that_is_held_is_told_with_its_place(tmp_path: Path) -> None:
+    found = [of for of in trace_of(written(tmp_path))["traceEvents"] if of["name"] == "[memory]"]
+    held = 0
+    for of, (buffer, kind) in zip(
+        found, [("CPU_Mapped", "weights"), ("CPU", "KV cache"), ("CPU", "compute")], strict=True
+    ):
+        held += HELD[kind]
+        args = of["args"]
+        assert (args["buffer"], args["kind"], args["Bytes"]) == (buffer, kind, HELD[kind])
+        assert args["Total Allocated"] == args["Total Reserved"] == held
+        assert (args["Device Type"], args["Device Id"]) == (0, -1)
+        assert (of["ts"], of["ph"], of["s"]) == (3000, "i", "t")
+    assert len({of["args"]["Addr"] for of in found}) == 3
+
+
+def test_memory_of_a_device_is_counted_apart(tmp_path: Path) -> None:
+    made = written(tmp_path, ('"buffer":"CPU","context"', '"buffer":"CUDA0","context"'))
+    found = [of["args"] for of in trace_of(made)["traceEvents"] if of["name"] == "[memory]"]
+    assert [(of["Device Type"], of["Device Id"], of["Total Allocated"]) for of in found] == [
+        (0, -1, 644_096), (1, 0, 524_288), (1, 0, 524_288 + 1_048_576),
+    ]  # fmt: skip
+
+
+def test_only_chosen_steps_are_written(tmp_path: Path) -> None:
+    write_torch(read_events(EVERY_EVENT), tmp_path, selection=Selection(steps=(0, 0)))
+    assert len(events_of(tmp_path, "kernel")) == 3
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(UsageError, match="no step was selected"):
+        write_torch(read_events(EVERY_EVENT), other, selection=Selection(steps=(1, 9)))
+
+
+def test_what_is_before_compression_is_counted(tmp_path: Path) -> None:
+    taken: list[int] = []
+    write_torch(read_events(EVERY_EVENT), tmp_path, take=taken.append)
+    (path,) = tmp_path.glob("*.pt.trace.json.gz")
+    assert sum(taken) == len(gzip.decompress(path.read_bytes())) - len(b"\n]}\n")
+
+
+def use(buffer: str, model: int = 0, context: int = 0, compute: int = 0) -> s.BufferUse:
+    return s.BufferUse(buffer=buffer, model=model, context=context, compute=compute)
+
+
+def test_contexts_of_one_model_hold_its_weights_once() -> None:
+    held = HeldMemory()
+    first = s.Memory(t=0, ctx=0, buffers=[use("CPU", 100, 20, 3)], rss=0)
+    second = s.Memory(t=1, ctx=1, buffers=[use("CPU", 100, 40, 5)], rss=0)
+    assert held.take(first, 0) == {("CPU", "weights"): 100, ("CPU", "KV cache"): 20,
+                                   ("CPU", "compute"): 3}  # fmt: skip
+    assert held.take(second, 0) == {("CPU", "KV cache"): 40, ("CPU", "compute"): 5}
+    assert held.total() == {("CPU", "weights"): 100, ("CPU", "KV cache"): 60,
+                            ("CPU", "compute"): 8}  # fmt: skip
+    smaller = s.Memory(t=2, ctx=0, buffers=[use("CPU", 100, 20, 1)], rss=0)
+    assert held.take(smaller, 0) == {("CPU", "compute"): -2}
+    other = s.Memory(t=3, ctx=2, buffers=[use("CPU", 7)], rss=0)
+    assert held.take(other, 1) == {("CPU", "weights"): 7}
