@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given, settings
 
 from converters.scheduling.critical import critical_path
@@ -112,3 +113,26 @@ def test_a_task_waits_for_its_load_also_from_the_first_engine() -> None:
     begins = sorted(shifted.transfer_begin.tolist())
     # there is room for the third once a task has ended
     assert begins == [0, 100, max(200, min(shifted.end.tolist()))]
+
+
+def test_a_load_waits_for_the_buffer_that_was_emptied_last_before_it() -> None:
+    """Two buffers, three loads: t2 runs first, then t1, then t0, whose load needs t2's buffer."""
+    tasks = make_tasks(
+        [("MUL_MAT", ns, []) for ns in (30, 20, 150)], load=[100] * 3, bytes=[100] * 3
+    )
+    made = Schedule(
+        tasks, fed_core(), "list",
+        engine=np.array([0, 0, 0], np.int32),
+        begin=np.array([350, 250, 100]),
+        end=np.array([380, 270, 250]),
+        transfer_engine=np.array([1, 1, 1], np.int32),
+        transfer_begin=np.array([250, 100, 0]),
+        transfer_end=np.array([350, 200, 100]),
+    )  # fmt: skip
+    assert_valid(made)
+    assert [astuple(part) for part in critical_path(made)] == [
+        ("transfer", 2, 1, 0, 100, "start"),
+        ("task", 2, 0, 100, 250, "transfer"),
+        ("transfer", 0, 1, 250, 350, "buffer"),
+        ("task", 0, 0, 350, 380, "transfer"),
+    ]

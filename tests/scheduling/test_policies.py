@@ -187,6 +187,40 @@ def test_the_binding_bound_is_named() -> None:
     assert (bound.name, bound.ns) == ("the work of all engines", 34)
 
 
+def test_the_work_of_engines_of_equal_speed_is_shared_and_rounded_up() -> None:
+    tasks = make_tasks([("MUL_MAT", 10, []), ("ADD", 11, []), ("MUL_MAT", 10, [])])
+    kinds = (EngineKind("any", 1), EngineKind("matrix", 1, frozenset({"matrix"})))
+    bounds = {bound.kind: bound for bound in compute_bounds(tasks, Engines(kinds)).bounds}
+    assert (bounds["work"].name, bounds["work"].ns) == ("the work of all engines", 16)
+    assert (bounds["path"].name, bounds["path"].ns) == ("the longest path", 11)
+    assert "bandwidth" not in bounds
+
+
+def test_work_that_only_some_engines_can_do_bounds_these() -> None:
+    tasks = make_tasks([("MUL_MAT", 10, []), ("ADD", 40, []), ("ADD", 41, [])])
+    kinds = (EngineKind("any", 2), EngineKind("matrix", 1, frozenset({"matrix"})))
+    bound = compute_bounds(tasks, Engines(kinds)).binding
+    assert (bound.kind, bound.ns) == ("path", 41)
+    kinds = (EngineKind("any", 1), EngineKind("matrix", 1, frozenset({"matrix"})))
+    bound = compute_bounds(tasks, Engines(kinds)).binding
+    assert (bound.kind, bound.name, bound.ns) == ("work", "the work of any engines", 81)
+
+
+def test_what_engines_move_bounds_them_if_all_have_a_bandwidth() -> None:
+    rows = [("ADD", 10, []), ("MUL_MAT", 10, []), ("ADD", 10, [])]
+    tasks = make_tasks(rows, bytes=[600, 200, 400])
+    slow = EngineKind("slow", 2, frozenset({"vector"}), {}, 1e9)
+    fast = EngineKind("fast", 1, frozenset({"matrix"}), {}, 4e9)
+    bounds = compute_bounds(tasks, Engines((slow, fast))).bounds
+    found = next(bound for bound in bounds if bound.kind == "bandwidth")
+    assert found.name == "the bandwidth of slow engines"
+    assert 499 <= found.ns <= 500  # 1000 bytes by two engines
+    assert max(bounds, key=lambda bound: bound.ns) is bounds[0]
+    free = EngineKind("free", 1, None)
+    for bound in compute_bounds(tasks, Engines((slow, fast, free))).bounds:
+        assert bound.kind != "bandwidth"
+
+
 def test_a_hand_over_that_cannot_be_avoided_is_on_the_path() -> None:
     tasks = make_tasks([("MUL_MAT", 40, []), ("MUL_MAT", 20, [0]), ("ADD", 10, [1])])
     kinds = (EngineKind("m", 2, frozenset({"matrix"})), EngineKind("v", 1, frozenset({"ADD"})))

@@ -23,8 +23,9 @@ from converters.scheduling.report import (
     sweep_point,
     sweep_reports,
 )
+from converters.scheduling.tasks import Label
 from tests.kit.figures import drawn
-from tests.kit.schedule_kit import graphs, machines, make_tasks
+from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
 
 # two products at once, their sum, and a soft-max beside
 TASKS = make_tasks(
@@ -161,3 +162,68 @@ def test_a_sweep_is_a_curve_that_the_bound_is_above() -> None:
     assert speed_up.get_xdata().tolist() == list(range(1, 9))
     assert speed_up.get_ydata().tolist() == column(report, "speed-up")
     assert most.get_ydata().tolist() == column(report, "at most")
+
+
+def titled(n: int) -> Any:
+    """A chain of n tasks, each of an op of its own; the first ones take longest."""
+    tasks = make_tasks([("ADD", 100 - i, [i - 1] if i else []) for i in range(n)])
+    labels = [
+        Label(f"t{i}", f"ADD number {i}", "ADD", "vector", i % 3 - 1, "other") for i in range(n)
+    ]
+    return replace(tasks, labels=labels)
+
+
+@pytest.mark.parametrize(("n", "shown", "notes"), [
+    (15, 15, []),
+    (16, 15, ["Not shown: 1 other op, 5.7 % of it."]),
+    (18, 15, ["Not shown: 3 other ops, 15.3 % of it."]),
+])  # fmt: skip
+def test_fifteen_ops_of_the_critical_path_are_shown(n: int, shown: int, notes: list[str]) -> None:
+    tasks = titled(n)
+    report = schedule_reports(schedule_list(tasks, equal_engines(1)), [])[-1]
+    assert column(report, "op") == [f"ADD number {i}" for i in range(shown)]
+    assert column(report, "time") == [100 - i for i in range(shown)]
+    assert column(report, "of all engines") == [100 - i for i in range(shown)]
+    assert list(report.notes) == notes
+
+
+def test_layers_are_in_their_order_and_what_has_none_is_last() -> None:
+    report = schedule_reports(schedule_list(titled(6), equal_engines(1)), [])[3]
+    assert column(report, "layer") == [0, 1, -1]
+    assert column(report, "time") == [99 + 96, 98 + 95, 100 + 97]
+
+
+def test_begins_that_could_be_earlier_are_told() -> None:
+    made = schedule_list(TASKS, equal_engines(2))
+    late = replace(made, begin=made.begin + 5, end=made.end + 5)
+    causes = {row[0]: row[1:3] for row in schedule_reports(late, [])[2].rows}
+    assert causes["begins that could be earlier"] == [1, 5]
+
+
+def test_a_row_of_engines_has_what_they_ran_brought_and_moved() -> None:
+    tasks = make_tasks([("MUL_MAT", 300, [])] * 3, load=[100] * 3, bytes=[150] * 3)
+    made = schedule_list(tasks, fed_core())
+    core, dma = schedule_reports(made, [])[1].rows
+    # the first load, then the three tasks
+    assert made.makespan == 1000
+    assert core == ["core", "matrix", 1, 3, None, 900, 0.9, 150]
+    assert dma == ["dma", "memory", 1, 0, 3, 300, 0.3, 300]
+
+
+def test_a_picture_has_as_many_lanes_and_bars_as_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gantt_chart(schedule_list(TASKS, equal_engines(MOST_LANES)), "Most") is not None
+    made = schedule_list(TASKS, equal_engines(1))
+    monkeypatch.setattr("converters.scheduling.report.MOST_BARS", 4)
+    assert gantt_chart(made, "Four") is not None
+    monkeypatch.setattr("converters.scheduling.report.MOST_BARS", 3)
+    assert gantt_chart(made, "Four") is None
+
+
+def test_a_point_of_a_sweep_has_its_figures() -> None:
+    tasks = make_tasks([("ADD", 10, []), ("ADD", 30, [])])
+    point = sweep_point(schedule_list(tasks, equal_engines(2)))
+    assert (point.engines, point.makespan, point.sequence, point.busy) == (2, 30, 40, 40)
+    (row,) = sweep_reports([point], [])[0].rows
+    assert row == [2, 30, 40 / 30, 40 / 30, 40 / 60, 30, "the longest path"]
