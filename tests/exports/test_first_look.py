@@ -30,6 +30,41 @@ SHOWN = {
     "a short prefill whole": ([*SHORT, *DECODES], (900, 1300)),
     "of a long prefill so much as of the decodes": ([*LONG, *DECODES], (700, 1300)),
     "a warm-up is passed over": ([*WARM_UP, *SHORT, *DECODES], (900, 1300)),
+    "the last prefill before the decodes": (
+        [*step(8, 100, 200, "prefill"), *SHORT, *DECODES[:2], *step(9, 1101, 1110, "prefill")],
+        (900, 1100),
+    ),
+    "a prefill as long as the decodes whole": (
+        [*step(0, 700, 1000, "prefill"), *DECODES],
+        (700, 1300),
+    ),
+    "a prefill that ends after the decodes began": (
+        [*step(0, 0, 1050, "prefill"), *DECODES[:2]],
+        (900, 1100),
+    ),
+    "an encode like a prefill": ([*step(0, 900, 990, "encode"), *DECODES], (900, 1300)),
+    "a step that ends before it began": ([*step(1, 1000, 900)], (1000, 1000)),
+    "decodes of a warm-up that never ended": (WARM_UP[:-1], (1, 6)),
+    "two decodes": (DECODES[:4], (1000, 1200)),
+    "another mark": (
+        [
+            (0, Mark(t=0, mark=0, name="turn", phase="begin")),
+            *SHORT,
+            *DECODES[:2],
+            (0, Mark(t=0, mark=0, name="turn", phase="end")),
+        ],
+        (900, 1100),
+    ),
+    "a mark that ends in a warm-up": (
+        [
+            (0, Mark(t=0, mark=4, name="turn", phase="begin")),
+            *WARM_UP[:3],
+            (0, Mark(t=0, mark=4, name="turn", phase="end")),
+            *WARM_UP[3:],
+            *SHORT,
+        ],
+        (900, 990),
+    ),
     "nothing": ([], None),
     "a prefill alone": (SHORT, (900, 990)),
     "a decode alone": (DECODES[:2], (1000, 1100)),
