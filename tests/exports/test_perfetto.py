@@ -307,6 +307,41 @@ def test_a_selection_that_matches_nothing_says_what_there_is(
         selected(tmp_path, level=level, **chosen)
 
 
+@pytest.mark.parametrize("level", ["minimal", "detailed"])
+@pytest.mark.parametrize(("n_layers", "has"), [(1, "layers 0 to 0"), (3, "layers 0 to 2")])
+def test_a_choice_of_no_layer_says_the_first_and_the_last(tmp_path, level, n_layers, has) -> None:
+    made = make_log(lambda _, high: high, n_contexts=1, level=level, n_layers=n_layers)
+    with pytest.raises(UsageError, match=f"nothing was selected; the log has {has}$"):
+        convert(tmp_path / "a.log", encode(made), Options(Selection(layers=(7, 9))))
+
+
+def test_a_log_of_which_nothing_is_in_a_layer_has_no_layers(tmp_path) -> None:
+    made = make_log(lambda _, high: high, n_contexts=1, level="minimal")
+    for event in made:
+        if isinstance(event, s.Layers):
+            event.layer = [-1] * len(event.layer)
+    with pytest.raises(UsageError, match=r"nothing was selected; the log has no layers$"):
+        convert(tmp_path / "a.log", encode(made), Options(Selection(layers=(0, 9))))
+
+
+def test_a_choice_of_no_op_says_each_op_once_also_those_of_fused_kernels(tmp_path) -> None:
+    made = (Path(__file__).parent.parent / "fixtures" / "every-event.log").read_bytes()
+    said = "the log has layers 0 to 0 and the ops GET_ROWS, MUL, MUL_MAT, RMS_NORM$"
+    with pytest.raises(UsageError, match=said):
+        convert(tmp_path / "a.log", made, Options(Selection(ops={"NO_OP"})))
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_templates_that_were_dropped_are_made_again(tmp_path, monkeypatch, kept) -> None:
+    events = make_log(Random(8).randint, n_contexts=3, level="verbose")
+    whole = Back(convert(tmp_path / "a.log", encode(events))[0])
+    monkeypatch.setattr("converters.exports.perfetto.kernels.TEMPLATES", kept)
+    few = Back(convert(tmp_path / "a.log", encode(events))[0])
+    for track in {"layers", *(n for n in whole.tracks.values() if n.startswith("thread "))}:
+        assert few.rows(track, "tensor") == whole.rows(track, "tensor")
+    assert sorted(few.flows_out.values()) == sorted(whole.flows_out.values())
+
+
 @pytest.mark.parametrize("log", sorted(DIALECTS.glob("*.log")), ids=lambda log: log.stem)
 def test_an_earlier_forks_log_converts(log, tmp_path) -> None:
     back = Back(convert(tmp_path / "a.log", log.read_bytes())[0])
