@@ -145,6 +145,25 @@ def test_each_event_is_a_slice_of_chrome_s_with_its_figures(chrome_s: list[dict[
     assert said["args"] == {"text": "n_ctx_seq (512) < n_ctx_train (1024)"}
 
 
+NORM = {
+    "what": "root-mean-square norm, norm weight", "tensor": "attn_norm-0", "op": "RMS_NORM+MUL",
+    "layer": 0, "block": "norm", "output": "f32 [256]", "source_0": "embd f32 [256]",
+    "source_1": "blk.0.attn_norm.weight f32 [256]", "weight": "blk.0.attn_norm.weight",
+    "weight_type": "f32", "bytes": 3072, "bytes_read": 2048, "bytes_written": 1024, "flops": 256,
+    "fused_with": "MUL attn_norm-0", "backend": "CPU", "buffer": "CPU",
+}  # fmt: skip
+
+
+def test_a_fused_kernel_tells_all_that_the_graph_has_of_it(
+    perfetto: Back, chrome_s: list[dict[str, Any]]
+) -> None:
+    for events, category in ((perfetto.slices, "category"), (chrome_s, "cat")):
+        (of,) = [e["args"] for e in events if e.get(category) == "norm"]
+        assert float(of.pop("eps")) == pytest.approx(1e-5)
+        del of["GB/s"], of["GFLOP/s"]
+        assert of == NORM
+
+
 def over(name: str, begin: int, end: int, value: float) -> list[tuple[str, int, float]]:
     """A counter that is zero again at the end."""
     return [(name, begin, value), (name, end, 0)]
