@@ -104,6 +104,7 @@ def test_a_chrome_trace_of_a_step_without_time_has_no_rate(tmp_path: Path) -> No
     events = json.loads(output.getvalue())["traceEvents"]
     counters = [(of["name"], of["args"]["value"]) for of in events if of["ph"] == "C"]
     assert counters == [("page faults", 5), ("page faults", 0)]
+    assert [of["dur"] for of in events if of.get("cat") == "step"] == [0]
 
 
 @pytest.mark.parametrize("threads", [True, False])

@@ -217,6 +217,8 @@ def test_counters_of_chrome_s_are_the_figures_of_the_log(chrome_s: list[dict[str
 
 
 def test_tracks_of_chrome_s_have_an_order(chrome_s: list[dict[str, Any]]) -> None:
+    (process,) = [of for of in chrome_s if of["name"] == "process_name"]
+    assert (process["pid"], process["args"]) == (1, {"name": "session"})
     names = chrome.track_names(chrome_s)
     places = {names[of["tid"]]: of["args"]["sort_index"]
               for of in chrome_s if of["name"] == "thread_sort_index"}  # fmt: skip
