@@ -246,3 +246,16 @@ def test_what_attends_has_a_part_for_each_head(
 ) -> None:
     made = timed([(op, ne, [-1, -2, -3])], [(first, ne), ("x", ne), ("y", ne)])
     assert by_heads(made, Axes(made)) == heads
+
+
+def test_what_reads_all_heads_is_whole_and_what_reads_one_is_divided_like_it() -> None:
+    rows: list[Row] = [
+        ("FLASH_ATTN_EXT", [8, 4, 5], [-1, -2, -3]),
+        ("SCALE", [8, 4, 5], [0]),
+        ("RESHAPE", [32, 5], [1]),
+        ("MUL_MAT", [16, 5], [-4, 2]),
+    ]
+    leafs = [("q", [8, 5, 4]), ("k", [8, 9, 4]), ("v", [8, 9, 4]), ("weight", [32, 16])]
+    made = timed(rows, leafs, views=(2,))
+    heads = {1: [0, 1, 2, 3, 4]}
+    assert by_heads(made, Axes(made)) == {0: heads, 1: heads}

@@ -109,6 +109,7 @@ TASK = '[[task]]\nname = "a"\nns = 1\n'
     [
         ("", r"no tasks; add a \[\[task\]\] with a name and its ns"),
         ("[[task]", "Expected ']]' at the end of an array declaration"),
+        ("tasks = 1\n" + TASK, "unknown field `tasks`"),
         (TASK + TASK, "task a is there twice"),
         (TASK + 'after = ["b"]', "task a is after b, but there is no such task"),
         (TASK + 'after = ["a"]', "tasks wait for each other: a before a"),
