@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,11 +52,13 @@ def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Repo
     for name, step in (("prefill", first.prefill), ("decode", first.decode)):
         title = f"{name}, {first.type}, {counted(first.threads, 'thread')}"
         kernels = step.timeline.kernels
-        reports += [
-            _parts(f"By op: {title}", Column("op"), step, kernels.label),
-            _parts(f"By layer: {title}", Column("layer", "layer"), step, kernels.layer.tolist()),
-            _parts(f"By block: {title}", Column("block"), step, list(kernels.block)),
-        ]
+        for column, keys in (
+            (Column("op"), kernels.label),
+            (Column("layer", "layer"), kernels.layer.tolist()),
+            (Column("block"), list(kernels.block)),
+        ):
+            parts = _parts(f"By {column.name}: {title}", column, step, keys)
+            reports.append(replace(parts, key=f"{name}_by_{column.name}"))
     reports[0].notes += _notes(cases, probe)
     return reports
 

@@ -76,7 +76,8 @@ def all_tensors(errors: Sequence[TensorError]) -> Report:
         ]
         for i, e in enumerate(errors)
     ]  # fmt: skip
-    return Report("All tensors, in the order in which they are computed", columns, rows, labels=2)
+    title = "All tensors, in the order in which they are computed"
+    return Report(title, columns, rows, labels=2, key="tensors")
 
 
 def divergence_charts(found: Divergences) -> list[Chart]:
@@ -161,7 +162,7 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         title = f"The first op beyond {bound:g} is {_name(first)} ({first.op})"
         if first.weights:
             title += f", which reads {', '.join(first.weights)}"
-    report = Report(title, columns, rows, key="first")
+    report = Report(title, columns, rows, key="layers")
     report.notes = [
         f"A is {a}, B is {b}.",
         "The relative error is the norm of the difference, in norms of A's values: the root of the"

@@ -46,7 +46,7 @@ def judge(found: Validation) -> Verdict:
         del columns[2]
         rows = [[*row[:2], *row[3:]] for row in rows]
     unknown = sorted({str(row[0]) for row in rows if row[-1] == "not checked"})
-    table = Report("Ops, each from the inputs that it had", columns, rows, labels=2)
+    table = Report("Ops, each from the inputs that it had", columns, rows, labels=2, key="ops")
     table.notes.append(
         "The error is the normalized mean squared error against ONNX Runtime in float32; the"
         " tolerance is that of llama.cpp's test-backend-ops."
@@ -97,13 +97,13 @@ def _whole(whole: Whole, rounded: bool) -> Report:
     columns = [Column("error", "number"), Column("tolerance", "number"), Column("verdict")]
     title = "Logits of the prompt against the whole graph in ONNX Runtime"
     if whole.error is None:
-        report = Report(title, columns, [[None, None, "not checked"]])
+        report = Report(title, columns, [[None, None, "not checked"]], key="prompt")
         report.notes.append(f"The graph was not computed: {whole.reason}.")
         return report
     within = whole.error <= OF_LOGITS
     explained = rounded and whole.error <= ROUNDED * OF_LOGITS
     verdict = "ok" if within else "rounding" if explained else "fault"
-    report = Report(title, columns, [[whole.error, OF_LOGITS, verdict]])
+    report = Report(title, columns, [[whole.error, OF_LOGITS, verdict]], key="prompt")
     report.figures = {"error": (whole.error, "number")}
     if verdict == "rounding":
         report.notes.append(
@@ -124,6 +124,7 @@ def _cache(errors: Sequence[float], worst: float) -> Report:
         [i + 1, error, OF_LOGITS, "ok" if error <= OF_LOGITS else "fault"]
         for i, error in enumerate(errors)
     ]
-    report = Report("Logits with the cache against one pass without it", columns, rows)
+    title = "Logits with the cache against one pass without it"
+    report = Report(title, columns, rows, key="cache")
     report.figures = {"largest error": (worst, "number")}
     return report

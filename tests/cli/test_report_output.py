@@ -16,34 +16,8 @@ from converters.report.report import Unit
 from llamacpp_instr import cli
 from tests.kit.in_process import titled
 from tests.kit.nursery import Nursery
+from tests.kit.report_names import LOG, REPORTS
 
-TESTS = Path(__file__).parent.parent
-LOG = TESTS / "fixtures" / "demo-verbose.log"
-FLEET = TESTS / "fixtures" / "fleet"
-MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
-REPORTS = {
-    "summary": f"summary {LOG}",
-    "stats": f"stats {LOG}",
-    "requests": f"requests {LOG}",
-    "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
-    "tree": f"tree {LOG}",
-    "roofline": f"roofline {LOG} --probe {TESTS / 'fixtures' / 'probe.json'}",
-    "schedule": f"schedule {LOG} --split rows",
-    "predict": f"predict demo --machine {TESTS / 'fixtures' / 'machine.json'} --batch 8 --ctx 8",
-    "diff": f"diff {LOG} {LOG}",
-    "compare": f"compare {LOG} {LOG}",
-    "ops": f"ops {LOG}",
-    "sql": f"sql {FLEET} speed",
-    "validate": "validate demo -n 1 --threads 1",
-    "diverge": "diverge demo demo --tokens 16 --threads 1",
-    "inspect": "inspect demo",
-    "memory": f"memory {LOG}",
-    "blocks": f"blocks {MODEL} blk.1.q4_k.weight",
-    "weights": "weights demo blk.0.* --against demo",
-    "one block": f"blocks {MODEL} blk.1.q4_k.weight --block 0",
-    "quality": "quality demo demo --only weights",
-    "quantize": "quantize demo --types Q8_0,Q4_0 --dry-run",
-}
 FORMS = {"json": "[", "csv": "", "md": "## ", "html": "<!doctype html>"}
 PRINTING = [
     *REPORTS.values(), f"cat {LOG}", f"cat {LOG} --expand", f"check {LOG}", f"check {LOG} --json",
@@ -61,15 +35,16 @@ def instr(line: str, *more: object) -> Result:
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Path) -> None:
     for form, beginning in FORMS.items():
-        printed = instr(REPORTS[name], f"--{form}")
-        assert printed.exit_code == 0, printed.output
         path = tmp_path / f"it.{form}"
         done = instr(REPORTS[name], "-o", path)
         assert (done.exit_code, done.stdout) == (0, ""), done.output
-        assert path.read_text() == printed.stdout
-        assert printed.stdout.startswith(beginning)
+        assert path.read_text().startswith(beginning)
         if form == "csv":
-            assert len({len(row) for row in csv.reader(printed.stdout.splitlines())}) == 1
+            assert len({len(row) for row in csv.reader(path.read_text().splitlines())}) == 1
+        if name == "summary" or form == "html":
+            printed = instr(REPORTS[name], f"--{form}")
+            assert printed.exit_code == 0, printed.output
+            assert path.read_text() == printed.stdout
     path.write_text("mine")
     again = instr(REPORTS[name], "-o", path)
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)

@@ -10,29 +10,45 @@ from tests.kit.in_process import printed
 from tests.kit.native_kit import ROOT
 
 PAGE = ROOT / "docs" / "json.md"
-LOG = "tests/fixtures/demo-verbose.log"
-COMMANDS = {
-    "summary": ("summary", LOG),
-    "stats": ("stats", LOG, "--by", "layer,op"),
-    "requests": ("requests", LOG),
-    "tree": ("tree", LOG),
-    "roofline": ("roofline", LOG, "--probe", "tests/fixtures/probe.json"),
-    "diff": ("diff", LOG, LOG),
-    "schedule": ("schedule", LOG),
-    "inspect": ("inspect", "demo"),
-    "ops": ("ops", LOG),
+TESTS = ROOT / "tests"
+LOG = TESTS / "fixtures" / "demo-verbose.log"
+MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
+REPORTS = {
+    "summary": f"summary {LOG}",
+    "stats": f"stats {LOG} --by layer,op",
+    "requests": f"requests {LOG}",
+    "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
+    "tree": f"tree {LOG}",
+    "roofline": f"roofline {LOG} --probe {TESTS / 'fixtures' / 'probe.json'}",
+    "schedule": f"schedule {LOG} --split rows",
+    "predict": f"predict demo --machine {TESTS / 'fixtures' / 'machine.json'} --batch 8 --ctx 8",
+    "diff": f"diff {LOG} {LOG}",
+    "compare": f"compare {LOG} {LOG}",
+    "ops": f"ops {LOG}",
+    "sql": f"sql {TESTS / 'fixtures' / 'fleet'} speed",
+    "validate": "validate demo -n 1 --threads 1",
+    "diverge": "diverge demo demo --tokens 16 --threads 1",
+    "inspect": "inspect demo",
+    "memory": f"memory {LOG}",
+    "blocks": f"blocks {MODEL} blk.1.q4_k.weight",
+    "weights": "weights demo blk.0.* --against demo",
+    "one block": f"blocks {MODEL} blk.1.q4_k.weight --block 0",
+    "quality": "quality demo demo --only weights",
+    "quantize": "quantize demo --types Q8_0,Q4_0 --dry-run",
 }
+"""each command that prints a report, with little to do"""
 
 
 def listed(page: str) -> str:
     """The page with the names that the commands have now."""
     rows = ["| command | id of the table | ids of its columns |", "|---|---|---|"]
-    for command, words in COMMANDS.items():
-        seen = set()
+    seen = set()
+    for words in map(str.split, REPORTS.values()):
+        command = words[0]
         for report in json.loads(printed(*words, "--json")):
             columns = ", ".join(f"`{column['id']}`" for column in report["columns"])
-            if columns and (report["id"], columns) not in seen:
-                seen.add((report["id"], columns))
+            if columns and (command, report["id"], columns) not in seen:
+                seen.add((command, report["id"], columns))
                 rows.append(f"| `{command}` | `{report['id']}` | {columns} |")
     return re.sub(r"\| command \|.*?\n\n", "\n".join(rows) + "\n\n", page, flags=re.DOTALL)
 

@@ -157,9 +157,9 @@ def test_layers_that_look_the_same_are_one_row():
     assert "Not" not in render_text([Report("Few", columns, rows[:12])])
 
 
-def test_the_names_for_scripts_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.native
+def test_the_names_for_scripts_are_those_of_the_page() -> None:
     """A title may be worded anew; then its column or table needs its former name as `key`."""
-    monkeypatch.chdir(report_names.ROOT)
     page = report_names.PAGE.read_text(encoding="utf-8")
     assert report_names.listed(page) == page
     assert "``" not in page.partition("## Names")[2], "each table and column has one"
