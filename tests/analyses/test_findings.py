@@ -151,6 +151,14 @@ def rebuilt(per_cent_built: int, per_mille_cost: int) -> Sketch:
     return log
 
 
+def rebuilt_slowly() -> Sketch:
+    """The same where a few of the steps waited for a CPU."""
+    log = rebuilt(90, 30)
+    for _ in range(5):
+        log.step(100_000_000, sampled=1, computes=[{"reused": False, "build": 30_000}])
+    return log
+
+
 def repacked(percent: int, mapped: bool = True) -> Sketch:
     log = Sketch()
     log.weight(percent * 100, "Q4_0", "CPU_REPACK")
@@ -202,6 +210,7 @@ def application(percent: int, ns: int, tokens: int) -> Sketch:
         (ubatches(4, 64), None, 0), (ubatches(3, 63), None, 0),
         (rebuilt(49, 30), None, 0), (rebuilt(51, 30), "rebuilt-graphs", 0.03),
         (rebuilt(90, 19), None, 0), (rebuilt(90, 21), "rebuilt-graphs", 0.021),
+        (rebuilt_slowly(), "rebuilt-graphs", (101 * 30_000 + 5 * 30_000) / 601_000_000),
         (repacked(19), None, 0), (repacked(21), "held-twice", 0.21),
         (repacked(90, mapped=False), None, 0),
         (not_repacked(19), None, 0), (not_repacked(21), "no-interleaved-kernel", 0.21),

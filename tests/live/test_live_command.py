@@ -157,16 +157,20 @@ def test_one_looks_back_while_it_goes_on_and_opens_a_range(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("line", RUNS, ids=lambda line: line.text)
 def test_the_examples_work(line: Line, tmp_path: Path) -> None:
-    """As a reader types them; a browser is a program that the environment names."""
+    """As a reader types them, with a port that is free; a browser is a program that the environment
+    names."""
     name = next(word for word in line.text.split() if word.endswith(".log"))
     log, _ = open_log(tmp_path, name)
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
     browser.write_text(f"#!/bin/sh\necho $1 > {opened}.part && mv {opened}.part {opened}\n")
     browser.chmod(0o700)
-    words = [sys.executable, "-m", "llamacpp_instr", *line.text.split()[1:]]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = line.text.replace("8123", str(port)).split()[1:]
     with subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "llamacpp_instr", *words],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "BROWSER": str(browser), "PYTHONPATH": str(ROOT)},
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -188,7 +192,7 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
     else:
         assert opened.read_text().strip() == address
     if "--port" in line.text:
-        assert urlsplit(address).port == 8123
+        assert urlsplit(address).port == port
     assert log.stat().st_size > 0
 
 
