@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from llamacpp_instr import schema
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
-from tests.kit.programs import in_namespace, python
+from tests.kit.programs import in_namespace, python, run_python
 
 pytestmark = pytest.mark.native
 
@@ -139,15 +140,44 @@ def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
     told = [line for line in done.stderr.splitlines() if "cannot be written" in line]
     assert len(told) == 1
     assert "No space left on device" in told[0]
-    reader = read_events(kept)
-    events = [event for _, event in reader]
-    assert reader.end is not None
     # the recorder freed enough space for the last line, which counts what is missing
+    assert assert_closed_with_gaps(kept) > 0
+
+
+# a limit on the file's size is a disk that is full at a known place
+FILLS = f"""
+    import resource, sys, time, llamacpp_instr, llama_cpp
+    from pathlib import Path
+    log, room = Path(sys.argv[1]), int(sys.argv[2])
+    with llamacpp_instr.record(log, level="verbose"):
+        llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=256, n_threads=1, verbose=False)
+        llm.create_completion("Once upon a time", max_tokens=4, temperature=0)
+        size = 0
+        while size != (size := log.stat().st_size):
+            time.sleep(0.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+        llm.create_completion("Once upon a time", max_tokens=4, temperature=0)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 100, 6000])
+def test_the_last_line_finds_room_wherever_the_disk_ends(room: int, tmp_path: Path) -> None:
+    """Also where the write that fails had written less than the last line needs."""
+    log = tmp_path / "s.log"
+    done = run_python(FILLS, log, room, check=True)
+    assert "File too large" in done.stderr
+    assert assert_closed_with_gaps(log) > 0
+
+
+def assert_closed_with_gaps(log: Path) -> int:
+    """The number of events that are missing in a log, which has as many as it says."""
+    reader = read_events(log)
+    *events, end = [event for _, event in reader]
+    assert reader.end is not None
     assert reader.end.state == "closed"
-    end = events[-1]
     assert isinstance(end, schema.SessionEnd)
-    assert end.dropped > 0
-    assert sum(end.events.values()) == len(events) - 1
+    assert end.events == Counter(event.__struct_config__.tag for event in events)
+    return end.dropped
 
 
 def test_a_full_disk_stops_the_program_where_that_was_asked_for(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ int held_file::get() {
         errno = EBADF;
         return -1;
     }
-    const int opened = ::open((temporary.empty() ? name : temporary).c_str(), O_WRONLY | write_flags);
+    const int opened = ::open((temporary.empty() ? name : temporary).c_str(), O_RDWR | write_flags);
     if (opened >= 0 && !is_own(opened)) {
         ::close(opened);
         errno = ENOENT;

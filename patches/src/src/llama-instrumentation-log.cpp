@@ -125,8 +125,13 @@ void log_file::write_taken() {
 
 void log_file::write_lines() {
     const std::string_view text = lines.line.lines();
-    const size_t written = broken ? 0 : write_some(text);
-    bytes += written < text.size() ? give_up(text, written) : written;
+    if (broken) {
+        drop_lines(text);
+    } else if (const size_t written = write_some(text); written < text.size()) {
+        give_up(text, written);
+    } else {
+        bytes += written;
+    }
     if (broken) {
         fail(error);
     }
@@ -148,16 +153,35 @@ size_t log_file::write_some(std::string_view text) {
     return written;
 }
 
-// The disk is full, or the reader has gone: cuts the file back to whole lines and drops the rest. Returns how many
-// of the written bytes stay.
-size_t log_file::give_up(std::string_view text, size_t written) {
-    const size_t left = !is_regular() ? written : written > last_line_room ? written - last_line_room : 0;
-    const size_t kept = text.substr(0, left).rfind('\n') + 1;  // npos + 1 is 0
+// The disk is full, or the reader has gone: cuts the file back to whole lines, so far that the last line finds room, and
+// drops the rest. The first `written` bytes of the text are in the file.
+void log_file::give_up(std::string_view text, size_t written) {
+    const size_t room    = is_regular() ? last_line_room : 0;
+    const auto   earlier = written < room ? last_lines(room - written) : std::string();
+    const size_t kept    = text.substr(0, written - std::min(written, room)).rfind('\n') + 1;  // npos + 1 is 0
+    drop_lines(earlier);
     drop_lines(text.substr(kept));
-    if (is_regular() && kept < written) {
-        (void) !ftruncate(file.get(), (off_t) (bytes + kept));
+    bytes = bytes + kept - earlier.size();
+    if (is_regular()) {
+        (void) !ftruncate(file.get(), (off_t) bytes);
     }
-    return kept;
+}
+
+// Reads whole lines from the end of the file, of at least `n` bytes; none if that would be all.
+std::string log_file::last_lines(size_t n) {
+    std::string found;
+    for (size_t size = n; size < bytes;) {
+        size = std::min<size_t>(2 * size, bytes);
+        found.resize(size);
+        if (pread(file.get(), &found[0], size, (off_t) (bytes - size)) != (ssize_t) size) {
+            break;
+        }
+        const size_t begin = found.rfind('\n', size - n - 1) + 1;
+        if (begin > 0) {
+            return found.substr(begin);
+        }
+    }
+    return std::string();
 }
 
 void log_file::note(int reason) {

@@ -184,7 +184,8 @@ class log_file {
     void   write_taken();
     void   write_lines();
     size_t write_some(std::string_view text);
-    size_t give_up(std::string_view text, size_t written);
+    void   give_up(std::string_view text, size_t written);
+    std::string last_lines(size_t n);
     void   note(int reason);
     int    close_file(const std::string & last_line);
     void   drop_lines(std::string_view text);
