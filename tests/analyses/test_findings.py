@@ -36,7 +36,7 @@ from tests.kit.sketched_log import Sketch
 OTHERS = {"disturbed-machine", "waiting-threads"}
 """what other tests on the same machine may really cause"""
 TIMED = {"slow-application", "cold-start", "waiting-threads", "costly-sampling"}
-"""what a thread without a CPU looks like, so that a disturbed machine hides it"""
+"""a thread without a CPU looks the same, so that a disturbed machine hides it"""
 REPACKED = {"held-twice", "no-interleaved-kernel"}
 
 
@@ -140,22 +140,15 @@ def ubatches(n: int, tokens: int) -> Sketch:
     return log
 
 
-def rebuilt(per_cent_built: int, per_mille_cost: int) -> Sketch:
+def rebuilt(per_cent_built: int, per_mille_cost: int, waited: int = 0) -> Sketch:
+    """`waited` of the steps had no CPU for most of their time."""
     log = Sketch()
     log.step(1000, tokens=2, sampled=1)
     for i in range(101):
         new = i % 100 < per_cent_built
         cost = per_mille_cost * 100_000 // per_cent_built  # of 1 ms and of each that is built
         compute = {"reused": not new, "build": new * cost // 3, "alloc": new * (cost - cost // 3)}
-        log.step(1_000_000, sampled=1, computes=[compute])
-    return log
-
-
-def rebuilt_slowly() -> Sketch:
-    """The same where a few of the steps waited for a CPU."""
-    log = rebuilt(90, 30)
-    for _ in range(5):
-        log.step(100_000_000, sampled=1, computes=[{"reused": False, "build": 30_000}])
+        log.step(100_000_000 if i < waited else 1_000_000, sampled=1, computes=[compute])
     return log
 
 
@@ -210,7 +203,7 @@ def application(percent: int, ns: int, tokens: int) -> Sketch:
         (ubatches(4, 64), None, 0), (ubatches(3, 63), None, 0),
         (rebuilt(49, 30), None, 0), (rebuilt(51, 30), "rebuilt-graphs", 0.03),
         (rebuilt(90, 19), None, 0), (rebuilt(90, 21), "rebuilt-graphs", 0.021),
-        (rebuilt_slowly(), "rebuilt-graphs", (101 * 30_000 + 5 * 30_000) / 601_000_000),
+        (rebuilt(90, 30, waited=5), "rebuilt-graphs", 0.03 * 101 / (96 + 500)),
         (repacked(19), None, 0), (repacked(21), "held-twice", 0.21),
         (repacked(90, mapped=False), None, 0),
         (not_repacked(19), None, 0), (not_repacked(21), "no-interleaved-kernel", 0.21),
@@ -393,9 +386,9 @@ def test_rebuilt_graphs_are_explained_by_what_changed(
     """Each decode builds a graph; those of one context have another number of outputs."""
     events = make_log(lambda _, most: 0 if most == 2 else most, n_contexts=6, level="minimal")[:-1]
     for event in events:
-        if isinstance(event, s.StepBegin) and event.ctx == 0 and event.phase == "decode":
-            event.n_outputs, event.seq_outputs = outputs, [outputs]
         if isinstance(event, s.Compute):
             event.build += 3000
+        elif isinstance(event, s.StepBegin) and event.ctx == 0 and event.phase == "decode":
+            event.n_outputs, event.seq_outputs = outputs, [outputs]
     found = causes(session_of(tmp_path / "made.log", events))
     assert advice in found["rebuilt-graphs"].advice

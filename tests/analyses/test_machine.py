@@ -42,6 +42,7 @@ def test_disturbed_logs_of_a_side_are_told_together() -> None:
     end = "Its noise includes that; better record it again."
     assert machine_notes([("A", [QUIET, None]), ("B", [])]) == []
     assert machine_notes([("A", [busy])]) == [f"A: {busy.sentence()}. {end}"]
+    assert machine_notes([("A", [busy, QUIET])])[0].startswith("A, 1 of 2 logs: the process")
     (note,) = machine_notes([("B", [busy, QUIET, other, None])])
     assert note == (
         "B, 2 of 4 logs: the process was descheduled 7 times and lost 20 % of its CPU time to"

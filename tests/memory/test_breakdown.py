@@ -122,6 +122,6 @@ def test_the_breakdown_of_each_context_in_a_log() -> None:
 
 
 def test_a_context_is_predicted_up_to_a_size() -> None:
-    check_size(MAX_CTX)
+    check_size(33_554_432)
     with pytest.raises(UsageError, match="memory is predicted for up to"):
         check_size(MAX_CTX + 1)

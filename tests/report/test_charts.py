@@ -17,12 +17,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from converters.analyses.memory.pictures import chart_bits_by_layer
+from converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
 from converters.analyses.stored_weights import stored_in_file
 from converters.report import charts
 from converters.report.charts import Chart, Point
 from converters.report.colors import norm_of, placed
 from converters.report.plain_charts import Heat, heat_map
+from converters.report.report import Cell, Column, Report, columns_of
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.figures import drawn
 from tests.kit.in_process import printed
@@ -75,6 +76,25 @@ def test_bits_of_the_demo_models_layers() -> None:
         weights = [weight for weight in model.weights if weight.layer == layer]
         bits = 8 * sum(w.n_bytes for w in weights) / sum(w.n_elements for w in weights)
         assert top == pytest.approx(bits)
+
+
+def test_bars_of_memory_have_the_kind_and_the_buffer() -> None:
+    """What was measured, and what was predicted where not all was; without the total."""
+    columns = [Column("memory"), Column("buffer"), *columns_of("bytes", "predicted", "measured")]
+    rows: list[list[Cell]] = [
+        ["weights", "CPU_Mapped", 1024, 2048], ["weights", "CPU", 512, 4096],
+        ["total", "", 1536, 6144],
+    ]  # fmt: skip
+    other = Report("Types", columns, rows)
+    (figure,) = draw_memory([other, Report("Memory", columns, rows)])
+    assert re.findall("<dt>(.*?)</dt>.*?<dd>([^<]+)</dd>", figure.markup) == [
+        ("weights, CPU_Mapped", "2.00 KiB"),
+        ("weights, CPU", "4.00 KiB"),
+    ]
+    assert "measured" in figure.markup
+    rows[0][3] = None
+    (figure,) = draw_memory([Report("Memory", columns, rows)])
+    assert re.findall("<dd>([^<]+)</dd>", figure.markup) == ["1.00 KiB", "512 B"]
 
 
 def test_a_line_has_a_gap_where_there_is_no_number() -> None:
