@@ -14,11 +14,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from converters.scheduling.axes import Axes
+from converters.scheduling.axes import Axes, Need
 from converters.scheduling.division import _is_weight
 from converters.scheduling.engines import EngineKind, Engines, equal_engines
 from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.split import Divided, Split, divide, part_shapes
+from converters.scheduling.split import Divided, Split, _stage_of, divide, part_shapes
 from converters.scheduling.timed_graph import TimedGraph
 from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.session import load_session
@@ -199,6 +199,14 @@ def test_a_fused_norm_becomes_its_two_ops() -> None:
 
 
 @pytest.mark.native
+def test_a_part_waits_for_what_it_reads() -> None:
+    """The first part for all, but for the values of attention and for what the product of a fused
+    norm reads, which is of another node."""
+    need = [Need(0, source, None) for source in (0, 1, 2, 9)]
+    assert [_stage_of(of, ATTENTION_PARTS) for of in need] == [0, 0, 4, 4]
+    assert [_stage_of(of, SCALED_NORM_PARTS) for of in need] == [0, 0, 0, 1]
+
+
 def test_parts_are_timed_at_their_shape() -> None:
     from llamacpp_instr.probe.parts import time_parts
 
