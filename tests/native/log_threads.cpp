@@ -89,6 +89,7 @@ int main(int argc, char ** argv) {
         printf("dropped %" PRIu64 "\n", totals.dropped);
         return std::string("{\"event\":\"end\"}\n");
     });
+    printf("unwritten %" PRIu64 "\n", log.unwritten());
     printf("memory %s\n", most_memory().c_str());
     return kept == 0 ? 0 : 1;
 }

@@ -34,11 +34,17 @@ OTHERS = {
     "debug": ("../debugger/test_stops.py",),
     r"instrumentation\.cpp": ("rotation",),
     "secrets|host": ("secrets", "text"),
-    "json|log": ("native", "text", "faults", "held_file"),
+    "json|log": ("native", "text", "faults", "held_file", "stalls"),
     "ticks|ggml": ("ticks",),
     "file|environment": ("held_file", "existing_log", "rotation", "faults"),
-    "recorder|session|api|models": ("rotation", "held_file", "existing_log", "faults"),
-    "thread|recorder|session": ("concurrency", "native"),
+    "recorder|session|api|models|writer": (
+        "rotation",
+        "held_file",
+        "existing_log",
+        "faults",
+        "stalls",
+    ),
+    "thread|recorder|session|writer": ("concurrency", "native"),
 }
 """tests of what these files do besides"""
 RULES = ["universal.rules", "c_like.rules", "cpp.rules"]

@@ -218,6 +218,21 @@ def test_the_programs_standard_input_stays_open_after_a_log_replaced_another(
     assert count_steps(tmp_path / "s.log") == 1
 
 
+def test_a_recorded_program_has_one_file_more_open(tmp_path: Path) -> None:
+    body = """
+        import llamacpp_instr
+        opened = lambda: {os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if
+                          os.path.exists(fd.path)}
+        decode(1)
+        before = opened()
+        with llamacpp_instr.record(os.environ["LOG"]):
+            decode(1)
+            assert opened() - before == {os.environ["LOG"]}, opened()
+        assert opened() == before
+    """
+    assert run_program(body, None, LOG=str(tmp_path / "s.log")).returncode == 0
+
+
 def test_two_sessions_at_once_do_not_write_into_one_file(tmp_path: Path) -> None:
     log = tmp_path / "s.log"
     log.write_text('{"event":"session_start", an older one')

@@ -100,7 +100,7 @@ def _added(
 def test_threads_add_while_another_writes(entries: int, log_threads: Path, tmp_path: Path) -> None:
     log = tmp_path / "session.log"
     counts, _ = _added(log_threads, log, 3, entries, 97)
-    assert counts == {**_events(log) - Counter(["end"]), "dropped": 0}
+    assert counts == {**_events(log) - Counter(["end"]), "dropped": 0, "unwritten": 0}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines.pop() == {"event": "end"}
     for thread in range(3):
@@ -113,6 +113,7 @@ def test_what_waits_to_be_written_is_bounded(log_threads: Path, tmp_path: Path) 
     log = tmp_path / "session.log"
     counts, memory = _added(log_threads, log, 1, 30000, 10000)
     dropped = counts.pop("dropped")
+    assert counts.pop("unwritten") == dropped
     assert counts == _events(log) - Counter(["end"])
     times = [json.loads(line)["t"] for line in log.read_bytes().splitlines()[:-1]]
     assert times == list(range(30000 - dropped))
@@ -132,5 +133,5 @@ def test_what_cannot_be_written_is_dropped_from_there_on(log_threads: Path, tmp_
     kept = cut.read_bytes().splitlines()[:-1]
     assert 0 < len(kept) < 20000
     assert kept == whole.read_bytes().splitlines()[: len(kept)]
-    assert counts.pop("dropped") == 20000 - len(kept)
+    assert counts.pop("dropped") == counts.pop("unwritten") == 20000 - len(kept)
     assert counts == _events(cut) - Counter(["end"])
