@@ -195,3 +195,24 @@ def test_load_and_times_are_those_of_the_kernels_files(tmp_path: Path) -> None:
         {},
         {},
     ]
+
+
+# each model that goes makes the recorder write at once
+FREED = """
+import sys
+import llama_cpp, llamacpp_instr
+with llamacpp_instr.record(sys.argv[2]):
+    for _ in range(20):
+        llm = llama_cpp.Llama(sys.argv[1], n_ctx=32, verbose=False)
+        llm.eval([1, 2, 3])
+        llm.close()
+"""
+
+
+def test_the_machine_is_looked_at_ten_times_a_second_however_often_is_written(
+    tmp_path: Path,
+) -> None:
+    run_python(FREED, DEMO, tmp_path / "s.log", check=True)
+    looks = read_events(tmp_path / "s.log", "machine")
+    assert all(look["dur"] > 90_000_000 for look in looks[:-1])
+    assert len(looks) > 1
