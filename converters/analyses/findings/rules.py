@@ -129,7 +129,7 @@ def rebuilt_graphs(facts: Facts) -> Finding | None:
     after_decode[1:] = decode[:-1] & (computes["ctx"][1:] == computes["ctx"][:-1])
     decodes = computes.rows(decode & after_decode)
     steps = facts.steps.rows(facts.steps["phase"] == "decode")
-    if len(decodes) < 10:
+    if len(decodes) < 10 or not len(steps):
         return None
     built = ~decodes["reused"]
     costs = decodes["build"] + decodes["alloc"]
