@@ -20,10 +20,20 @@ pytestmark = pytest.mark.native
 
 TWO_THREADS = f"""
     import sys, threading, llamacpp_instr, llama_cpp
-    texts = {{}}
+    import llama_cpp.llama_cpp as api
+    texts, both_compute = {{}}, threading.Barrier(2)
 
     def tell(name, prompt):
         llm = llama_cpp.Llama({str(DEMO)!r}, n_ctx=256, n_threads=1, verbose=False)
+        arrived = []
+
+        @api.ggml_abort_callback
+        def meet(_data):  # each context's first step waits for that of the other
+            if not arrived:
+                arrived.append(both_compute.wait(60))
+            return False
+
+        api.llama_set_abort_callback(llm.ctx, meet, None)
         with session.mark(name):
             out = llm.create_completion(prompt, max_tokens=60, temperature=0)
         texts[name] = out["choices"][0]["text"]
