@@ -1,8 +1,7 @@
 """Shows a trace in Perfetto's own UI: serves both to a browser on this machine, without a network.
 
-Invariant: only the UI's files and the one trace can be fetched, from a table that is built before
-the first request. The path of a request is never looked up in the file system. The UI is served
-unchanged; a Content-Security-Policy allows its page to connect to this server only.
+Invariant: only the UI's files and the one trace can be fetched. The UI is served unchanged; a
+Content-Security-Policy allows its page to connect to this server only.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ import threading
 import time
 import urllib.parse
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from converters.serving import LOOPBACK, LoopbackServer
 from llamacpp_instr.errors import UsageError
@@ -110,10 +110,8 @@ class UiServer(LoopbackServer):
 
     def __init__(self, trace: Path, ui: Path, port: int = 0) -> None:
         super().__init__(port, _policy(ui / "index.html"))
-        self._trace = trace
+        self._trace, self._ui = trace, ui
         self._name = os.fsencode(trace.name).decode(errors="replace")
-        self.files = _ui_files(ui)
-        """path -> file, which anyone on this machine may read"""
         self.trace_url = self.address + urllib.parse.quote(self._name)
 
     def opening(
@@ -131,33 +129,20 @@ class UiServer(LoopbackServer):
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C, SIGTERM or `stop`. `started` is called once it answers."""
-        own = [Route("/{path:path}", lambda request: _answer({self._name: self._trace}, request))]
-        ui = [Route("/{path:path}", lambda request: _answer(self.files, request))]
-        self.serve(own, started, ui)
+        missing = Response(status_code=404)
 
+        def trace(request: Request) -> Response:
+            known = request.path_params["name"] == self._name and self._trace.is_file()
+            return FileResponse(self._trace) if known else missing
 
-def _answer(files: Mapping[str, Path], request: Request) -> Response:
-    file = files.get(request.path_params["path"])
-    if file is None or not file.is_file():
-        return Response(status_code=404)
-    return FileResponse(file, media_type=_media_type(file))
-
-
-def _ui_files(ui: Path) -> dict[str, Path]:
-    """Path of a request -> file of the UI.
-
-    Omits the service worker, which would keep serving this copy after the server has ended, and
-    symbolic links to other places.
-    """
-    folder = ui.resolve()
-    files = {
-        path.relative_to(ui).as_posix(): path
-        for path in ui.rglob("*")
-        if path.is_file()
-        and path.name != "service_worker.js"
-        and path.resolve().is_relative_to(folder)
-    }
-    return {"": ui / "index.html", **files}
+        # the tables of some systems lack it, and browsers compile WebAssembly of this type only
+        mimetypes.add_type("application/wasm", ".wasm")
+        ui = [
+            # the service worker would keep serving this copy after the server has ended
+            Route("/service_worker.js", missing),
+            Mount("/", StaticFiles(directory=self._ui, html=True)),
+        ]
+        self.serve([Route("/{name}", trace)], started, ui)
 
 
 def _policy(index: Path) -> str:
@@ -183,11 +168,3 @@ def _policy(index: Path) -> str:
             "base-uri 'none'",
         )
     )
-
-
-def _media_type(file: Path) -> str:
-    # the tables of some systems lack it, and browsers compile WebAssembly of this type only
-    if file.suffix == ".wasm":
-        return "application/wasm"
-    guessed, encoding = mimetypes.guess_type(file.name)
-    return guessed if guessed and not encoding else "application/octet-stream"

@@ -15,7 +15,7 @@ import sys
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,26 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(trace: Path) -> Iterator[UiServer]:
-    server, started = UiServer(trace, find_ui()), threading.Event()
-    thread = threading.Thread(target=server.run, args=(started.set,))
-    thread.start()
-    started.wait()
-    yield server
-    server.stop()
-    thread.join()
+def serve(trace: Path) -> Iterator[Callable[[Path], UiServer]]:
+    """Serves the trace beside the UI in a folder."""
+    ends: list[Callable[[], None]] = []
+
+    def started(ui: Path) -> UiServer:
+        server, answers = UiServer(trace, ui), threading.Event()
+        thread = threading.Thread(target=server.run, args=(answers.set,))
+        thread.start()
+        ends.extend((server.stop, thread.join))
+        answers.wait()
+        return server
+
+    yield started
+    for end in ends:
+        end()
+
+
+@pytest.fixture
+def server(serve: Callable[[Path], UiServer]) -> UiServer:
+    return serve(find_ui())
 
 
 def trace_path(server: UiServer) -> str:
@@ -124,11 +136,10 @@ def test_nothing_can_be_sent_to_it(server: UiServer, method: str) -> None:
         "/etc/passwd",
         "file:///etc/passwd",
         "/%00",
-        "/./index.html",
         "",
     ],
 )
-def test_no_path_leads_out_of_the_table(server: UiServer, path: str) -> None:
+def test_no_path_leads_out_of_the_folder(server: UiServer, path: str) -> None:
     for wanted in (path, f"/{trace_path(server).split('/')[1]}/{path}"):
         status, _, body = ask(server, wanted or "?")
         assert status in (307, 400, 404)
@@ -136,14 +147,20 @@ def test_no_path_leads_out_of_the_table(server: UiServer, path: str) -> None:
         assert b"not for you" not in body
 
 
-def test_a_link_in_the_folder_leads_nowhere(trace: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_folder_leads_nowhere(
+    tmp_path: Path, serve: Callable[[Path], UiServer]
+) -> None:
     ui = tmp_path / "ui"
     (ui / "v1").mkdir(parents=True)
     (ui / "index.html").write_text("<script>page</script>")
     (ui / "v1" / "own.js").symlink_to(ui / "index.html")
     (ui / "v1" / "secret.txt").symlink_to(tmp_path / "secret.txt")
     (ui / "folder").symlink_to(tmp_path)
-    assert set(UiServer(trace, ui).files) == {"", "index.html", "v1/own.js"}
+    server = serve(ui)
+    for path in ("/", "/index.html", "/v1/own.js"):
+        assert ask(server, path)[::2] == (200, b"<script>page</script>")
+    for path in ("/v1/secret.txt", "/folder/secret.txt", "/folder/", "/v1/"):
+        assert ask(server, path)[0] == 404, path
 
 
 # --- to whom ---
