@@ -61,6 +61,10 @@ def unpatched_library() -> Path:
 @functools.cache
 def sanitized_library(sanitizer: str) -> Path:
     """Directory of the patched libraries, compiled with `address` (and undefined) or `thread`."""
+    return _built(sanitizer, _sanitized(sanitizer), ("llama",), True)
+
+
+def _sanitized(sanitizer: str) -> tuple[str, ...]:
     # ThreadSanitizer does not understand the barriers of GNU's OpenMP runtime
     kinds = ("THREAD",) if sanitizer == "thread" else ("ADDRESS", "UNDEFINED")
     openmp = "OFF" if sanitizer == "thread" else "ON"
@@ -68,7 +72,7 @@ def sanitized_library(sanitizer: str) -> Path:
     flags = (f"-DGGML_OPENMP={openmp}", *both)
     # as the sanitizers' own pages recommend; -O3 compiles for minutes longer
     cheap = (f"-DCMAKE_{language}_FLAGS_RELEASE=-O1 -DNDEBUG" for language in ("C", "CXX"))
-    return _built(sanitizer, (*flags, *cheap, *WITHOUT_PROGRAMS), ("llama",), True)
+    return (*flags, *cheap, *WITHOUT_PROGRAMS)
 
 
 @functools.cache
@@ -101,8 +105,10 @@ class MutableBuild:
         return {path.name: path.read_bytes() for path in (self.objects / "bin").glob("*.so")}
 
 
-def mutable_build() -> MutableBuild:
-    work = _built("mutants", WITHOUT_PROGRAMS, ("llama",), True).parent / "work"
+def mutable_build(sanitizer: str = "") -> MutableBuild:
+    """A build whose sources may be changed, optionally with a sanitizer."""
+    flags = _sanitized(sanitizer) if sanitizer else WITHOUT_PROGRAMS
+    work = _built(f"{sanitizer}mutants", flags, ("llama",), True).parent / "work"
     return MutableBuild(_root(work / "tree"), work / "build")
 
 

@@ -2,7 +2,8 @@
 
 universalmutator's rules change a line: an operator, a number, an argument, a condition, or all of
 it. For each mutant of a sample, ninja compiles what it changes in a build of its own, and the tests
-that read the recorder's logs run with that library. A mutant that makes the same machine code as
+that read the recorder's logs run with that library, and then, if they all pass, those of `make
+sanitize`: a lock that is left out shows there alone. A mutant that makes the same machine code as
 the original changes nothing and does not count. The rest should die.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from llamacpp_instr.build.upstream import overlay_files, patches_dir
 from tests.kit.native_kit import ROOT, MutableBuild, mutable_build
+from tests.programs.sanitize import SANITIZERS
 
 FIELDS = (
     "batches", "graphs", "facts", "machine", "times", "read_values", "sequences", "recording",
@@ -55,6 +57,8 @@ STATEMENT = re.compile(r"\s*(return\b|[\w.:>()\[\]-]+(\(| [-+|]?= |\+\+;|--;))")
 """what can be left out"""
 LONGEST = 150
 """seconds of one test; a mutant that takes longer hangs"""
+LONGEST_OF_ALL = 600
+"""seconds of all tests of a mutant"""
 
 
 @dataclass(frozen=True)
@@ -139,19 +143,41 @@ def tests_of(file: str) -> list[str]:
 def tested(build: MutableBuild, tests: Iterable[str]) -> str:
     """The first test that fails with the library as it is now; empty if none does."""
     hangs = ("-o", f"faulthandler_timeout={LONGEST}")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *hangs, *tests]
-    env = {**os.environ, **build.environment, "COLUMNS": "200"}
+    status, printed = ended(
+        "pytest", "-x", "-q", "-p", "no:cacheprovider", *hangs, *tests, **build.environment
+    )
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+)", printed, re.MULTILINE)
+    return "" if status == 0 else failed[1] if failed else f"exit status {status}"
+
+
+def sanitized(mutant: Mutant) -> str:
+    """The first sanitizer that finds a mutant; empty if none does."""
+    for sanitizer in SANITIZERS:
+        build = mutable_build(sanitizer)
+        with applied(build, mutant):
+            assert build.make() == 0
+            library = build.environment["LLAMA_CPP_LIB_PATH"]
+            command = ("tests.programs.sanitize", sanitizer, "--seconds", "2", "--library", library)
+            if ended(*command)[0] != 0:
+                return f"the {sanitizer} sanitizer"
+    return ""
+
+
+def ended(module: str, *arguments: str, **environment: str) -> tuple[int | None, str]:
+    """The exit status of a program of Python, None if it hangs, and what it printed."""
+    command, env = [sys.executable, "-m", module, *arguments], {**os.environ, **environment}
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=printed, stderr=printed, start_new_session=True
-        )
-        status = process.wait()
+            command, cwd=ROOT, env=env | {"COLUMNS": "200"}, stdout=printed, stderr=printed,
+            start_new_session=True,
+        )  # fmt: skip
+        status = None
+        with suppress(subprocess.TimeoutExpired):
+            status = process.wait(LONGEST_OF_ALL)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what a test that hangs has started
         printed.seek(0)
-        text = printed.read()
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+)", text, re.MULTILINE)
-    return "" if status == 0 else failed[1] if failed else f"exit status {status}"
+        return status, printed.read()
 
 
 def verdict(build: MutableBuild, mutant: Mutant, pristine: dict[str, bytes]) -> tuple[str, str]:
@@ -162,7 +188,8 @@ def verdict(build: MutableBuild, mutant: Mutant, pristine: dict[str, bytes]) -> 
         if build.code() == pristine:
             return "same code", ""
         test = tested(build, tests_of(mutant.file))
-        return ("killed", test) if test else ("lived", "")
+    test = test or sanitized(mutant)
+    return ("killed", test) if test else ("lived", "")
 
 
 def main() -> int:
@@ -170,12 +197,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=30, help="of mutants that compile")
     options = parser.parse_args()
-    build = mutable_build()
-    for file in overlay_files(patches_dir()):  # a run that was killed may have left a mutant
-        text = (patches_dir() / "src" / file).read_bytes()
-        if (build.tree / file).read_bytes() != text:
-            (build.tree / file).write_bytes(text)
-    assert build.make() == 0
+    builds = [mutable_build(sanitizer) for sanitizer in ("", *SANITIZERS)]
+    for each in builds:
+        restore(each)
+    build = builds[0]
     pristine = build.code()
     everything = sorted({test for file in sources() for test in tests_of(file)})
     assert not (test := tested(build, everything)), f"{test} fails without a mutant"
@@ -191,6 +216,15 @@ def main() -> int:
     build.make()
     table(results)
     return 0
+
+
+def restore(build: MutableBuild) -> None:
+    """Compile our files as they are here: a run that was killed may have left a mutant."""
+    for file in overlay_files(patches_dir()):
+        text = (patches_dir() / "src" / file).read_bytes()
+        if (build.tree / file).read_bytes() != text:
+            (build.tree / file).write_bytes(text)
+    assert build.make() == 0
 
 
 def table(results: dict[str, Counter[str]]) -> None:

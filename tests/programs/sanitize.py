@@ -30,10 +30,9 @@ ACCESS = r"^  (?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) .*\n((?:    #.*\n)+
 NATIVE = ROOT / "tests" / "native"
 
 
-def run(sanitizer: str, seconds: int) -> None:
+def run(sanitizer: str, seconds: int, library: Path) -> None:
     """Raises CalledProcessError or AssertionError at a finding. For `seconds`, models are loaded
     and freed while the log rotates."""
-    library = sanitized_library(sanitizer)
     with tempfile.TemporaryDirectory() as folder:
         program, log_threads, come_and_go, threadpool = (
             compile_program(NATIVE / f"{name}.cpp", library, Path(folder), SANITIZERS[sanitizer])
@@ -93,9 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sanitizers", nargs="*", default=list(SANITIZERS))
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--library", type=Path, help="of one sanitizer, instead of the cached one")
     options = parser.parse_args()
     for sanitizer in options.sanitizers:
-        run(sanitizer, options.seconds)
+        run(sanitizer, options.seconds, options.library or sanitized_library(sanitizer))
 
 
 if __name__ == "__main__":
