@@ -52,8 +52,9 @@ def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(damage: str) -> None:
     subprocess.run(check, cwd=wheel.parent, check=True)
 
 
-@pytest.mark.parametrize("place", ["", "wheels", "work", "wheels/*"])
-@pytest.mark.parametrize("mode", [0o770, 0o777, 0o707])
+@pytest.mark.parametrize(
+    ("place", "mode"), [("", 0o770), ("wheels", 0o777), ("work", 0o707), ("wheels/*", 0o777)]
+)
 def test_a_cache_that_others_can_write_is_refused(
     index: Path, tmp_path: Path, place: str, mode: int
 ) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.build.upstream import concerns_wheel, overlay_files, patches_dir, read_series
+from llamacpp_instr.build.wheel import ccache_environment
 from llamacpp_instr.llama.threads import usable_cpus
 from tests.kit.native_kit import CMAKE, WITHOUT_PROGRAMS, patched_tree
 
@@ -53,11 +54,15 @@ class Tree:
     """by path below the root"""
 
     def warnings(self, file: str) -> str:
-        """The compiler's warnings about a file; nothing is written."""
-        command = [*self.commands[file], "-fsyntax-only"]
-        at = command.index("-o")
-        del command[at : at + 2]
-        done = subprocess.run(command, cwd=self.build, capture_output=True, text=True, check=False)
+        """The compiler's warnings about a file, which ccache keeps if there is one."""
+        command = [*self.commands[file], "-O0"]
+        command[command.index("-o") + 1] = file.replace("/", "-") + ".o"
+        if (ccache := shutil.which("ccache", path=_search_path())) is not None:
+            command.insert(0, ccache)
+        env = {**os.environ, **ccache_environment(self.root.parents[2], None)}
+        done = subprocess.run(
+            command, cwd=self.build, env=env, capture_output=True, text=True, check=False
+        )
         return done.stderr.replace(f"{self.root}/", "")
 
     def findings(self, file: str) -> str:

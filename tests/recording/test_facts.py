@@ -363,7 +363,10 @@ def test_the_memory_of_contexts_is_what_llama_cpp_prints(facts: Facts) -> None:
             expected = weights if kind == "weights" else said[kind]
             sums = {use["buffer"]: use[name] / 2**20 for use in written[0]["buffers"] if use[name]}
             assert sums == pytest.approx(expected, abs=0.02), name
-        assert all(HELD <= event["rss"] <= int(peak[1]) * 1024 for event in written)
+        # Linux adds a CPU's pages to each of three counters in batches, and reads without the rest
+        n_cpus = os.cpu_count() or 1
+        unread = 3 * n_cpus * max(32, 2 * n_cpus) * os.sysconf("SC_PAGE_SIZE")
+        assert all(HELD <= event["rss"] <= int(peak[1]) * 1024 + unread for event in written)
 
 
 def test_messages_are_llama_cpps(facts: Facts) -> None:
