@@ -223,3 +223,27 @@ def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> Non
     assert process.returncode == 0, err
     assert out == "done\n"
     assert err.count("Broken pipe; ") + err.count("(Broken pipe)") >= 1
+
+
+NO_THREAD = """
+    import sys, time, llama_cpp, llamacpp_instr
+    from llamacpp_instr.errors import UsageError
+    begin = time.monotonic()
+    try:
+        llamacpp_instr.record(sys.argv[1])
+    except UsageError as error:
+        print(error)
+    print(time.monotonic() - begin < 1)
+"""
+
+
+def test_a_recorder_without_a_thread_is_one_line(tmp_path: Path) -> None:
+    """The stack of a thread would be larger than the machine: it cannot be created."""
+    command = ["sh", "-c", 'ulimit -s 1000000000; exec "$@"', "sh", *python(NO_THREAD, "a.log")]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    told, at_once = done.stdout.splitlines()
+    assert (told, at_once) == ("a.log: Resource temporarily unavailable", "True")
+    assert list(tmp_path.iterdir()) == []
