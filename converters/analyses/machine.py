@@ -87,7 +87,7 @@ def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list
         if disturbed:
             of = f", {len(disturbed)} of {len(machines)} logs" if len(machines) > 1 else ""
             said = _together(disturbed).sentence()
-            notes.append(f"{name}{of}: {said}. Its noise includes that; better record it again.")
+            notes.append(f"{name}{of}: {said}. Its noise includes that; record it again on an idle machine.")
     return notes
 
 

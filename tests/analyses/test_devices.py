@@ -37,6 +37,7 @@ from tests.kit.trace_processor import ask, needs_node
 
 LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
 MIXED = LOG.with_name("vulkan-mixed.log.gz")
+CUDA = LOG.with_name("cuda.log.gz")
 CLOSE = 0.01
 """between two tokens are the sampler and the application, too: 0.1 to 0.2 ms of 39 to 96"""
 
@@ -52,7 +53,7 @@ def _clock() -> tuple[float, list[float]]:
     ).tolist()
 
 
-@pytest.mark.parametrize("log", [LOG, MIXED])
+@pytest.mark.parametrize("log", [LOG, MIXED, CUDA])
 def test_its_log_is_whole(log: Path) -> None:
     assert list(check_log(log)) == []
 
@@ -78,6 +79,19 @@ def test_speeds_are_those_of_the_clock() -> None:
 
     submitted = session.steps["returned"] - session.steps["begin"]
     assert np.median(1e9 / submitted[1:]) > 20 * np.median(steps[1:]), "what would be shown else"
+
+
+def test_times_on_a_real_gpu_are_those_of_the_clock() -> None:
+    """An H100: the demo model, a prompt of 32 tokens and 40 decodes. The application read its clock
+    before each decode, and after it had searched the logits for the next token."""
+    prefill, median, mean = 1.618345e6, 0.1762005e6, 0.1977861e6
+    session = load_session(CUDA)
+    (request,) = find_requests(session)[1]
+    assert np.median(request.between_tokens) == pytest.approx(median, rel=CLOSE)
+    assert request.total == pytest.approx(prefill + 40 * mean, rel=CLOSE)
+    reports = {of["title"]: of for of in titled([of.to_json() for of in compute_summary(session)])}
+    spent = {row["Block"]: row for row in reports["Where the time went"]["rows"]}
+    assert spent["the device"]["of decode"] > 0.8
 
 
 def test_what_is_not_known_is_not_shown() -> None:

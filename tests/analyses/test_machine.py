@@ -39,7 +39,7 @@ def test_more_than_a_twentieth_is_disturbed() -> None:
 def test_disturbed_logs_of_a_side_are_told_together() -> None:
     busy = replace(QUIET, taken=30, cpu=70, load=1.0, running=2.0, steal=1)
     other = replace(busy, taken=10, cpu=90, switches=4, load=3.0, steal=9)
-    end = "Its noise includes that; better record it again."
+    end = "Its noise includes that; record it again on an idle machine."
     assert machine_notes([("A", [QUIET, None]), ("B", [])]) == []
     assert machine_notes([("A", [busy])]) == [f"A: {busy.sentence()}. {end}"]
     assert machine_notes([("A", [busy, QUIET])])[0].startswith("A, 1 of 2 logs: the process")
