@@ -86,8 +86,10 @@ def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list
         disturbed = [machine for machine in machines if machine and machine.is_disturbed]
         if disturbed:
             of = f", {len(disturbed)} of {len(machines)} logs" if len(machines) > 1 else ""
-            said = _together(disturbed).sentence()
-            notes.append(f"{name}{of}: {said}. Its noise includes that; record it again on an idle machine.")
+            notes.append(
+                f"{name}{of}: {_together(disturbed).sentence()}. Its noise includes that; record it"
+                " again on an idle machine."
+            )
     return notes
 
 
