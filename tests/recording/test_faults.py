@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
 
 # a limit on the file's size is a disk that is full at a known place
 FILLS = f"""
-    import resource, sys, time, llamacpp_instr, llama_cpp
+    import os, resource, sys, time, llamacpp_instr, llama_cpp
     from pathlib import Path
     log, room = Path(sys.argv[1]), int(sys.argv[2])
     with llamacpp_instr.record(log, level="verbose"):
@@ -155,6 +155,7 @@ FILLS = f"""
         size = 0
         while size != (size := log.stat().st_size):
             time.sleep(0.5)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # messages go to where it led before
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
         llm.create_completion("Once upon a time", max_tokens=4, temperature=0)
 """

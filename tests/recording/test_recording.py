@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -29,6 +30,14 @@ def llama(demo_model: Path) -> Iterator[Any]:
     model = open_llama(demo_model, n_ctx=256)
     yield model
     model.close()
+
+
+def test_a_thread_that_records_gets_the_signals_that_it_got_before(tmp_path: Path) -> None:
+    """The recorder's own thread gets none."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with llamacpp_instr.record(tmp_path / "a.log"):
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def test_any_use_of_llama_cpp_is_recorded(demo_model: Path, tmp_path: Path) -> None:

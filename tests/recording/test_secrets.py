@@ -37,6 +37,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--auth", "-v", "--token", "S-S"], "--auth -v --token [redacted]"),
         (["--token", "S", "--token", "a-S"], "--token [redacted] --token [redacted]"),
         (["--token", "x-S"], "--token [redacted]"),
+        (["--token", "a b", "c"], "--token a b c"),
         (["sh", "-c", "a --db-password S --n 3"], "sh -c a --db-password [redacted] --n 3"),
         (["sk-SSSSSSSSSSSS"], "[redacted]"),
         (["--x=sk-SSSSSSSSSSSS"], "--x=[redacted]"),
