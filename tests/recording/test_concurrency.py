@@ -137,6 +137,45 @@ def test_a_step_that_the_end_of_the_program_cuts_off_is_counted(tmp_path: Path) 
     assert (end.reason, end.dropped) == ("exit", 1)
 
 
+WHILE_A_STEP_HOLDS_THE_END = f"""
+    import sys, threading, time, llamacpp_instr, llama_cpp
+    import llama_cpp.llama_cpp as api
+    held, other = (llama_cpp.Llama({str(DEMO)!r}, n_ctx=64, n_threads=1, verbose=False)
+                   for _ in range(2))
+    computing, go_on = threading.Event(), threading.Event()
+
+    @api.ggml_abort_callback
+    def wait(_data):
+        computing.set()
+        go_on.wait(60)
+        return False
+
+    api.llama_set_abort_callback(held.ctx, wait, None)
+    session = llamacpp_instr.record(sys.argv[1])
+    threads = [threading.Thread(target=held.eval, args=([7],))]
+    threads[0].start()
+    computing.wait()
+    threads.append(threading.Thread(target=session.close))
+    threads[1].start()
+    for _ in range(20):
+        time.sleep(0.01)
+        other.reset()
+        first = threading.Thread(target=other.eval, args=([7],))
+        first.start()
+        first.join()
+    print(threads[1].is_alive())
+    go_on.set()
+    for thread in threads: thread.join()
+"""
+
+
+def test_a_thread_that_first_decodes_while_a_session_ends_is_not_recorded(tmp_path: Path) -> None:
+    """The session waits for a step of another thread, so the hooks are on."""
+    log = tmp_path / "session.log"
+    assert run_python(WHILE_A_STEP_HOLDS_THE_END, log, check=True).stdout == "True\n"
+    assert list(check_log(log)) == []
+
+
 def test_two_models_in_two_threads_give_one_clean_log(tmp_path: Path) -> None:
     for level in schema.LEVELS:
         log = tmp_path / f"{level}.log"

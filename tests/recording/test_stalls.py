@@ -85,29 +85,6 @@ def test_a_stalled_reader_holds_neither_decoding_nor_the_end(tmp_path: Path, clo
     assert list(check_log(tmp_path / "next.log")) == []
 
 
-def test_a_thread_that_first_decodes_while_a_session_ends_is_not_recorded(tmp_path: Path) -> None:
-    body = f"""
-        import threading
-        session = record(sys.argv[1], level="verbose")
-        {OPEN}
-        decode()
-        for number in range(80): note(number)
-        ending = threading.Thread(target=session.close)
-        ending.start()
-        n_threads = 0
-        while ending.is_alive():
-            n_threads += 1
-            thread = threading.Thread(target=decode)
-            thread.start()
-            thread.join()
-        print(n_threads)
-    """
-    with unread_pipe(tmp_path) as (pipe, _):
-        done = run_stalled(body, pipe)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 1
-
-
 def test_a_stalled_reader_does_not_hold_the_end_of_the_program(tmp_path: Path) -> None:
     with unread_pipe(tmp_path) as (pipe, _):
         body = f"{OPEN}\ndecode()\nfor number in range(2): note(number)\nprint('done')"
