@@ -177,7 +177,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as api
 
 def followed():
-    part = Path("it.part2.log")
+    part = Path(f"it.part{sys.argv[2]}.log")
     return part.exists() and b"step_begin" in part.read_bytes()
 
 api.llama_backend_init()
@@ -197,14 +197,15 @@ api.llama_memory_clear(api.llama_get_memory(idle), False)
 """
 
 
+@pytest.mark.parametrize("part", [2, 3], ids=["next part", "part after that"])
 def test_what_is_asked_of_an_idle_context_is_in_the_part_that_is_open(
-    instr: Instr, demo_model: Path, tmp_path: Path
+    instr: Instr, demo_model: Path, tmp_path: Path, part: int
 ) -> None:
     (tmp_path / "idle.py").write_text(IDLE_CONTEXT)
-    command = [sys.executable, "idle.py", str(demo_model)]
+    command = [sys.executable, "idle.py", str(demo_model), str(part)]
     assert instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command).returncode == 0
     parts = parts_of(tmp_path / "it.log")
-    assert len(parts) >= 2
+    assert len(parts) >= part
     assert list(check_log(parts[-1])) == []
     [context] = [
         event.ctx for event in events_of(parts[-1]) if isinstance(event, Kv) and event.op == "clear"
