@@ -245,6 +245,6 @@ def test_a_recorder_without_a_thread_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    told, at_once = done.stdout.splitlines()
-    assert (told, at_once) == ("a.log: Resource temporarily unavailable", "True")
+    message, at_once = done.stdout.splitlines()
+    assert (message, at_once) == ("a.log: Resource temporarily unavailable", "True")
     assert list(tmp_path.iterdir()) == []
