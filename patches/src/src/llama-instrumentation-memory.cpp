@@ -70,7 +70,7 @@ kv_record make_record(const context_state & state, int step, size_t index, const
 
 void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
     auto & t = tl();
-    if (t.step.depth == 0) {
+    if (t.step.depth != 1) {
         return;
     }
     recorder_clock recorder(t);
@@ -92,7 +92,7 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
 
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
     auto & t = tl();
-    if (t.step.depth == 0) {
+    if (t.step.depth != 1) {
         return;
     }
     recorder_clock recorder(t);

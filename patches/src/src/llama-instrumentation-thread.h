@@ -33,7 +33,8 @@ struct span_clock {
 struct step_state {
     std::shared_ptr<session> s;
     context_state * state = nullptr;
-    int      depth = 0;
+    ggml_instr_sink * sink = nullptr;  // of the compute from which a decode inside this step was called
+    int      depth = 0;    // more than 1 inside a decode that a callback calls: nothing of it is recorded
     int      id    = -1;   // -1 until the batch is known
     uint64_t begin          = 0;
     uint64_t spent_at_begin = 0;

@@ -26,8 +26,13 @@ using namespace llama_instr;
 void llama_instr_step::begin(const llama_context * ctx) {
     auto & t    = tl();
     auto & step = t.step;
-    if (step.depth > 0) {
-        return;  // a decode inside a decode, from a callback of the application
+    if (step.depth > 0) {  // a decode inside a decode, from a callback of the application
+        if (step.depth++ == 1) {
+            step.sink = ggml_instr_get_sink();
+            ggml_instr_set_sink(nullptr);
+        }
+        active = true;
+        return;
     }
     auto s = session_of_step();
     if (!s) {
@@ -50,7 +55,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
 void llama_instr_batch_impl(const llama_context * ctx, const llama_batch_ext & batch, bool encode) {
     auto & t    = tl();
     auto & step = t.step;
-    if (step.depth == 0 || step.id >= 0 || step.state->ctx != ctx) {
+    if (step.depth != 1 || step.id >= 0 || step.state->ctx != ctx) {
         return;
     }
     recorder_clock recorder(t);
@@ -120,6 +125,12 @@ static void ask_for_faults(session & s, step_end_record & record) {
 void llama_instr_step::finish() {
     auto & t    = tl();
     auto & step = t.step;
+    if (step.depth > 1) {
+        if (--step.depth == 1) {
+            ggml_instr_set_sink(step.sink);
+        }
+        return;
+    }
     const uint64_t entry = ticks_now();
     (step.n_ubatch == 0 ? step.prepare : step.readback) += step.clock.lap(entry, t.spent);
     const uint64_t spent = t.spent - step.spent_at_begin;
@@ -157,7 +168,7 @@ void llama_instr_ubatch::begin(const llama_context * ctx, uint32_t n_tokens, boo
     auto & t    = tl();
     auto & step = t.step;
     auto & ub   = t.ubatch;
-    if (step.depth == 0 || step.state->ctx != ctx) {
+    if (step.depth != 1 || step.state->ctx != ctx) {
         return;
     }
     active = true;
@@ -236,6 +247,9 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     auto & step = t.step;
     auto & ub   = t.ubatch;
     auto & c    = t.compute;
+    if (step.depth > 1) {
+        return;
+    }
     c.s = step.depth > 0 ? step.s : current_session();
     if (!c.s) {
         return;
