@@ -35,7 +35,7 @@ FIELDS = (
 OTHERS = {
     "debug": ("../debugger/test_stops.py",),
     "graph": ("every_architecture",),
-    r"instrumentation\.cpp": ("rotation",),
+    r"instrumentation\.cpp|memory": ("rotation", "unusual_calls"),
     "secrets|host": ("secrets", "text"),
     "json|log": ("native", "text", "faults", "held_file", "stalls"),
     "ticks|ggml": ("ticks",),

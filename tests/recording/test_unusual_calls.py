@@ -49,7 +49,7 @@ def test_a_batch_that_llama_cpp_refuses_is_a_failed_step(tmp_path: Path) -> None
     log = tmp_path / "a.log"
     with llamacpp_instr.record(log):
         decoder.decode({0: [7]})
-        for wrong in ((1 << 20, 1), (7, 0)):  # a token that is none; no token
+        for wrong in ((1 << 20, 1), (7, 0)):  # an id outside the vocabulary; an empty batch
             token, n = (ctypes.c_int32 * 1)(wrong[0]), wrong[1]
             assert api.llama_decode(decoder.ctx, api.llama_batch_get_one(token, n)) == -1
         decoder.decode({0: [8]})
