@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.diff_noise import neighbours, record
 from converters.analyses.findings import find_causes
+from converters.analyses.findings.facts import gather_facts
 from converters.analyses.machine import compute_machine
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
@@ -35,7 +36,7 @@ def main() -> None:
                 machine = compute_machine(session, steps)
                 assert machine is not None
                 shares[busy].append(machine.share)
-                rules = {finding.rule for finding in find_causes(session, steps)}
+                rules = {finding.rule for finding in find_causes(gather_facts(session, steps))}
                 named[busy] += "disturbed-machine" in rules
     for busy, what in ((False, "idle"), (True, "busy")):
         taken = sorted(shares[busy])

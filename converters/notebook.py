@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from converters.analyses.diff import compute_diff
 from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import Finding
+from converters.analyses.findings.facts import Finding, gather_facts
 from converters.analyses.page import compute_page
 from converters.analyses.summary import compute_summary
 from converters.report.charts import import_matplotlib, missing_note
@@ -90,7 +90,7 @@ class LoadedLog:
         rule (a name that does not change), what, share, of (what the share is of), advice."""
         import pandas as pd
 
-        found = find_causes(self._session, self._counted, self._probe)
+        found = find_causes(gather_facts(self._session, self._counted, self._probe))
         rows = [asdict(of) for of in found]
         table: pd.DataFrame = pd.DataFrame(rows, columns=[field.name for field in fields(Finding)])
         return table

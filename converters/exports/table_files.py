@@ -6,26 +6,21 @@ Invariant: all pieces of a table have one schema, and only one piece is in memor
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from converters.exports.units import unit_of
-from llamacpp_instr.extras import need
-
-if TYPE_CHECKING:
-    import pandas as pd
-from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
 from converters.exports.tables import stream_tables
+from converters.exports.units import unit_of
+from llamacpp_instr.extras import need
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.progress import OnProgress
 from llamacpp_instr.terminal import printable
 
-Pieces = Iterable[tuple[str, "pd.DataFrame"]]
+Pieces = Iterable[tuple[str, pd.DataFrame]]
 
 
 def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:

@@ -31,7 +31,6 @@ _PROBE = """
 import ctypes, json
 import llama_cpp
 from llama_cpp import llama_cpp as low
-from llamacpp_instr.extras import EXTRAS, is_installed, missing_modules
 answer = {"version": llama_cpp.__version__, "path": low._lib._name}
 answer["features"] = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
 try:

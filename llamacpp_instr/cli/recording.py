@@ -89,8 +89,6 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
 # a session may be over before its page is there; signals of the thread that starts it are blocked
 _SERVE = """
 import contextlib, signal, sys
-from llamacpp_instr.extras import need
-from llamacpp_instr.schema import LEVELS
 with contextlib.suppress(KeyboardInterrupt):
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from llamacpp_instr.cli.live import show

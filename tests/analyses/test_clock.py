@@ -68,7 +68,7 @@ def test_a_session_without_steps_has_no_time(tmp_path: Path) -> None:
     report = clock_report(found, [])
     assert (report.rows, report.notes) == ([], [])
     assert clock_sentences(report, 0) == []
-    assert find_causes(session, steps) == []
+    assert find_causes(gather_facts(session, steps)) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 from converters.analyses.clock import device_times
 from converters.analyses.findings import find_causes
+from converters.analyses.findings.facts import gather_facts
 from converters.analyses.stats import compute_stats
 from converters.analyses.summary import compute_summary
 from converters.analyses.tree import build_tree
@@ -158,7 +159,9 @@ def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:
 
     assert sum(int(of.gap.sum()) for of in session.ops if of.gap is not None) > 0.5 * whole
     steps, _ = counted_steps(session)
-    assert "waiting-threads" not in {cause.rule for cause in find_causes(session, steps)}
+    assert "waiting-threads" not in {
+        cause.rule for cause in find_causes(gather_facts(session, steps))
+    }
 
 
 def test_parts_without_a_pause_have_none() -> None:

@@ -41,7 +41,7 @@ REPACKED = {"held-twice", "no-interleaved-kernel"}
 
 
 def causes(session: Session, probe: Probe | None = None) -> dict[str, Finding]:
-    found = find_causes(session, counted_steps(session)[0], probe)
+    found = find_causes(gather_facts(session, counted_steps(session)[0], probe))
     return {finding.rule: finding for finding in found}
 
 
