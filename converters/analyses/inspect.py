@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from converters.analyses.memory.sizes import compute_layers, compute_roles, compute_types, without
+from converters.analyses.memory import compute_layers, compute_roles, compute_types, without
 from converters.analyses.stored_weights import stored_in_file
 from converters.report.report import Cell, Column, Report, columns_of, shown
 from llamacpp_instr.model.contradictions import find_contradictions

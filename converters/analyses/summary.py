@@ -14,8 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from converters.analyses.clock import clock_report, clock_sentences, untimed_note
-from converters.analyses.findings import compute_findings
-from converters.analyses.findings.facts import gather_facts
+from converters.analyses.findings import compute_findings, gather_facts
 from converters.analyses.machine import Machine
 from converters.analyses.marks import compute_marks
 from converters.analyses.stats import op_table

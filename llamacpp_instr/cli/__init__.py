@@ -13,16 +13,19 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from llamacpp_instr import __version__
 from llamacpp_instr.errors import InstrError
+from llamacpp_instr.signals import handled
 from llamacpp_instr.terminal import abandon_standard_output, notice, replace_what_cannot_be_shown
 
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
@@ -144,8 +147,15 @@ class LazyGroup(click.Group):
         extra["standalone_mode"] = False
         _fill_standard_streams()
         replace_what_cannot_be_shown()
+        interruptions: list[int] = []
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            interruptions.append(number)
+            signal.default_int_handler(number, frame)
+
         try:
-            status = super().main(args, prog_name or "instr", **extra)
+            with handled(interrupt, "SIGINT", only=lambda of: of is signal.default_int_handler):
+                status = super().main(args, prog_name or "instr", **extra)
         except click.Abort:
             # click raises this for Ctrl-C, and for the end of input in a prompt
             _leave("Interrupted", 130)
@@ -158,7 +168,7 @@ class LazyGroup(click.Group):
         except InstrError as error:
             _leave(f"Error: {error}", error.exit_code)
         except Exception as error:
-            if _came_of_an_interruption(error):
+            if interruptions:  # code in C, such as matplotlib's, makes an error of its own of it
                 _leave("Interrupted", 130)
             if os.environ.get(SHOW_TRACEBACK) and not isinstance(error, OSError):
                 raise
@@ -194,15 +204,6 @@ def _line_about(error: Exception) -> tuple[str, int]:
         f" report it with the traceback that {SHOW_TRACEBACK}=1 shows"
     )
     return line, 1
-
-
-def _came_of_an_interruption(error: BaseException) -> bool:
-    """Whether Ctrl-C caused it: Python 3.11 raises RuntimeError for one in a `__set_name__`, which
-    matplotlib has."""
-    before: BaseException | None = error
-    while before is not None and not isinstance(before, KeyboardInterrupt):
-        before = before.__cause__ or before.__context__
-    return before is not None
 
 
 def _fill_standard_streams() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -103,7 +105,8 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert "click" in modules
     assert modules & heavy == set()
     ours = {name for name in modules if name.startswith(("llamacpp_instr", "converters"))}
-    assert ours == {f"llamacpp_instr{name}" for name in ("", ".cli", ".errors", ".terminal")}
+    names = ("", ".cli", ".errors", ".signals", ".terminal")
+    assert ours == {f"llamacpp_instr{name}" for name in names}
 
 
 def test_help_is_quick() -> None:
@@ -254,23 +257,21 @@ def test_ctrl_c_is_one_line_from_the_first_import(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted\n")
 
 
-def test_ctrl_c_is_one_line_where_python_makes_an_error_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Up to Python 3.11, an exception in a `__set_name__` becomes the cause of a RuntimeError."""
-
-    class Interrupting:
-        def __set_name__(self, owner: type, name: str) -> None:
-            raise KeyboardInterrupt
+def test_ctrl_c_is_one_line_where_an_error_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code in C makes an error of its own of it: Python's (`__set_name__`, up to 3.11), and what
+    matplotlib uses to convert matrices."""
 
     @click.command()
     def attempt() -> None:
-        type("Drawn", (), {"axis": Interrupting()})
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("Invalid affine transformation matrix")
 
-    give(monkeypatch, KeyboardInterrupt())
+    give(monkeypatch, ValueError())
     monkeypatch.setattr(sys.modules["llamacpp_instr.cli.attempt"], "attempt", attempt)
     result = instr("attempt")
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from converters.analyses.memory.report_of_context import Held, memory_report
-from converters.analyses.memory.sizes import (
-    compute_layers,
-    compute_overview,
-    compute_roles,
-    compute_tensors,
-    compute_types,
-    without,
-)
+from converters.analyses.memory.sizes import compute_layers as compute_layers
+from converters.analyses.memory.sizes import compute_overview, compute_tensors
+from converters.analyses.memory.sizes import compute_roles as compute_roles
+from converters.analyses.memory.sizes import compute_types as compute_types
+from converters.analyses.memory.sizes import without as without
 from converters.analyses.stored_weights import StoredModel
 from converters.report.report import Column, Report
 
